@@ -1,0 +1,43 @@
+# The one door. `make demo` and `make test` set everything up themselves.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all check format schema bench clean
+
+BIN := .venv/bin
+SQL := $(wildcard src/penstock/sql/migrations/*.sql)
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
+
+.venv/ready: pyproject.toml scripts/setup
+	@scripts/setup
+
+setup: .venv/ready  ## the virtual environment, with everything in it
+
+demo: .venv/ready  ## start PostgreSQL, push 100,000 tasks, drain them with two processes
+	@$(BIN)/penstock demo
+
+test: .venv/ready  ## all tests that run in minutes
+	@$(BIN)/pytest -m "not slow"
+
+test-all: .venv/ready check  ## every test, the long ones too
+	@$(BIN)/pytest
+
+check: .venv/ready  ## ruff, mypy, import rows, SQL lint
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/squawk --config .squawk.toml $(SQL)
+
+format: .venv/ready  ## let ruff format the code
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+schema: .venv/ready  ## write src/penstock/sql/schema.sql anew
+	@$(BIN)/python scripts/dump_schema.py
+
+bench: .venv/ready  ## all benchmarks of the queue; results in bench/results/
+	@$(BIN)/python bench/queue.py all
+
+clean:  ## remove what can be made again (not the embedded server's data)
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

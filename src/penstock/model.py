@@ -1,0 +1,208 @@
+"""The values that cross rooms. Frozen, no I/O.
+
+Those made once per task are named tuples: a frozen dataclass costs seven times as much to build (decision 0004).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Literal, NamedTuple
+from uuid import UUID
+
+Json = dict[str, Any]
+State = Literal["planned", "pending", "active", "done", "dead", "cancelled"]
+OnConflict = Literal["skip", "error"]
+PUSH_RESULTS = ("created", "updated", "renewed", "reopened", "skipped", "superseded")
+GAUGES = ("planned", "pending", "active", "done", "dead", "cancelled")
+
+
+class NewTask(NamedTuple):
+    """What a push says of one task. `due` is a moment with a time zone; without one it may run at once."""
+
+    payload: Json | None = None
+    subject: str | None = None
+    due: datetime | None = None
+    priority: int = 5
+    kind: str = "default"
+
+
+class Pushed(NamedTuple):
+    """What became of one pushed task."""
+
+    id: int
+    result: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class PushReport:
+    """What became of a bulk push. The six counts add up to the number of tasks given."""
+
+    batch_id: UUID
+    created: int = 0
+    updated: int = 0
+    renewed: int = 0
+    reopened: int = 0
+    skipped: int = 0
+    superseded: int = 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in PUSH_RESULTS}
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+
+class Task(NamedTuple):
+    """One claimed task. `attempt` counts from 1; `iterations` are the successful runs before this one."""
+
+    id: int
+    kind: str
+    subject: str | None
+    payload: Json
+    priority: int
+    due: datetime
+    attempt: int
+    iterations: int
+    created: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A lease and the tasks it covers. Whoever holds the token may settle them; nobody else can."""
+
+    queue: str
+    token: UUID | None
+    until: datetime | None
+    tasks: tuple[Task, ...]
+
+    @property
+    def ids(self) -> list[int]:
+        return [task.id for task in self.tasks]
+
+    def __bool__(self) -> bool:
+        return bool(self.tasks)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+
+class Extended(NamedTuple):
+    """The new end of a lease, and the tasks that were cancelled under it meanwhile."""
+
+    until: datetime
+    revoked: tuple[int, ...]
+
+
+class Outcome(NamedTuple):
+    """What a settle says of one task. Made by the five class methods."""
+
+    word: str
+    due: datetime | None = None
+    delay: timedelta | None = None
+    payload: Json | None = None
+    error: str | None = None
+    error_class: str | None = None
+
+    @classmethod
+    def done(cls) -> Outcome:
+        return DONE
+
+    @classmethod
+    def again(cls, due: datetime | None = None, *, delay: timedelta | None = None, payload: Json | None = None) -> Outcome:
+        """It succeeded and shall run again: at `due`, after `delay`, or at once."""
+        return cls("again", due=due, delay=delay, payload=payload)
+
+    @classmethod
+    def failed(
+        cls, error: str | BaseException, *, delay: timedelta | None = None, error_class: str | None = None
+    ) -> Outcome:
+        """It failed. Without a delay the retry strategy of its kind or queue decides when it is tried again."""
+        if isinstance(error, BaseException):
+            return cls("failed", delay=delay, error=str(error), error_class=error_class or type(error).__name__)
+        return cls("failed", delay=delay, error=error, error_class=error_class)
+
+    @classmethod
+    def dead(cls, reason: str, *, error_class: str | None = None) -> Outcome:
+        return cls("dead", error=reason, error_class=error_class)
+
+    @classmethod
+    def release(cls, *, delay: timedelta | None = None, error_class: str | None = None) -> Outcome:
+        """Put back as it was, no attempt burned; not before `delay` has passed, if one is given."""
+        return cls("release", delay=delay, error_class=error_class)
+
+
+DONE = Outcome("done")
+
+
+class Settled(NamedTuple):
+    """Where a settled task is now: done, planned, pending or dead."""
+
+    id: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """A queue as it was created."""
+
+    queue: str
+    lease: timedelta
+    max_attempts: int | None
+    retry: Mapping[str, Any]
+    sla: timedelta | None
+    keep_done: timedelta | None
+    paused: bool
+    created: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """How a queue stands, exactly, in one snapshot."""
+
+    queue: str
+    planned: int
+    pending: int
+    active: int
+    done: int
+    dead: int
+    cancelled: int
+    oldest_pending_age: float | None
+    sla: float | None
+    paused: bool
+    totals: Mapping[str, int] = field(default_factory=dict)
+    at: datetime | None = None
+
+    @property
+    def waiting(self) -> int:
+        return self.planned + self.pending
+
+
+class Finding(NamedTuple):
+    """Something verify found to be off: what it counted, and what the books say."""
+
+    queue: str
+    what: str
+    expected: int
+    found: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """`drift`: counters that differ from a recount; `orphans`: tasks in no place or in two; `history`: totals that
+    differ from history; `balance`: queues whose pushed total is not where the tasks are now."""
+
+    drift: int
+    orphans: int
+    history: int
+    balance: int
+    dropped: int
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not (self.drift or self.orphans or self.history or self.balance)

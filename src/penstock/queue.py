@@ -1,0 +1,474 @@
+"""The seam: one method per SQL function. Everything else talks to PostgreSQL through here."""
+
+from __future__ import annotations
+
+import marshal
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+import orjson
+
+from penstock import validate
+from penstock.database import Connection, Database, TextArray
+from penstock.errors import LeaseLost, NotFound, PartialPush, Unavailable, ValidationError, shown
+from penstock.model import (
+    PUSH_RESULTS,
+    Claim,
+    Extended,
+    Finding,
+    Json,
+    NewTask,
+    OnConflict,
+    Outcome,
+    Pushed,
+    PushReport,
+    QueueSettings,
+    QueueStatus,
+    Settled,
+    Task,
+    Verification,
+)
+from penstock.retry import Strategy
+from penstock.spool import Chunk, Spool
+from penstock.validate import Duration
+
+Progress = Callable[[int], None]
+T = TypeVar("T")
+NAMED_CHUNK = 2_000
+RETRIES = 6
+
+
+class Queue:
+    """One queue. Thread-safe; cheap to make, but keep it: it remembers where in the queue to look next."""
+
+    def __init__(self, database: Database, name: str) -> None:
+        self.name = validate.queue_name(name)
+        self._database = database
+        self._hint = Hint()
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name}>"
+
+    # --- push -------------------------------------------------------------------------------------------------------
+
+    def push(
+        self,
+        payload: Json | None = None,
+        *,
+        subject: str | None = None,
+        kind: str = "default",
+        due: datetime | None = None,
+        priority: int = 5,
+        on_conflict: OnConflict = "skip",
+    ) -> Pushed:
+        """One task. When this returns, it survives a crash of anything."""
+        task = validate.new_task(NewTask(payload, subject, due, priority, kind))
+        raw = validate.payload(task.payload)
+        with self._database.transaction() as connection:
+            row = connection.execute(
+                "select id, result, state from penstock.push(%s, %s::jsonb, %s, %s, %s, %s::smallint, %s)",
+                (self.name, raw.decode(), subject, kind, task.due, priority, conflict(on_conflict)),
+            ).fetchone()
+        assert row is not None
+        return Pushed(*row)
+
+    def push_many(
+        self,
+        items: Iterable[Json | NewTask | None],
+        *,
+        on_conflict: OnConflict = "skip",
+        batch_id: UUID | None = None,
+        progress: Progress | None = None,
+    ) -> PushReport:
+        """Any number of tasks, in bounded memory, all or nothing: an item we do not accept refuses the whole call.
+
+        Without subjects it is one transaction. With subjects it is one per chunk; if PostgreSQL fails between two,
+        `PartialPush` carries the `batch_id` with which the same call completes it, doubling nothing.
+        """
+        batch = uuid4() if batch_id is None else validate.token(batch_id)
+        conflict(on_conflict)
+        with Spool() as spool:
+            spool.fill(items)
+            if not spool.rows:
+                return PushReport(batch)
+            if spool.named:
+                return self._push_named(spool, batch, on_conflict, progress)
+            return persistently(lambda: self._push_plain(spool, batch, progress))
+
+    def _push_plain(self, spool: Spool, batch: UUID, progress: Progress | None) -> PushReport:
+        """COPY into the documents; their trigger writes the agenda. Chunk by chunk, so that the trigger's view of what
+        is new stays in memory; one transaction."""
+        counts = {"created": spool.rows}
+        with self._database.transaction() as connection:
+            queue_id = self._enter(connection, batch, 0, spool.rows, spool.checksum, counts)
+            if queue_id is not None:
+                written = 0
+                for chunk in spool.chunks():
+                    columns, data = copy_text(queue_id, chunk)
+                    with connection.cursor().copy(f"copy penstock.task ({columns}) from stdin") as copy:
+                        copy.write(data)
+                    written += len(chunk.payloads)
+                    if progress:
+                        progress(written)
+        return PushReport(batch, created=spool.rows)
+
+    def _push_named(self, spool: Spool, batch: UUID, on_conflict: str, progress: Progress | None) -> PushReport:
+        totals = dict.fromkeys(PUSH_RESULTS, 0)
+        written = 0
+        for part, piece in enumerate(piece for chunk in spool.chunks() for piece in pieces(chunk, NAMED_CHUNK)):
+            try:
+                report = persistently(lambda part=part, piece=piece: self._push_piece(piece, batch, part, on_conflict))  # type: ignore[misc]
+            except Unavailable as error:
+                raise PartialPush(
+                    f"{written} of {spool.rows} tasks are written: {error.message}",
+                    batch_id=batch,
+                    written=written,
+                    hint=f"Repeat the call with batch_id={batch}.",
+                ) from error
+            for word, count in report.items():
+                totals[word] += count
+            written += len(piece.payloads)
+            if progress:
+                progress(written)
+        return PushReport(batch, **totals)
+
+    def _push_piece(self, piece: Chunk, batch: UUID, part: int, on_conflict: str) -> dict[str, int]:
+        with self._database.transaction() as connection:
+            known = connection.execute(
+                "select penstock.enter_part(%s, %s, %s, %s, %s, '{}')::text",
+                (self.name, batch, part, len(piece.payloads), str(hash_of(piece))),
+            ).fetchone()
+            if known and known[0] is not None:
+                return dict(orjson.loads(known[0]))
+            rows = connection.execute(
+                "select result, count(*) from penstock.push_many(%s, %b, %b, %b, %s::timestamptz[], %s::smallint[], %s)"
+                " group by result",
+                (
+                    self.name,
+                    TextArray(piece.payloads),
+                    piece.subjects and TextArray(piece.subjects),
+                    piece.kinds and TextArray(piece.kinds),
+                    piece.dues and [None if one is None else one.decode() for one in piece.dues],
+                    piece.priorities,
+                    on_conflict,
+                ),
+            ).fetchall()
+            counts = {str(word): int(count) for word, count in rows}
+            connection.execute(
+                "select penstock.note_report(%s, %s, %s::jsonb)", (batch, part, orjson.dumps(counts).decode())
+            )
+            return counts
+
+    def _enter(
+        self, connection: Connection, batch: UUID, part: int, rows: int, checksum: int, counts: Mapping[str, int]
+    ) -> int | None:
+        """The queue's id, or None when this part was written before."""
+        row = connection.execute(
+            "select (penstock.the_queue(%s)).id, penstock.enter_part(%s, %s, %s, %s, %s, %s::jsonb) is null",
+            (self.name, self.name, batch, part, rows, str(checksum), orjson.dumps(counts).decode()),
+        ).fetchone()
+        assert row is not None
+        return int(row[0]) if row[1] else None
+
+    # --- claim, extend, settle, release -----------------------------------------------------------------------------
+
+    def claim(
+        self, limit: int = 1, *, lease: Duration | None = None, worker: str = "", may_alone: bool = True
+    ) -> Claim:
+        """Up to `limit` tasks, ours until the lease ends. An empty claim is not an empty queue: ask `status`.
+
+        Say `may_alone=False` while other tasks of this worker are running: a task that once took a worker down with it
+        is only given to one that has nothing else to lose.
+        """
+        limit = validate.whole(limit, "limit", 1, validate.LARGEST_CLAIM)
+        length = validate.lease(lease)
+        hint = self._hint.current()
+        began = time.perf_counter()
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                CLAIM, (self.name, limit, length, worker, *(hint or (None, None, None)), may_alone), binary=True
+            ).fetchall()
+        self._hint.note(rows, limit, hint is None, time.perf_counter() - began)
+        if not rows:
+            return Claim(self.name, None, None, ())
+        ids, kinds, subjects, texts, priorities, dues, attempts, iterations, created, tokens, untils = zip(
+            *rows, strict=True
+        )
+        payloads = validate.decode_json(texts)
+        tasks = map(Task._make, zip(ids, kinds, subjects, payloads, priorities, dues, attempts, iterations, created, strict=True))
+        return Claim(self.name, UUID(tokens[0]), untils[0], tuple(tasks))
+
+    def extend(self, claim: Claim | UUID | str, *, lease: Duration | None = None) -> Extended:
+        """The lease goes on from now. LeaseLost: it is somebody else's."""
+        with self._database.transaction() as connection:
+            row = connection.execute(
+                "select until, revoked from penstock.extend(%s, %s)", (token_of(claim), validate.lease(lease))
+            ).fetchone()
+        if row is None:
+            raise LeaseLost("the lease is lost: it expired, or everything in it is settled", refused=ids_of(claim))
+        return Extended(row[0], tuple(row[1]))
+
+    def settle(
+        self, claim: Claim | UUID | str, outcomes: Mapping[int, Outcome] | Iterable[int] | None = None
+    ) -> list[Settled]:
+        """Says what became of claimed tasks: a mapping of id to Outcome, or the ids that are done, or nothing: all of
+        the claim is done. What is no longer ours changes nothing and raises LeaseLost, after the rest is applied."""
+        if outcomes is None:
+            if not isinstance(claim, Claim):
+                raise ValidationError("outcomes: a token alone does not say which tasks", field="outcomes")
+            outcomes = claim.ids
+        if not isinstance(outcomes, Mapping):
+            ids = validate.ids(outcomes)
+            columns: tuple[Any, ...] = (None,) * 6
+        else:
+            ids = validate.ids(outcomes)
+            columns = settle_columns(list(outcomes.values()))
+        if not ids:
+            return []
+        with self._database.transaction() as connection:
+            rows = connection.execute(SETTLE, (token_of(claim), ids, *columns), binary=True).fetchall()
+        return settled(rows)
+
+    def release(self, claim: Claim | UUID | str, *, delay: Duration | None = None) -> list[Settled]:
+        """Puts back what is still open of the claim, as it was: no attempt burned."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                "select id, result from penstock.release(%s, %s, %s)",
+                (token_of(claim), ids_of(claim) or None, validate.delay(delay)),
+            ).fetchall()
+        return settled(rows)
+
+    # --- how it stands ----------------------------------------------------------------------------------------------
+
+    def status(self) -> QueueStatus:
+        return status(self._database, self.name)[0]
+
+    def verify(self) -> Verification:
+        return verify(self._database, self.name)
+
+
+Place = tuple[int, datetime, int]
+
+CLAIM = """
+    select id, kind, subject, payload::text, priority, due, attempt, iterations, created, token::text, until
+    from penstock.claim(%s, %s, %s, %s, penstock.at_place(%s::smallint, %s::timestamptz, %s::bigint), %s, false)
+"""
+
+SETTLE = """
+    select id, result from penstock.settle(%s, %s::bigint[], %s::text[], %s::timestamptz[], %s::interval[],
+                                           %s::text[], %s::text[], %s::text[])
+"""
+
+
+class Hint:
+    """Where the last claim ended. Under a held snapshot dead rows pile up in front of the queue, and a claim that
+    starts behind them stays fast. Rows may appear before it (late commits, releases, higher priority), so every half
+    second or so a claim looks from the start; that one also expires and promotes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._place: Place | None = None
+        self._next_full = 0.0
+
+    def current(self) -> Place | None:
+        with self._lock:
+            return self._place if time.monotonic() < self._next_full else None
+
+    def note(self, rows: list[tuple[Any, ...]], limit: int, full: bool, cost: float) -> None:
+        with self._lock:
+            if len(rows) < limit:
+                self._place = None
+                return
+            last = rows[-1]
+            self._place = (last[4], last[5], last[0])
+            if full:
+                self._next_full = time.monotonic() + max(0.5, min(20 * cost, 0.8))
+
+
+def conflict(value: object) -> str:
+    if value not in ("skip", "error"):
+        raise ValidationError(f"on_conflict: {shown(value)} is not skip or error", field="on_conflict")
+    return str(value)
+
+
+def token_of(claim: Claim | UUID | str) -> UUID:
+    return validate.token(claim.token if isinstance(claim, Claim) else claim)
+
+
+def ids_of(claim: Claim | UUID | str) -> list[int]:
+    return claim.ids if isinstance(claim, Claim) else []
+
+
+def settle_columns(outcomes: list[Outcome]) -> tuple[Any, ...]:
+    words: list[str] = []
+    payloads: list[str | None] = []
+    for n, outcome in enumerate(outcomes):
+        try:
+            if not isinstance(outcome, Outcome):
+                raise ValidationError(f"outcome: {shown(outcome)} is not an Outcome", field="outcome")  # noqa: TRY301
+            if outcome.due is not None:
+                validate.moment(outcome.due)
+            validate.delay(outcome.delay)
+            payloads.append(None if outcome.payload is None else validate.payload(outcome.payload).decode())
+        except ValidationError as error:
+            raise error.at(n) from None
+        words.append(outcome.word)
+    return (
+        words,
+        [outcome.due for outcome in outcomes],
+        [outcome.delay for outcome in outcomes],
+        payloads,
+        [storable(outcome.error) for outcome in outcomes],
+        [storable(outcome.error_class) for outcome in outcomes],
+    )
+
+
+def storable(text: str | None) -> str | None:
+    """An error text is never a reason to lose a settle: what PostgreSQL can not store is spelt out, what is too long is
+    cut (it is cut again, exactly, in SQL)."""
+    if text is None:
+        return None
+    cut = str(text)[:20_000]
+    return cut.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
+
+
+def settled(rows: list[tuple[Any, ...]]) -> list[Settled]:
+    results = [Settled(*row) for row in rows]
+    refused = [one.id for one in results if one.state == "refused"]
+    revoked = [one.id for one in results if one.state == "revoked"]
+    unknown = [one.id for one in results if one.state == "unknown"]
+    if refused or revoked:
+        raise LeaseLost(
+            f"{len(refused)} refused, {len(revoked)} cancelled of {len(results)}: they are no longer ours",
+            refused=refused,
+            revoked=revoked,
+        )
+    if unknown:
+        raise NotFound(f"id: {shown(unknown[0])} was never in this lease ({len(unknown)} in all)")
+    return results
+
+
+def copy_text(queue_id: int, chunk: Chunk) -> tuple[str, bytes]:
+    """A chunk as COPY's text format. JSON has no raw tabs or newlines in it; only backslashes must be doubled."""
+    head = b"%d\t" % queue_id
+    extra: list[tuple[str, list[bytes]]] = []
+    if chunk.kinds is not None:
+        extra.append(("kind", [copy_escaped(one) for one in chunk.kinds]))
+    if chunk.priorities is not None:
+        extra.append(("priority", [b"%d" % one for one in chunk.priorities]))
+    if chunk.dues is not None:
+        extra.append(("due", [b"\\N" if one is None else one for one in chunk.dues]))
+    if not extra:
+        joined = (b"\n" + head).join(chunk.payloads)
+        return "queue_id, payload", head + joined.replace(b"\\", b"\\\\") + b"\n"
+    columns = [[one.replace(b"\\", b"\\\\") for one in chunk.payloads], *(values for _, values in extra)]
+    lines = [head + b"\t".join(row) for row in zip(*columns, strict=True)]
+    return ", ".join(["queue_id", "payload", *(name for name, _ in extra)]), b"\n".join(lines) + b"\n"
+
+
+def copy_escaped(value: bytes) -> bytes:
+    return value.replace(b"\\", b"\\\\").replace(b"\t", b"\\t").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
+
+
+def pieces(chunk: Chunk, size: int) -> Iterator[Chunk]:
+    for at in range(0, len(chunk.payloads), size):
+        yield Chunk(*(column and column[at : at + size] for column in chunk))  # type: ignore[arg-type]
+
+
+def hash_of(piece: Chunk) -> int:
+    return zlib.crc32(marshal.dumps(tuple(piece), 2))
+
+
+def persistently(attempt: Callable[[], T]) -> T:
+    """Repeats what a ledger makes repeatable, while PostgreSQL restarts or a COMMIT's reply is lost."""
+    for n in range(RETRIES):
+        try:
+            return attempt()
+        except Unavailable as error:
+            if n == RETRIES - 1 or error.reason == "read_only":
+                raise
+            time.sleep(min(0.1 * 2**n, 2.0))
+    raise AssertionError
+
+
+# --- queues and their books -----------------------------------------------------------------------------------------
+
+
+def create(
+    database: Database,
+    name: str,
+    *,
+    lease: Duration = "30s",
+    max_attempts: int | None = 20,
+    retry: Strategy | None = None,
+    sla: Duration | None = None,
+    keep_done: Duration | None = None,
+    exist_ok: bool = False,
+) -> bool:
+    """Creates a queue; False: it was there already (and was left as it is)."""
+    if max_attempts is not None:
+        validate.whole(max_attempts, "max_attempts", 1, 32767)
+    values = {
+        "p_name": validate.queue_name(name),
+        "p_lease": validate.lease(lease),
+        "p_max_attempts": max_attempts,
+        "p_sla": None if sla is None else validate.positive(sla, "sla"),
+        "p_keep_done": None if keep_done is None else validate.positive(keep_done, "keep_done"),
+        "p_exist_ok": exist_ok,
+    }
+    if retry is not None:
+        values["p_retry"] = orjson.dumps(retry.to_json()).decode()
+    arguments = ", ".join(f"{key} => %({key})s" + ("::jsonb" if key == "p_retry" else "") for key in values)
+    with database.transaction() as connection:
+        row = connection.execute(f"select penstock.create_queue({arguments})".encode(), values).fetchone()
+    return bool(row and row[0])
+
+
+def settings(database: Database) -> list[QueueSettings]:
+    with database.transaction() as connection:
+        rows = connection.execute(
+            "select name, lease, max_attempts, retry::text, sla, keep_done, paused, created"
+            " from penstock.queue order by name"
+        ).fetchall()
+    return [QueueSettings(*row[:3], orjson.loads(row[3]), *row[4:]) for row in rows]
+
+
+def status(database: Database, name: str | None = None) -> list[QueueStatus]:
+    with database.transaction() as connection:
+        rows = connection.execute(
+            "select queue, planned, pending, active, done, dead, cancelled, extract(epoch from oldest_pending_age)::float8,"
+            " extract(epoch from sla)::float8, paused, totals::text, at from penstock.status(%s)",
+            (None if name is None else validate.queue_name(name),),
+        ).fetchall()
+    return [QueueStatus(*row[:10], orjson.loads(row[10]), row[11]) for row in rows]
+
+
+def verify(database: Database, name: str | None = None) -> Verification:
+    with database.transaction() as connection:
+        rows = connection.execute(
+            "select area, queue, what, expected, found from penstock.verify(%s)", (name,)
+        ).fetchall()
+        dropped = connection.execute(
+            "select coalesce(sum((totals->>'orphaned')::bigint), 0)::bigint from penstock.status(%s)", (name,)
+        ).fetchone()
+    assert dropped is not None
+    areas = {area: [row for row in rows if row[0] == area] for area in ("drift", "orphans", "history", "balance")}
+    return Verification(
+        drift=len(areas["drift"]),
+        orphans=sum(row[4] for row in areas["orphans"]),
+        history=len(areas["history"]),
+        balance=len(areas["balance"]),
+        dropped=int(dropped[0]),
+        findings=tuple(Finding(row[1], f"{row[0]}: {row[2]}", row[3], row[4]) for row in rows),
+    )
+
+
+def upkeep(database: Database) -> dict[str, int]:
+    with database.transaction() as connection:
+        rows = connection.execute("select part, rows from penstock.upkeep()").fetchall()
+    return {str(part): int(count) for part, count in rows}

@@ -1,0 +1,236 @@
+"""When a failed task is tried again. Strategies are data: stored per queue and kind, evaluated in SQL
+(`penstock.retry_delay`), and here, for previews and for people. A property test says both are equal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+from penstock.errors import ValidationError, shown
+from penstock.validate import LONGEST_DELAY, Duration, positive
+
+LONGEST = LONGEST_DELAY.total_seconds()
+
+
+class Strategy(Protocol):
+    def delay(self, failures: int, age: timedelta = ..., seed: int = ...) -> timedelta | None:
+        """How long to wait after so many failures at that age; None: stop trying."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+def spread(seed: int, failures: int) -> float:
+    """A number between 0 and 1 that looks random, the same here and in SQL. Neighbouring ids land far apart."""
+    return ((abs(seed) % 2147483648) * 2654435761 + failures * 1013904223) % 4294967296 / 4294967296
+
+
+def at_least_one(failures: int) -> int:
+    if type(failures) is not int or failures < 1:
+        raise ValidationError(f"failures: {shown(failures)} is not a count of at least 1", field="failures")
+    return failures
+
+
+def waiting(seconds: float, cap: float | None) -> timedelta:
+    return timedelta(microseconds=round(min(seconds, LONGEST if cap is None else min(cap, LONGEST)) * 1e6))
+
+
+def seconds_of(value: Duration, field: str) -> float:
+    return positive(value, field).total_seconds()
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Fibonacci:
+    """1, 1, 2, 3, 5, 8, … × unit: one or two failures wait one unit, six wait eight."""
+
+    unit: float
+    cap: float | None
+
+    def __init__(self, unit: Duration = "1m", cap: Duration | None = None) -> None:
+        object.__setattr__(self, "unit", seconds_of(unit, "unit"))
+        object.__setattr__(self, "cap", None if cap is None else seconds_of(cap, "cap"))
+
+    def delay(self, failures: int, age: timedelta = timedelta(), seed: int = 0) -> timedelta | None:  # noqa: ARG002
+        before, now, cap = 0.0, self.unit, LONGEST if self.cap is None else min(self.cap, LONGEST)
+        for _ in range(at_least_one(failures) - 1):
+            if now >= cap:
+                break
+            before, now = now, now + before
+        return waiting(now, self.cap)
+
+    def to_json(self) -> dict[str, Any]:
+        return without_none({"type": "fibonacci", "unit": self.unit, "cap": self.cap})
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Exponential:
+    """base, base × factor, base × factor², … up to cap, each spread by ± jitter."""
+
+    base: float
+    factor: float
+    cap: float | None
+    jitter: float
+
+    def __init__(
+        self, base: Duration = "5s", factor: float = 2.0, cap: Duration | None = "1h", jitter: float = 0.1
+    ) -> None:
+        if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 1 <= factor <= 1000:
+            raise ValidationError(f"factor: {shown(factor)} is not between 1 and 1000", field="factor")
+        if not isinstance(jitter, (int, float)) or isinstance(jitter, bool) or not 0 <= jitter <= 1:
+            raise ValidationError(f"jitter: {shown(jitter)} is not between 0 and 1", field="jitter")
+        object.__setattr__(self, "base", seconds_of(base, "base"))
+        object.__setattr__(self, "factor", float(factor))
+        object.__setattr__(self, "cap", None if cap is None else seconds_of(cap, "cap"))
+        object.__setattr__(self, "jitter", float(jitter))
+
+    def delay(self, failures: int, age: timedelta = timedelta(), seed: int = 0) -> timedelta | None:  # noqa: ARG002
+        steps, cap = at_least_one(failures) - 1, LONGEST if self.cap is None else min(self.cap, LONGEST)
+        # By logarithms first: the power itself would overflow long before failures run out.
+        if steps * math.log(self.factor) >= math.log(cap / self.base):
+            wait = cap
+        else:
+            wait = min(self.base * math.pow(self.factor, steps), cap)
+        wait *= 1 + self.jitter * (2 * spread(seed, failures) - 1)
+        return timedelta(microseconds=round(wait * 1e6))
+
+    def to_json(self) -> dict[str, Any]:
+        return without_none(
+            {"type": "exponential", "base": self.base, "factor": self.factor, "cap": self.cap, "jitter": self.jitter}
+        )
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Fixed:
+    """Always the same wait."""
+
+    every: float
+
+    def __init__(self, delay: Duration) -> None:
+        object.__setattr__(self, "every", seconds_of(delay, "delay"))
+
+    def delay(self, failures: int, age: timedelta = timedelta(), seed: int = 0) -> timedelta | None:  # noqa: ARG002
+        at_least_one(failures)
+        return waiting(self.every, None)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"type": "fixed", "delay": self.every}
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Schedule:
+    """These waits, one after the other; then stop."""
+
+    delays: tuple[float, ...]
+
+    def __init__(self, delays: Sequence[Duration]) -> None:
+        if isinstance(delays, str) or not 1 <= len(delays) <= 1000:
+            raise ValidationError(f"delays: {shown(delays)} is not a list of 1 to 1000 waits", field="delays")
+        object.__setattr__(self, "delays", tuple(seconds_of(one, "delays") for one in delays))
+
+    def delay(self, failures: int, age: timedelta = timedelta(), seed: int = 0) -> timedelta | None:  # noqa: ARG002
+        at_least_one(failures)
+        return waiting(self.delays[failures - 1], None) if failures <= len(self.delays) else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"type": "schedule", "delays": list(self.delays)}
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Progressive:
+    """By age, not failures: young tasks often, old ones rarely, and at last no more. Tiers are (younger than, every)."""
+
+    tiers: tuple[tuple[float, float], ...]
+
+    def __init__(self, tiers: Sequence[tuple[Duration, Duration]] | None = None) -> None:
+        pairs = PROGRESSIVE if tiers is None else tiers
+        if not 1 <= len(pairs) <= 100:
+            raise ValidationError(f"tiers: {len(pairs)} are not 1 to 100", field="tiers")
+        found = tuple((duration_of_age(until), seconds_of(every, "tiers")) for until, every in pairs)
+        if list(found) != sorted(found) or len({until for until, _ in found}) != len(found):
+            raise ValidationError(f"tiers: {shown(pairs)} do not grow by age", field="tiers")
+        object.__setattr__(self, "tiers", found)
+
+    @classmethod
+    def default(cls) -> Progressive:
+        return cls()
+
+    def delay(self, failures: int, age: timedelta = timedelta(), seed: int = 0) -> timedelta | None:  # noqa: ARG002
+        at_least_one(failures)
+        old = max(age.total_seconds(), 0.0)
+        return next((waiting(every, None) for until, every in self.tiers if old < until), None)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"type": "progressive", "tiers": [list(tier) for tier in self.tiers]}
+
+
+PROGRESSIVE: tuple[tuple[Duration, Duration], ...] = (
+    ("1d", "5m"),
+    ("7d", "1h"),
+    ("14d", "12h"),
+    ("30d", "24h"),
+    ("180d", "96h"),
+    ("360d", "192h"),
+)
+
+
+def duration_of_age(value: Duration) -> float:
+    return positive(value, "tiers", most=timedelta(days=36500)).total_seconds()
+
+
+def without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def from_json(value: Mapping[str, Any]) -> Strategy:
+    match value.get("type"):
+        case "fibonacci":
+            return Fibonacci(value["unit"], value.get("cap"))
+        case "exponential":
+            return Exponential(value["base"], value.get("factor", 2.0), value.get("cap"), value.get("jitter", 0.0))
+        case "fixed":
+            return Fixed(value["delay"])
+        case "schedule":
+            return Schedule(value["delays"])
+        case "progressive":
+            return Progressive([tuple(tier) for tier in value["tiers"]])
+        case other:
+            raise ValidationError(f"retry: type {shown(other)} is not known", hint=GRAMMAR, field="retry")
+
+
+GRAMMAR = (
+    "Write fibonacci:1m[,cap=1d] · exponential:5s[,factor=2][,cap=1h][,jitter=0.1] · fixed:30s · "
+    "schedule:1m,5m,1h · progressive[:1d=5m,7d=1h]."
+)
+
+
+def parse(text: str) -> Strategy:
+    """A strategy as one writes it in a shell."""
+    name, _, rest = text.partition(":")
+    words = [word for word in rest.split(",") if word]
+    named = dict(word.split("=", 1) for word in words if "=" in word)
+    plain = [word for word in words if "=" not in word]
+    try:
+        match name:
+            case "fibonacci" if len(plain) <= 1 and named.keys() <= {"cap"}:
+                return Fibonacci(*plain, cap=named.get("cap"))
+            case "exponential" if len(plain) <= 1 and named.keys() <= {"factor", "cap", "jitter"}:
+                return Exponential(
+                    *plain,
+                    factor=float(named.get("factor", 2)),
+                    cap=named.get("cap", "1h"),
+                    jitter=float(named.get("jitter", 0.1)),
+                )
+            case "fixed" if len(plain) == 1 and not named:
+                return Fixed(plain[0])
+            case "schedule" if plain and not named:
+                return Schedule(plain)
+            case "progressive" if not plain:
+                return Progressive(list(named.items()) or None)
+    except ValueError as error:
+        if isinstance(error, ValidationError):
+            raise ValidationError(f"retry: {shown(text)}: {error.bare}", hint=GRAMMAR, field="retry") from None
+    raise ValidationError(f"retry: {shown(text)} is not a strategy", hint=GRAMMAR, field="retry")
+
+

@@ -1,0 +1,180 @@
+-- Claim: what waits becomes somebody's lease.
+
+-- Two statements, on purpose. The first takes agenda rows; the second reads the documents in a NEW snapshot: in one
+-- statement an update committed between snapshot and lock, and reported as done, would run with the old payload.
+create or replace function penstock.claim(
+    p_queue     text,
+    p_limit     int default 1,
+    p_lease     interval default null,
+    p_worker    text default '',
+    p_hint      penstock.place default null,
+    p_may_alone boolean default true,
+    p_durable   boolean default true
+) returns table (
+    token uuid, until timestamptz, id bigint, kind text, subject text, payload jsonb, priority smallint,
+    due timestamptz, attempt int, iterations int, created timestamptz
+)
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off as $$
+#variable_conflict use_column
+declare
+    v_queue     constant penstock.queue := penstock.the_queue(p_queue);
+    v_token     constant uuid := gen_random_uuid();
+    v_lease     constant interval := coalesce(p_lease, v_queue.lease);
+    v_now       timestamptz := penstock.clock();
+    v_hint      penstock.place := p_hint;
+    v_places    tid[];
+    v_ids       bigint[];
+    v_dues      timestamptz[];
+    v_attempts  smallint[];
+    v_companies smallint[];
+    v_crashes   smallint[];
+    v_named     boolean;
+    v_tried     boolean;
+    v_count     int;
+begin
+    if p_limit is null or p_limit not between 1 and 10000 then
+        perform penstock.refuse('PS400', format('limit: %s is not between 1 and 10000', coalesce(p_limit::text, 'null')));
+    elsif v_lease not between '100 milliseconds' and '24 hours' then
+        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', v_lease));
+    elsif p_worker is null or octet_length(p_worker) > 200 then
+        perform penstock.refuse('PS400', 'worker: it is null or longer than 200 bytes');
+    elsif p_may_alone is null or p_durable is null then
+        perform penstock.refuse('PS400', 'may_alone and durable must not be null');
+    elsif current_setting('transaction_isolation') <> 'read committed' then
+        perform penstock.refuse('PS400', format('claim can not run in a %s transaction', current_setting('transaction_isolation')),
+            'Begin it with: begin isolation level read committed.');
+    elsif v_queue.paused then
+        return;
+    end if;
+    if not p_durable then
+        -- A lost claim is only a repeated one. For this transaction alone: behind a pooler a session SET would leak into a settle.
+        perform set_config('synchronous_commit', 'off', true);
+    end if;
+    loop
+        if v_hint is null then
+            perform penstock.expire(v_queue.id, 1000);
+            perform penstock.promote(v_queue.id, greatest(2 * p_limit, 1000));
+            perform penstock.squeeze(v_queue.id);
+            v_now := penstock.clock();
+        end if;
+
+        with chosen as materialized (
+            select a.ctid as place, a.task_id, a.due, a.attempts, a.company, a.crashes, a.named
+            from penstock.agenda as a
+            where a.queue_id = v_queue.id
+              and a.pending
+              and (a.priority, a.due, a.task_id) >= (coalesce(v_hint.priority, 0::smallint), coalesce(v_hint.due, '-infinity'),
+                                                     coalesce(v_hint.task_id, 0))
+              and (p_may_alone or a.company <> 1)
+            order by a.priority, a.due, a.task_id
+            limit p_limit
+            for update skip locked
+        )
+        select array_agg(c.place), array_agg(c.task_id), array_agg(c.due), array_agg(c.attempts), array_agg(c.company),
+               array_agg(c.crashes), bool_or(c.named), max(c.attempts) > 0 or max(c.company) > 0
+        into v_places, v_ids, v_dues, v_attempts, v_companies, v_crashes, v_named, v_tried
+        from chosen as c;
+        -- Rows can appear before the hint (late commits, releases, higher priority): short means look again from the start.
+        exit when v_hint is null or cardinality(v_ids) = p_limit;
+        v_hint := null;
+    end loop;
+    if v_ids is null then
+        return;
+    end if;
+
+    if v_tried then
+        -- After a crash a task may share a lease with few others, 1: with none. The claim ends before it grows too large.
+        select count(*) into v_count
+        from (
+            select c.n, min(nullif(c.company, 0)) over (order by c.n) as smallest
+            from unnest(v_companies) with ordinality as c(company, n)
+        ) as s
+        where s.n <= coalesce(s.smallest, s.n);
+        v_places := v_places[:v_count];
+        v_ids := v_ids[:v_count];
+        v_dues := v_dues[:v_count];
+        v_attempts := v_attempts[:v_count];
+        v_companies := v_companies[:v_count];
+        v_crashes := v_crashes[:v_count];
+    end if;
+    delete from penstock.agenda as a where a.ctid = any(v_places);
+
+    return query
+    select v_token, v_now + v_lease, t.id, t.kind, t.subject, t.payload, t.priority, h.due, h.attempts + 1, t.iterations, t.created
+    from unnest(v_ids, v_dues, v_attempts) with ordinality as h(id, due, attempts, n)
+    join (select * from penstock.task as d where d.id = any(v_ids) and d.ended is null) as t on t.id = h.id
+    order by h.n;
+    get diagnostics v_count = row_count;
+
+    if v_count < cardinality(v_ids) then
+        -- Somebody removed documents by hand. Only live ones are leased; the rest leaves the agenda, and verify tells of it.
+        select array_agg(h.id), array_agg(h.due), array_agg(h.attempts), array_agg(h.company), array_agg(h.crashes)
+        into v_ids, v_dues, v_attempts, v_companies, v_crashes
+        from unnest(v_ids, v_dues, v_attempts, v_companies, v_crashes) as h(id, due, attempts, company, crashes)
+        where exists (select from penstock.task as t where t.id = h.id and t.ended is null);
+        insert into penstock.counter_log (queue_id, metric, delta)
+        values (v_queue.id, 'orphaned_total', cardinality(v_places) - v_count);
+    end if;
+    if v_count > 0 then
+        insert into penstock.lease (token, claimed_at, until, queue_id, alone, named, worker, open, ids, dues, attempts, companies, crashes)
+        values (v_token, v_now, v_now + v_lease, v_queue.id, p_may_alone and v_count = 1, v_named, p_worker,
+                repeat('1', v_count)::varbit, v_ids, v_dues,
+                case when v_tried then v_attempts end, case when v_tried then v_companies end, case when v_tried then v_crashes end);
+        update penstock.low as l set until = v_now + v_lease where l.queue_id = v_queue.id and l.until > v_now + v_lease;
+    end if;
+end
+$$;
+
+-- A place from its parts; null when there is none.
+create or replace function penstock.at_place(p_priority smallint, p_due timestamptz, p_task_id bigint) returns penstock.place
+language sql immutable parallel safe
+return case when p_task_id is not null then row(p_priority, p_due, p_task_id)::penstock.place end;
+
+-- A lease goes on. No row: it is lost. Tasks cancelled meanwhile are named, so that their work can stop.
+create or replace function penstock.extend(p_token uuid, p_lease interval default null)
+returns table (until timestamptz, revoked bigint[])
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+#variable_conflict use_column
+declare
+    v_now constant timestamptz := penstock.clock();
+begin
+    if p_token is null then
+        perform penstock.refuse('PS400', 'token: it is null');
+    elsif p_lease not between '100 milliseconds' and '24 hours' then
+        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', p_lease));
+    end if;
+    return query
+    with extended as (
+        update penstock.lease as l
+        set until = v_now + coalesce(p_lease, (select q.lease from penstock.queue as q where q.id = l.queue_id))
+        where l.token = p_token
+        returning l.queue_id, l.until, l.revoked
+    ), lowered as (
+        update penstock.low as b set until = e.until from extended as e where b.queue_id = e.queue_id and b.until > e.until
+    )
+    select e.until, e.revoked from extended as e;
+end
+$$;
+
+-- What is due stops being planned. Bounded; what somebody else holds is left to them.
+create or replace function penstock.promote(p_queue_id int, p_limit int default 10000) returns int
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off as $$
+declare
+    v_now   constant timestamptz := penstock.clock();
+    v_count int;
+begin
+    update penstock.agenda as a
+    set pending = true
+    where a.ctid = any(array(
+        select d.ctid
+        from penstock.agenda as d
+        where d.queue_id = p_queue_id and not d.pending and d.due <= v_now
+        order by d.due
+        limit p_limit
+        for update skip locked));
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;

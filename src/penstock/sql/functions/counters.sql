@@ -1,0 +1,183 @@
+-- Counters can not drift, not even by hand-written SQL: statement triggers note every change of a gauge, one log row per
+-- statement, queue and metric. Gauges: planned, pending, active, done, dead, cancelled. Totals end in _total.
+
+create or replace function penstock.count_task() returns trigger
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if tg_op = 'INSERT' then
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select n.queue_id, 'pushed_total', count(*) from arrived as n group by n.queue_id
+        union all
+        select n.queue_id, n.ended, count(*) from arrived as n where n.ended is not null group by n.queue_id, n.ended;
+
+        -- A live document is born into the agenda, whoever wrote it. Given a due it is planned, else pending:
+        -- only the database's clock decides.
+        insert into penstock.agenda (task_id, due, queue_id, priority, pending, named)
+        select n.id, coalesce(n.due, c.now), n.queue_id, n.priority, n.due is null, n.subject is not null
+        from arrived as n, (select penstock.clock() as now) as c
+        where n.ended is null;
+
+    elsif tg_op = 'DELETE' then
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select o.queue_id, 'removed_total', count(*) from parted as o group by o.queue_id
+        union all
+        select o.queue_id, o.ended, -count(*) from parted as o where o.ended is not null group by o.queue_id, o.ended;
+
+    else
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select c.queue_id, c.metric, sum(c.delta)
+        from (
+            select n.queue_id, m.metric, 1 as delta from arrived as n, unnest(array['pushed_total', n.ended]) as m(metric)
+            union all
+            select o.queue_id, m.metric, -1 from parted as o, unnest(array['pushed_total', o.ended]) as m(metric)
+        ) as c
+        where c.metric is not null
+        group by c.queue_id, c.metric
+        having sum(c.delta) <> 0;
+    end if;
+    return null;
+end
+$$;
+
+create or replace function penstock.count_agenda() returns trigger
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if tg_op = 'INSERT' then
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select n.queue_id, case when n.pending then 'pending' else 'planned' end, count(*)
+        from arrived as n group by n.queue_id, n.pending;
+
+    elsif tg_op = 'DELETE' then
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select o.queue_id, case when o.pending then 'pending' else 'planned' end, -count(*)
+        from parted as o group by o.queue_id, o.pending;
+
+    else
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select c.queue_id, case when c.pending then 'pending' else 'planned' end, sum(c.delta)
+        from (
+            select n.queue_id, n.pending, 1 as delta from arrived as n
+            union all
+            select o.queue_id, o.pending, -1 from parted as o
+        ) as c
+        group by c.queue_id, c.pending
+        having sum(c.delta) <> 0;
+    end if;
+    return null;
+end
+$$;
+
+create or replace function penstock.count_lease() returns trigger
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if tg_op = 'INSERT' then
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select n.queue_id, 'active', sum(bit_count(n.open)) from arrived as n group by n.queue_id
+        having sum(bit_count(n.open)) <> 0;
+
+    elsif tg_op = 'DELETE' then
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select o.queue_id, 'active', -sum(bit_count(o.open)) from parted as o group by o.queue_id
+        having sum(bit_count(o.open)) <> 0;
+
+    else
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select c.queue_id, 'active', sum(c.delta)
+        from (
+            select n.queue_id, bit_count(n.open) as delta from arrived as n
+            union all
+            select o.queue_id, -bit_count(o.open) from parted as o
+        ) as c
+        group by c.queue_id
+        having sum(c.delta) <> 0;
+    end if;
+    return null;
+end
+$$;
+
+create or replace function penstock.refuse_truncate() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    raise exception 'truncate of penstock.% would make the counters lie', tg_table_name
+        using errcode = 'PS409', hint = 'Delete the rows instead, or drop the queue.';
+end
+$$;
+
+create or replace trigger count_insert after insert on penstock.task
+    referencing new table as arrived for each statement execute function penstock.count_task();
+create or replace trigger count_update after update on penstock.task
+    referencing new table as arrived old table as parted for each statement execute function penstock.count_task();
+create or replace trigger count_delete after delete on penstock.task
+    referencing old table as parted for each statement execute function penstock.count_task();
+
+create or replace trigger count_insert after insert on penstock.agenda
+    referencing new table as arrived for each statement execute function penstock.count_agenda();
+create or replace trigger count_update after update on penstock.agenda
+    referencing new table as arrived old table as parted for each statement execute function penstock.count_agenda();
+create or replace trigger count_delete after delete on penstock.agenda
+    referencing old table as parted for each statement execute function penstock.count_agenda();
+
+create or replace trigger count_insert after insert on penstock.lease
+    referencing new table as arrived for each statement execute function penstock.count_lease();
+create or replace trigger count_update after update on penstock.lease
+    referencing new table as arrived old table as parted for each statement execute function penstock.count_lease();
+create or replace trigger count_delete after delete on penstock.lease
+    referencing old table as parted for each statement execute function penstock.count_lease();
+
+create or replace trigger refuse_truncate before truncate on penstock.task
+    for each statement execute function penstock.refuse_truncate();
+create or replace trigger refuse_truncate before truncate on penstock.agenda
+    for each statement execute function penstock.refuse_truncate();
+create or replace trigger refuse_truncate before truncate on penstock.lease
+    for each statement execute function penstock.refuse_truncate();
+create or replace trigger refuse_truncate before truncate on penstock.counter
+    for each statement execute function penstock.refuse_truncate();
+create or replace trigger refuse_truncate before truncate on penstock.counter_log
+    for each statement execute function penstock.refuse_truncate();
+create or replace trigger refuse_truncate before truncate on penstock.history
+    for each statement execute function penstock.refuse_truncate();
+
+-- Which cluster this is: transaction ids mean nothing in another one.
+create or replace function penstock.system() returns bigint
+language sql stable set search_path = pg_catalog, pg_temp
+return (select system_identifier from pg_control_system());
+
+-- Folds the log of one queue into its counters. Only what every running transaction can see: xids commit out of order,
+-- and a row folded before an older one has committed would be lost from the sums. One squeezer per queue at a time.
+create or replace function penstock.squeeze(p_queue_id int) returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+declare
+    v_low     penstock.low;
+    v_horizon bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+    v_folded  bigint;
+begin
+    select * into v_low from penstock.low as l where l.queue_id = p_queue_id for update skip locked;
+    if not found then
+        return 0;
+    end if;
+    if v_low.system <> penstock.system() then
+        -- Restored from another cluster: its log is all in the past, whatever the numbers say.
+        v_low.xid := 0;
+    elsif v_low.xid >= v_horizon then
+        return 0;
+    end if;
+
+    with folded as (
+        delete from penstock.counter_log as l
+        where l.queue_id = p_queue_id
+          and l.xid >= v_low.xid
+          and (l.xid < v_horizon or v_low.system <> penstock.system())
+        returning l.metric, l.delta
+    ), summed as (
+        select f.metric, sum(f.delta) as delta, count(*) as rows from folded as f group by f.metric
+    ), added as (
+        insert into penstock.counter as c (queue_id, metric, value)
+        select p_queue_id, s.metric, s.delta from summed as s
+        on conflict (queue_id, metric) do update set value = c.value + excluded.value
+    )
+    select coalesce(sum(s.rows), 0) into v_folded from summed as s;
+
+    update penstock.low as l set xid = v_horizon, system = penstock.system() where l.queue_id = p_queue_id;
+    return v_folded;
+end
+$$;

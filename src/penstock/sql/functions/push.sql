@@ -1,0 +1,205 @@
+-- Push: bulk is the function, a single is a batch of one. The agenda row comes from the document's own trigger.
+
+-- The first thing wrong with a batch, named by its position from 0, before anything is written.
+create or replace function penstock.check_push(
+    p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamptz[], p_priorities smallint[], p_largest bigint
+) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    v_latest constant timestamptz := penstock.clock() + interval '10 years';
+    v_bad    record;
+begin
+    select i.n - 1 as index, case
+        when i.payload is null then array['PS422', 'payload: null is not a JSON object']
+        when octet_length(i.payload) > p_largest
+            then array['PS413', format('payload: %s bytes are more than %s', octet_length(i.payload), p_largest)]
+        when ltrim(i.payload, E' \t\r\n') not like '{%' then array['PS422', 'payload: it is not a JSON object']
+        when octet_length(i.subject) not between 1 and 512
+            then array['PS400', format('subject: %s bytes are not between 1 and 512', octet_length(i.subject))]
+        when octet_length(i.kind) not between 1 and 128
+            then array['PS400', format('kind: %s bytes are not between 1 and 128', octet_length(i.kind))]
+        when i.priority not between 0 and 9 then array['PS400', format('priority: %s is not between 0 and 9', i.priority)]
+        when not isfinite(i.due) or i.due > v_latest
+            then array['PS400', format('due: %s is not a moment within ten years', i.due)]
+        end as said
+    into v_bad
+    from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
+         with ordinality as i(payload, subject, kind, due, priority, n)
+    where i.payload is null
+       or octet_length(i.payload) > p_largest
+       or i.payload not like '{%' and ltrim(i.payload, E' \t\r\n') not like '{%'
+       or octet_length(i.subject) not between 1 and 512
+       or octet_length(i.kind) not between 1 and 128
+       or i.priority not between 0 and 9
+       or i.due is not null and (not isfinite(i.due) or i.due > v_latest)
+    order by i.n limit 1;
+    if found then
+        perform penstock.refuse(v_bad.said[1], format('item %s: %s', v_bad.index, v_bad.said[2]));
+    end if;
+end
+$$;
+
+create or replace function penstock.push_many(
+    p_queue       text,
+    p_payloads    text[],
+    p_subjects    text[] default null,
+    p_kinds       text[] default null,
+    p_dues        timestamptz[] default null,
+    p_priorities  smallint[] default null,
+    p_on_conflict text default 'skip'
+) returns table (n int, id bigint, result text, state text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off as $$
+declare
+    v_queue   constant penstock.queue := penstock.the_queue(p_queue);
+    v_count   constant int := cardinality(p_payloads);
+    v_twice   int[];     -- positions superseded by a later one in this batch
+    v_left    int[];     -- positions still to be written; null: all
+    v_new     int[];
+    v_ids     bigint[];
+    v_states  text[];
+    v_subject text;
+begin
+    if v_count is null or array_ndims(p_payloads) > 1 then
+        perform penstock.refuse('PS400', 'payloads: it is not a flat array');
+    elsif v_count > 10000 then
+        perform penstock.refuse('PS400', format('payloads: %s are more than 10000 in one call', v_count));
+    elsif coalesce(cardinality(p_subjects), v_count) <> v_count or coalesce(cardinality(p_kinds), v_count) <> v_count
+       or coalesce(cardinality(p_dues), v_count) <> v_count or coalesce(cardinality(p_priorities), v_count) <> v_count then
+        perform penstock.refuse('PS400', format('subjects, kinds, dues, priorities: as many as payloads (%s), or null', v_count));
+    elsif p_on_conflict is null or p_on_conflict not in ('skip', 'error') then
+        perform penstock.refuse('PS400', format('on_conflict: %s is not known', coalesce(quote_literal(p_on_conflict), 'null')),
+            'Say skip or error.');
+    elsif v_count = 0 then
+        return;
+    end if;
+    perform penstock.check_push(p_payloads, p_subjects, p_kinds, p_dues, p_priorities,
+        least(coalesce((v_queue.settings->>'max_payload')::bigint, 1048576), 16777216));
+
+    -- The last of equal subjects wins.
+    select array_agg(s.n) into v_twice
+    from (
+        select i.n::int, lead(i.subject) over (order by i.subject collate "C", i.n) = i.subject as again
+        from unnest(p_subjects) with ordinality as i(subject, n)
+    ) as s
+    where s.again;
+    if v_twice is not null then
+        v_left := array(select generate_series(1, v_count) except select unnest(v_twice));
+    end if;
+
+    -- What is neither inserted nor found has ended meanwhile: insert it again. Bounded, for a very busy subject's sake.
+    for v_round in 1 .. 10 loop
+        -- In one order everywhere, (subject, id), so that two pushes never wait for each other in a circle.
+        with asked as materialized (
+            select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind, i.due, i.priority
+            from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
+                 with ordinality as i(payload, subject, kind, due, priority, n)
+            where v_left is null or i.n in (select unnest(v_left))
+            order by i.subject collate "C", i.n
+        ), created as (
+            insert into penstock.task as t (id, queue_id, priority, kind, subject, payload, due)
+            select a.id, v_queue.id, coalesce(a.priority, 5::smallint), coalesce(a.kind, 'default'), a.subject,
+                   a.payload::jsonb, a.due
+            from asked as a
+            on conflict (queue_id, subject) where subject is not null do nothing
+            returning t.id, case when t.due is null then 'pending' else 'planned' end as state
+        )
+        select array_agg(a.n), array_agg(c.id), array_agg(c.state)
+        into v_new, v_ids, v_states
+        from asked as a join created as c on c.id = a.id;
+
+        return query select c.n, c.id, 'created', c.state from unnest(v_new, v_ids, v_states) as c(n, id, state);
+        exit when cardinality(v_new) = coalesce(cardinality(v_left), v_count);
+
+        v_left := array(select unnest(coalesce(v_left, array(select generate_series(1, v_count)))) except select unnest(v_new));
+        if p_on_conflict = 'error' then
+            v_new := array(select min(l) from unnest(v_left) as l);
+            v_subject := p_subjects[v_new[1]];
+            perform penstock.refuse('PS409', format('item %s: subject %L is taken in queue %L', v_new[1] - 1, left(v_subject, 80), p_queue));
+        end if;
+
+        -- A new statement, so that it sees what the insert ran into.
+        select array_agg(f.n), array_agg(f.id), array_agg(f.state)
+        into v_new, v_ids, v_states
+        from penstock.find_subjects(v_queue.id, p_subjects, v_left) as f;
+
+        return query select f.n, f.id, 'skipped', f.state from unnest(v_new, v_ids, v_states) as f(n, id, state);
+        v_left := array(select unnest(v_left) except select unnest(v_new));
+        exit when v_left = '{}';
+        if v_round = 10 then
+            perform penstock.refuse('PS409', format('queue %L: subjects come and go faster than they can be pushed', p_queue),
+                'Push again.');
+        end if;
+    end loop;
+    return query
+    select f.n, f.id, 'superseded', f.state from penstock.find_subjects(v_queue.id, p_subjects, v_twice) as f
+    where v_twice is not null;
+end
+$$;
+
+-- Where the subjects at these positions are now. `offset 0` keeps it a look-up by index, whatever the planner thinks.
+create or replace function penstock.find_subjects(p_queue_id int, p_subjects text[], p_which int[])
+returns table (n int, id bigint, state text)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off as $$
+begin
+    return query
+    select i.n::int, t.id, coalesce(t.ended, case when a.pending then 'pending' when not a.pending then 'planned' else 'active' end)
+    from unnest(p_subjects) with ordinality as i(subject, n)
+    cross join lateral (
+        select d.id, d.ended from penstock.task as d where d.queue_id = p_queue_id and d.subject = i.subject offset 0
+    ) as t
+    left join lateral (
+        select w.pending from penstock.agenda as w where w.task_id = t.id offset 0
+    ) as a on true
+    where i.n in (select unnest(p_which));
+end
+$$;
+
+create or replace function penstock.push(
+    p_queue       text,
+    p_payload     jsonb default '{}',
+    p_subject     text default null,
+    p_kind        text default null,
+    p_due         timestamptz default null,
+    p_priority    smallint default 5,
+    p_on_conflict text default 'skip'
+) returns table (id bigint, result text, state text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    return query
+    select r.id, r.result, r.state
+    from penstock.push_many(p_queue, array[p_payload::text], array[p_subject], array[p_kind], array[p_due],
+                            array[p_priority], p_on_conflict) as r;
+end
+$$;
+
+-- A bulk writer notes a part before writing it. Null: it is new, go on; else what was reported when it was written.
+-- The same part with other content is an error, never a skip.
+create or replace function penstock.enter_part(
+    p_queue text, p_batch_id uuid, p_part int, p_rows bigint, p_checksum text, p_report jsonb
+) returns jsonb
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_known penstock.ledger;
+begin
+    insert into penstock.ledger (batch_id, part, queue_id, rows, checksum, report, at)
+    values (p_batch_id, p_part, v_queue.id, p_rows, p_checksum, p_report, penstock.clock())
+    on conflict (batch_id, part) do nothing;
+    if found then
+        return null;
+    end if;
+    select * into v_known from penstock.ledger as l where l.batch_id = p_batch_id and l.part = p_part;
+    if (v_known.queue_id, v_known.rows, v_known.checksum) is distinct from (v_queue.id, p_rows, p_checksum) then
+        perform penstock.refuse('PS409', format('batch %s, part %s: it was written before with other content', p_batch_id, p_part),
+            'Repeat a batch id only with the same tasks in the same order.');
+    end if;
+    return v_known.report;
+end
+$$;
+
+create or replace function penstock.note_report(p_batch_id uuid, p_part int, p_report jsonb) returns void
+language sql security definer set search_path = pg_catalog, pg_temp as $$
+    update penstock.ledger as l set report = p_report where l.batch_id = p_batch_id and l.part = p_part
+$$;

@@ -1,0 +1,71 @@
+-- When a failed task is tried again. Strategies are data; retry.py computes the same (a property test compares them).
+
+-- A number between 0 and 1 that looks random, the same here and in Python. Neighbouring ids land far apart.
+create or replace function penstock.retry_spread(p_seed bigint, p_failures int) returns double precision
+language sql immutable parallel safe set search_path = pg_catalog, pg_temp
+return mod(mod(abs(p_seed), 2147483648) * 2654435761 + p_failures::bigint * 1013904223, 4294967296) / 4294967296.0::double precision;
+
+-- Seconds to wait after so many failures at that age; null: stop trying.
+create or replace function penstock.retry_delay(
+    p_strategy jsonb, p_failures int, p_age interval default '0', p_seed bigint default 0
+) returns interval
+language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
+declare
+    v_longest constant double precision := 10 * 365 * 86400.0;
+    v_age     constant double precision := greatest(extract(epoch from p_age), 0);
+    v_cap     constant double precision := least(coalesce((p_strategy->>'cap')::double precision, v_longest), v_longest);
+    v_seconds double precision;
+    v_before  double precision := 0;
+    v_swap    double precision;
+    v_power   double precision;
+begin
+    if p_strategy is null or p_failures is null or p_failures < 1 then
+        perform penstock.refuse('PS400', format('failures: %s is not a count of at least 1', coalesce(p_failures::text, 'null')));
+    end if;
+
+    case p_strategy->>'type'
+    when 'fibonacci' then
+        -- 1, 1, 2, 3, 5, 8, … units.
+        v_seconds := (p_strategy->>'unit')::double precision;
+        for i in 2 .. p_failures loop
+            exit when v_seconds >= v_cap;
+            v_swap := v_seconds;
+            v_seconds := v_seconds + v_before;
+            v_before := v_swap;
+        end loop;
+
+    when 'exponential' then
+        v_seconds := (p_strategy->>'base')::double precision;
+        v_power := coalesce((p_strategy->>'factor')::double precision, 2);
+        -- By logarithms first: the power itself would overflow long before failures run out.
+        if v_seconds > 0 and (p_failures - 1) * ln(v_power) >= ln(v_cap / v_seconds) then
+            v_seconds := v_cap;
+        else
+            v_seconds := v_seconds * power(v_power, p_failures - 1);
+        end if;
+
+    when 'fixed' then
+        v_seconds := (p_strategy->>'delay')::double precision;
+
+    when 'schedule' then
+        v_seconds := (p_strategy->'delays'->>(p_failures - 1))::double precision;
+
+    when 'progressive' then
+        select (t.tier->>1)::double precision into v_seconds
+        from jsonb_array_elements(p_strategy->'tiers') with ordinality as t(tier, n)
+        where v_age < (t.tier->>0)::double precision
+        order by t.n limit 1;
+
+    else
+        perform penstock.refuse('PS400', format('retry: type %s is not known', coalesce(p_strategy->>'type', 'null')),
+            'Types are fibonacci, progressive, exponential, fixed and schedule.');
+    end case;
+
+    v_seconds := least(v_seconds, v_cap);
+    if v_seconds > 0 and p_strategy ? 'jitter' then
+        v_seconds := v_seconds * (1 + (p_strategy->>'jitter')::double precision
+                                      * (2 * penstock.retry_spread(p_seed, p_failures) - 1));
+    end if;
+    return make_interval(secs => v_seconds);
+end
+$$;

@@ -1,0 +1,84 @@
+-- Upkeep: what anybody may do at any time, any number at once. Every part is bounded, idempotent and skips locked rows.
+
+create or replace function penstock.take_samples() returns int
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_count int;
+begin
+    insert into penstock.sample (queue_id, at, planned, pending, active, done, dead, cancelled, oldest_age, sla, workers, totals)
+    select q.id, date_bin('10 seconds', s.at, 'epoch'), s.planned, s.pending, s.active, s.done, s.dead, s.cancelled,
+           s.oldest_pending_age, s.sla,
+           (select count(*) from penstock.worker as w where s.queue = any(w.queues)), s.totals
+    from penstock.status() as s join penstock.queue as q on q.name = s.queue
+    where not exists (
+        select from penstock.sample as p where p.queue_id = q.id and p.at = date_bin('10 seconds', s.at, 'epoch'))
+    on conflict (queue_id, at) do nothing;
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
+
+-- History older than that goes, a day at a time, its sums kept. Busy is no reason to wait: the next round will do it.
+create or replace function penstock.drop_history(p_before timestamptz) returns int
+language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' set lock_timeout = '200ms' as $$
+declare
+    v_day   record;
+    v_count int := 0;
+begin
+    for v_day in
+        select c.oid::regclass as name
+        from pg_inherits as i join pg_class as c on c.oid = i.inhrelid
+        where i.inhparent = 'penstock.history'::regclass and c.relname ~ '^history_\d{8}$'
+          and to_date(right(c.relname, 8), 'YYYYMMDD') + 1 <= p_before::date
+        order by c.relname
+        limit 10
+    loop
+        begin
+            execute format('lock table %s in access exclusive mode', v_day.name);
+            execute format(
+                'insert into penstock.history_dropped as d (queue_id, outcome, rows) '
+                'select queue_id, outcome, count(*) from %s group by 1, 2 '
+                'on conflict (queue_id, outcome) do update set rows = d.rows + excluded.rows', v_day.name);
+            execute format('drop table %s', v_day.name);
+            v_count := v_count + 1;
+        exception when lock_not_available then
+            exit;
+        end;
+    end loop;
+    return v_count;
+end
+$$;
+
+create or replace function penstock.upkeep(
+    p_keep_history interval default '30 days',
+    p_keep_samples interval default '90 days',
+    p_keep_ledger  interval default '30 days'
+) returns table (part text, rows bigint)
+language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' as $$
+declare
+    v_now constant timestamptz := penstock.clock();
+begin
+    return query select 'expired', coalesce(sum(penstock.expire(q.id, p_thorough => true)), 0)::bigint from penstock.queue as q;
+    return query select 'promoted', coalesce(sum(penstock.promote(q.id)), 0)::bigint from penstock.queue as q;
+    return query select 'squeezed', coalesce(sum(penstock.squeeze(q.id)), 0)::bigint from penstock.queue as q;
+    return query select 'sampled', penstock.take_samples()::bigint;
+    return query
+        select 'history days made', count(*) filter (where penstock.make_history(v_now::date + d.n))
+        from generate_series(0, 14) as d(n);
+    return query select 'history days dropped', penstock.drop_history(v_now - p_keep_history)::bigint;
+    return query
+        with old as (
+            select s.ctid from penstock.sample as s where s.at < v_now - p_keep_samples limit 10000 for update skip locked
+        ), gone as (
+            delete from penstock.sample as s using old where s.ctid = old.ctid returning 1
+        )
+        select 'samples dropped', count(*) from gone;
+    return query
+        with old as (
+            select l.ctid from penstock.ledger as l where l.at < v_now - p_keep_ledger limit 10000 for update skip locked
+        ), gone as (
+            delete from penstock.ledger as l using old where l.ctid = old.ctid returning 1
+        )
+        select 'ledger parts dropped', count(*) from gone;
+end
+$$;

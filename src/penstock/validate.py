@@ -1,0 +1,249 @@
+"""What we accept. Every refusal names the field, the value and the limit, before anything is written."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from penstock.errors import PayloadError, PayloadTooLarge, ValidationError, shown
+from penstock.model import Json, NewTask
+
+NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d|w)")
+SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+LONGEST_DELAY = timedelta(days=3650)
+SHORTEST_LEASE, LONGEST_LEASE = timedelta(milliseconds=100), timedelta(hours=24)
+LARGEST_CLAIM = 10_000
+LARGEST_SUBJECT = 512
+LARGEST_KIND = 128
+LARGEST_PAYLOAD = 1 << 20
+DEEPEST = 100
+
+Duration = str | int | float | timedelta
+
+
+def queue_name(value: object) -> str:
+    if isinstance(value, str) and NAME.fullmatch(value):
+        return value
+    raise ValidationError(
+        f"queue: {shown(value)} is not a name",
+        hint="A name has 1 to 63 of a-z, 0-9, _ . - and begins with a letter or digit.",
+        field="queue",
+    )
+
+
+def duration(value: Duration, field: str) -> timedelta:
+    """`"1m30s"`, seconds as a number, or a timedelta."""
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ValidationError(f"{field}: {shown(value)} is not a duration", hint=DURATION_HINT, field=field)
+    if isinstance(value, str):
+        parts = DURATION.findall(value.strip())
+        if not parts or "".join(number + unit for number, unit in parts) != value.strip().replace(" ", ""):
+            raise ValidationError(f"{field}: {shown(value)} is not a duration", hint=DURATION_HINT, field=field)
+        value = sum(float(number) * SECONDS[unit] for number, unit in parts)
+    if not math.isfinite(value) or abs(value) > 1e11:
+        raise ValidationError(f"{field}: {shown(value)} is not a length of time", hint=DURATION_HINT, field=field)
+    return timedelta(seconds=value)
+
+
+DURATION_HINT = "Write 250ms, 30s, 5m, 1h30m, 7d, or a number of seconds."
+
+
+def positive(value: Duration, field: str, *, most: timedelta = LONGEST_DELAY) -> timedelta:
+    length = duration(value, field)
+    if not timedelta() < length <= most:
+        raise ValidationError(f"{field}: {shown(value)} is not more than 0 and at most {most}", field=field)
+    return length
+
+
+def lease(value: Duration | None) -> timedelta | None:
+    if value is None:
+        return None
+    length = duration(value, "lease")
+    if not SHORTEST_LEASE <= length <= LONGEST_LEASE:
+        raise ValidationError(f"lease: {shown(value)} is not between 100ms and 24h", field="lease")
+    return length
+
+
+def delay(value: Duration | None) -> timedelta | None:
+    if value is None:
+        return None
+    length = duration(value, "delay")
+    if not timedelta() <= length <= LONGEST_DELAY:
+        raise ValidationError(f"delay: {shown(value)} is not between 0 and 10 years", field="delay")
+    return length
+
+
+def whole(value: object, field: str, least: int, most: int) -> int:
+    if type(value) is int and least <= value <= most:
+        return value
+    raise ValidationError(f"{field}: {shown(value)} is not a whole number from {least} to {most}", field=field)
+
+
+def text(value: object, field: str, most: int) -> str:
+    if not isinstance(value, str):
+        raise ValidationError(f"{field}: {shown(value)} is not text", field=field)
+    try:
+        size = len(value) if value.isascii() else len(value.encode())
+    except UnicodeEncodeError:
+        raise ValidationError(f"{field}: {shown(value)} has a lone surrogate in it", field=field) from None
+    if not 1 <= size <= most:
+        raise ValidationError(f"{field}: {size} bytes are not between 1 and {most}", field=field)
+    if "\x00" in value:
+        raise ValidationError(f"{field}: {shown(value)} has a NUL in it", field=field)
+    return value
+
+
+def moment(value: object, field: str = "due") -> datetime:
+    """A moment with a time zone, or its ISO 8601 text."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            raise ValidationError(
+                f"{field}: {shown(value)} is not a moment", hint="Write 2030-01-31T06:00:00Z.", field=field
+            ) from None
+    if not isinstance(value, datetime):
+        raise ValidationError(f"{field}: {shown(value)} is not a moment", field=field)
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise ValidationError(
+            f"{field}: {shown(value.isoformat())} has no time zone", hint="Use datetime.now(UTC).", field=field
+        )
+    if value > datetime.now(UTC) + LONGEST_DELAY:
+        raise ValidationError(f"{field}: {shown(value.isoformat())} is more than ten years ahead", field=field)
+    return value
+
+
+def token(value: object) -> UUID:
+    if isinstance(value, UUID):
+        return value
+    try:
+        return UUID(value)  # type: ignore[arg-type]
+    except (ValueError, AttributeError, TypeError):
+        raise ValidationError(f"token: {shown(value)} is not a UUID", field="token") from None
+
+
+def ids(values: Iterable[object]) -> list[int]:
+    found = [whole(value, "id", 1, 2**63 - 1) for value in values]
+    if len(set(found)) != len(found):
+        twice = next(i for i in found if found.count(i) > 1)
+        raise ValidationError(f"id: {twice} is there twice", field="id")
+    return found
+
+
+def new_task(item: object) -> NewTask:
+    """An item of a push: a dict is the payload. The payload itself is checked when it is encoded."""
+    if isinstance(item, NewTask):
+        _, subject, due, priority, kind = item
+        if subject is not None:
+            text(subject, "subject", LARGEST_SUBJECT)
+        if due is not None and type(due) is not datetime:
+            item = item._replace(due=moment(due))
+        elif due is not None:
+            moment(due)
+        if priority != 5 or type(priority) is not int:
+            whole(priority, "priority", 0, 9)
+        if kind != "default":
+            text(kind, "kind", LARGEST_KIND)
+        return item
+    if isinstance(item, dict) or item is None:
+        return NewTask(item)
+    raise PayloadError(
+        f"payload: {shown(item)} is not a JSON object", hint="Push a dict, or a NewTask around one.", field="payload"
+    )
+
+
+# --- payloads ---------------------------------------------------------------------------------------------------------
+
+STRICT = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
+
+
+def payload(value: Json | None, largest: int = LARGEST_PAYLOAD) -> bytes:
+    """A payload as JSON. orjson refuses most of what is not JSON; what it lets through (NaN becomes null, NUL, depth)
+    shows in its output, and only then the value itself is walked."""
+    if value is None:
+        return b"{}"
+    if type(value) is not dict:
+        raise PayloadError(f"payload: {shown(value)} is not a JSON object", field="payload")
+    try:
+        raw = orjson.dumps(value, option=STRICT)
+    except (TypeError, ValueError, RecursionError) as error:
+        walk(value)  # names the place; orjson only names the type
+        raise PayloadError(f"payload: {error}", field="payload") from None
+    if len(raw) > largest:
+        raise PayloadTooLarge(f"payload: {len(raw)} bytes are more than {largest}", field="payload")
+    if b"null" in raw or b"\\u0000" in raw or (len(raw) > 2 * DEEPEST and raw.count(b"[") + raw.count(b"{") > DEEPEST):
+        walk(value)
+    return raw
+
+
+def walk(value: object) -> None:
+    """Refuses what is not plain JSON, and names the place. Iterative, so that depth and cycles end in an error of ours."""
+    stack: list[tuple[object, str, int]] = [(value, "payload", 1)]
+    while stack:
+        here, path, depth = stack.pop()
+        if depth > DEEPEST + 1:
+            raise PayloadError(f"{shown_path(path)}: it is nested deeper than {DEEPEST}, or in itself", field="payload")
+        if here is None or here is True or here is False:
+            continue
+        kind = type(here)
+        if kind is dict:
+            stack.extend((item, f"{path}.{checked_key(key, path)}", depth + 1) for key, item in here.items())  # type: ignore[attr-defined]
+        elif kind in (list, tuple):
+            stack.extend((item, f"{path}[{n}]", depth + 1) for n, item in enumerate(here))  # type: ignore[arg-type]
+        elif kind is str:
+            checked_text(here, path)  # type: ignore[arg-type]
+        elif kind is int:
+            if not -(2**63) <= here < 2**64:  # type: ignore[operator]
+                raise PayloadError(f"{shown_path(path)}: an integer outside 64 bits", field="payload")
+        elif kind is float:
+            if not math.isfinite(here):  # type: ignore[arg-type]
+                raise PayloadError(f"{shown_path(path)}: {here} is not JSON", field="payload")
+        else:
+            raise PayloadError(
+                f"{shown_path(path)}: {kind.__name__} is not JSON",
+                hint="Turn it into text or numbers first, in the way your handler will read it.",
+                field="payload",
+            )
+
+
+def checked_key(key: object, path: str) -> str:
+    if type(key) is not str:
+        raise PayloadError(f"{shown_path(path)}: the key {shown(key)} is not text", field="payload")
+    checked_text(key, path)
+    return key
+
+
+def checked_text(value: str, path: str) -> None:
+    if "\x00" in value:
+        raise PayloadError(f"{shown_path(path)}: there is a NUL in it, which PostgreSQL can not store", field="payload")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise PayloadError(f"{shown_path(path)}: there is a lone surrogate in it", field="payload") from None
+
+
+def shown_path(path: str) -> str:
+    return ascii(path if len(path) <= 60 else path[:57] + "…")[1:-1]
+
+
+DIGITS_ONLY = bytes(0x31 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
+LONG_NUMBER = b"1" * 19
+
+
+def decode_json(texts: Sequence[str]) -> list[Any]:
+    """Payloads as they are stored. orjson would turn integers outside 64 bits into floats: where one may be, json reads
+    them exactly. One look at the whole batch costs 0.1 µs a payload."""
+    if LONG_NUMBER in "\n".join(texts).encode().translate(DIGITS_ONLY):
+        return [json.loads(one) for one in texts]
+    return list(map(orjson.loads, texts))

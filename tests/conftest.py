@@ -1,0 +1,146 @@
+"""One embedded PostgreSQL for the whole run; a database per test, cloned from a template; and a clock that tests own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from itertools import count
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from penstock import Penstock, Queue
+from penstock.embedded import Server
+
+TEMPLATE = "penstock_template"
+SERVER = pytest.StashKey[Server]()
+DSN = pytest.StashKey[str]()
+NUMBER = count()
+
+# Time stands where a test puts it: `fixed`, or the real clock, plus `shift`.
+CLOCK = """
+    create schema penstock_test;
+    create table penstock_test.clock (fixed timestamptz, shift interval not null);
+    insert into penstock_test.clock values (null, '0');
+    create or replace function penstock.clock() returns timestamptz language sql volatile as
+        $$ select coalesce(fixed, clock_timestamp()) + shift from penstock_test.clock $$;
+"""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The controller starts the server; workers of xdist are told where it is."""
+    if hasattr(config, "workerinput"):
+        config.stash[DSN] = config.workerinput["dsn"]
+        return
+    if config.option.collectonly:
+        return
+    home = Path(tempfile.mkdtemp(prefix="penstock-tests-"))
+    server = Server.start(home, environ=os.environ, settings={"fsync": "off", "shared_buffers": "512MB"})
+    config.stash[SERVER] = server
+    config.stash[DSN] = server.dsn
+    make_template(server.dsn)
+
+
+def make_template(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"create database {TEMPLATE}")
+    target = with_database(dsn, TEMPLATE)
+    with Penstock(target) as penstock:
+        penstock.init()
+        penstock.upkeep()
+    with psycopg.connect(target, autocommit=True) as connection:
+        connection.execute(CLOCK)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: object) -> None:
+    node.workerinput["dsn"] = node.config.stash[DSN]  # type: ignore[attr-defined]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    server = config.stash.get(SERVER, None)
+    if server is not None:
+        server.stop("immediate")
+        shutil.rmtree(server.home, ignore_errors=True)
+
+
+def with_database(dsn: str, name: str) -> str:
+    return psycopg.conninfo.make_conninfo(dsn, dbname=name)
+
+
+class Clock:
+    """The database's clock, in a test's hands."""
+
+    def __init__(self, sql: psycopg.Connection) -> None:
+        self._sql = sql
+
+    def freeze(self) -> None:
+        self._sql.execute("update penstock_test.clock set fixed = clock_timestamp(), shift = '0'")
+
+    def advance(self, seconds: float) -> None:
+        self._sql.execute("update penstock_test.clock set shift = shift + %s", (timedelta(seconds=seconds),))
+
+    def now(self) -> datetime:
+        row = self._sql.execute("select penstock.clock()").fetchone()
+        assert row is not None
+        return row[0]  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def server_dsn(pytestconfig: pytest.Config) -> str:
+    return pytestconfig.stash[DSN]
+
+
+@pytest.fixture
+def make_database(server_dsn: str) -> Iterator[Callable[..., str]]:
+    """A new database, by default with the schema in it; answers its DSN."""
+    made: list[str] = []
+
+    def make(template: str = TEMPLATE) -> str:
+        name = f"test_{os.getpid()}_{next(NUMBER)}"
+        with psycopg.connect(server_dsn, autocommit=True) as connection:
+            connection.execute(f"create database {name} template {template}")
+        made.append(name)
+        return with_database(server_dsn, name)
+
+    yield make
+    with psycopg.connect(server_dsn, autocommit=True) as connection:
+        for name in made:
+            connection.execute(f"drop database {name} with (force)")
+
+
+@pytest.fixture
+def dsn(make_database: Callable[..., str]) -> str:
+    return make_database()
+
+
+@pytest.fixture
+def app(dsn: str, request: pytest.FixtureRequest) -> Iterator[Penstock]:
+    """Whatever a test does, the books must be true afterwards."""
+    with Penstock(dsn) as penstock:
+        yield penstock
+        if request.node.get_closest_marker("unbalanced") is None:
+            verdict = penstock.verify()
+            assert verdict.ok, verdict.findings
+
+
+@pytest.fixture
+def queue(app: Penstock) -> Queue:
+    return app.create_queue("work", max_attempts=3, lease="10s")
+
+
+@pytest.fixture
+def sql(dsn: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def clock(sql: psycopg.Connection) -> Clock:
+    clock = Clock(sql)
+    clock.freeze()
+    return clock
