@@ -21,7 +21,13 @@ def test_a_task_is_pushed_claimed_and_settled(queue: Queue) -> None:
 
     claim = queue.claim(10, worker="w1")
     (task,) = claim.tasks
-    assert (task.id, task.kind, task.subject, task.payload, task.priority) == (pushed.id, "send", "mail:1", {"to": "ann"}, 3)
+    assert (task.id, task.kind, task.subject, task.payload, task.priority) == (
+        pushed.id,
+        "send",
+        "mail:1",
+        {"to": "ann"},
+        3,
+    )
     assert (task.attempt, task.iterations) == (1, 0)
     assert claim.until is not None
     assert claim.until > datetime.now(UTC)
@@ -33,7 +39,9 @@ def test_a_task_is_pushed_claimed_and_settled(queue: Queue) -> None:
 
 def test_push_many_without_subjects_is_one_transaction(queue: Queue, sql: Connection) -> None:
     due = datetime.now(UTC) + timedelta(hours=1)
-    report = queue.push_many([{"n": 1}, None, NewTask({"n": 2}, kind="k\t\\x", priority=0), NewTask({"a\\b": "c\n\t"}, due=due)])
+    report = queue.push_many(
+        [{"n": 1}, None, NewTask({"n": 2}, kind="k\t\\x", priority=0), NewTask({"a\\b": "c\n\t"}, due=due)]
+    )
     assert report.counts == {"created": 4, "updated": 0, "renewed": 0, "reopened": 0, "skipped": 0, "superseded": 0}
     rows = sql.execute("select payload, kind, priority, due, xmin::text from penstock.task order by id").fetchall()
     assert [row[:4] for row in rows] == [
@@ -50,7 +58,13 @@ def test_push_many_without_subjects_is_one_transaction(queue: Queue, sql: Connec
 def test_push_many_with_subjects_reports_every_row(queue: Queue) -> None:
     queue.push(subject="b")
     report = queue.push_many(
-        [NewTask({"n": 1}, "a"), NewTask({"n": 2}, "b"), NewTask({"n": 3}, "a"), NewTask({"n": 4}), NewTask({"n": 5}, "c")]
+        [
+            NewTask({"n": 1}, "a"),
+            NewTask({"n": 2}, "b"),
+            NewTask({"n": 3}, "a"),
+            NewTask({"n": 4}),
+            NewTask({"n": 5}, "c"),
+        ]
     )
     assert report.counts == {"created": 3, "updated": 0, "renewed": 0, "reopened": 0, "skipped": 1, "superseded": 1}
     assert report.total == 5
@@ -119,7 +133,12 @@ def test_each_outcome(queue: Queue, clock: Clock, sql: Connection) -> None:
         },
     )
     assert dict(results) == dict(zip(ids, ("done", "planned", "planned", "dead", "pending", "pending"), strict=True))
-    rows = {row[0]: row[1:] for row in sql.execute("select id, state, attempts, iterations, reason, error, due, payload from penstock.tasks")}
+    rows = {
+        row[0]: row[1:]
+        for row in sql.execute(
+            "select id, state, attempts, iterations, reason, error, due, payload from penstock.tasks"
+        )
+    }
     assert rows[ids[1]] == ("planned", 0, 1, None, None, due, {"n": "next"})
     assert rows[ids[2]][:5] == ("planned", 1, 0, None, "boom")
     assert rows[ids[3]][:5] == ("dead", None, 0, "no such customer", "no such customer")
@@ -127,7 +146,9 @@ def test_each_outcome(queue: Queue, clock: Clock, sql: Connection) -> None:
     assert rows[ids[5]][:3] == ("pending", 0, 1)
     history = dict(sql.execute("select task_id, outcome from penstock.history").fetchall())
     assert history == dict(zip(ids, ("done", "again", "failed", "dead", "released", "again"), strict=True))
-    assert sql.execute("select error_class from penstock.history where outcome = 'failed'").fetchone() == ("ValueError",)
+    assert sql.execute("select error_class from penstock.history where outcome = 'failed'").fetchone() == (
+        "ValueError",
+    )
 
 
 def test_attempts_are_spent(queue: Queue, clock: Clock) -> None:
@@ -267,7 +288,9 @@ def test_a_forked_child_has_connections_of_its_own(queue: Queue) -> None:
 
 def test_an_idle_connection_that_was_cut_is_replaced(queue: Queue, sql: Connection) -> None:
     queue.push()
-    sql.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()")
+    sql.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    )
     queue.push()
     assert queue.status().pending == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import threading
@@ -31,6 +32,9 @@ from penstock.errors import (
 )
 
 OLDEST_SERVER = 150000
+
+# A connection that was cut is replaced, and that is all: without a logging set-up it shall not reach standard error.
+logging.getLogger("psycopg").addHandler(logging.NullHandler())
 Connection = psycopg.Connection[TupleRow]
 
 

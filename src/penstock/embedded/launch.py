@@ -1,0 +1,93 @@
+"""From whatever was left behind to a server that accepts connections. Runs under the lock of the home."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from penstock.embedded import cluster, layout, postmaster
+from penstock.embedded.binaries import major_version, within_reach
+from penstock.embedded.identity import Identity
+from penstock.embedded.settings import queue_settings, render
+from penstock.errors import ConfigError, Unavailable
+
+READY_SECONDS = 60
+STOPPING_SECONDS = 30
+RETRY_SECONDS = 10  # what the processes of a killed server may take to notice and leave
+PASSING = re.compile(r"is still in use|lock file .* already exists|Address already in use")
+# The shell leaves PostgreSQL behind as nobody's child: no zombie and no exit code for the starter to look after.
+DETACHED = '"$@" >&2 & echo $!'
+
+
+def bring_up(home: Path, who: Identity, program: Path, port: int | None, settings: Mapping[str, str]) -> None:
+    state = layout.load_state(home)
+    place = layout.find_place(home, state, who)
+    socket_dir = layout.find_socket_dir(place, state, who)
+    layout.save_state(home, state)
+    major = major_version(program)
+    binaries = within_reach(program, who, place)
+    data = place / "data"
+    if not data.exists():
+        cluster.create(home, place, binaries, who)
+    cluster.check_version(data, major, program)
+    patience = time.monotonic() + RETRY_SECONDS
+    while True:
+        try:
+            if settle(data, socket_dir):
+                return
+            state["port"] = free_port(state.get("port")) if port is None else free_port(port, must=True)
+            layout.save_state(home, state)
+            wanted = {**queue_settings(socket_dir, state["port"]), **settings}
+            layout.write(place / "penstock.conf", render(wanted), 0o644)
+            launch(home, data, binaries, who)
+        except Unavailable:
+            if time.monotonic() > patience:
+                raise
+            time.sleep(0.2)
+        else:
+            return
+
+
+def settle(data: Path, socket_dir: Path) -> bool:
+    """What is there already: True when it is a server that became ready, else the way is free."""
+    found = postmaster.find(data)
+    if found and found.status != "stopping":
+        return postmaster.ready(found.pid, data, READY_SECONDS)
+    if found:
+        postmaster.gone(found.pid, data, STOPPING_SECONDS)
+    elif postmaster.answers(socket_dir):
+        raise Unavailable(
+            f"a server answers in {socket_dir}, but its process cannot be seen from here",
+            hint="stop it where it runs: in another container, perhaps",
+        )
+    postmaster.clear_stale(data, socket_dir)
+    return False
+
+
+def launch(home: Path, data: Path, binaries: Path, who: Identity) -> None:
+    with layout.open_log(home) as log:
+        mark = log.tell()
+        done = who.run("/bin/sh", "-c", DETACHED, "sh", str(binaries / "postgres"), "-D", str(data), log=log)
+        if done.stdout.strip() and postmaster.ready(int(done.stdout), data, READY_SECONDS):
+            return
+        said = layout.said_since(log, mark)
+    message = f"PostgreSQL did not start. The last lines of {log.name}:\n{said}"
+    if PASSING.search(said):
+        raise Unavailable(message, hint="processes of the server before may still be at work: wait, or end them")
+    raise ConfigError(message)
+
+
+def free_port(wanted: int | None, *, must: bool = False) -> int:
+    """The wanted loopback port if it is free, else any other."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted or 0))
+        except (OSError, OverflowError) as error:
+            if must:
+                raise ConfigError(f"port {wanted} of 127.0.0.1 cannot be used: {error}") from error
+            return free_port(None, must=True)
+        return int(probe.getsockname()[1])

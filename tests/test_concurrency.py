@@ -1,0 +1,148 @@
+"""Many at once: nothing twice, nothing lost, nothing in two places, no deadlock, counters exact in every snapshot."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection as Pipe
+
+import psycopg
+import pytest
+
+import hot_client
+from penstock import Penstock, Queue
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def test_two_hundred_claimers_share_a_queue(queue: Queue, dsn: str) -> None:
+    tasks, claimers = 6_000, 200
+    queue.push_many({"n": n} for n in range(tasks))
+    start = threading.Barrier(claimers)
+
+    def claim(n: int) -> list[int]:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            start.wait()
+            seen: list[int] = []
+            misses = 0
+            while misses < 3:
+                rows = connection.execute("select token, id from penstock.claim('work', %s)", (1 + n % 9,)).fetchall()
+                misses = 0 if rows else misses + 1
+                seen.extend(row[1] for row in rows)
+                if rows:
+                    connection.execute("select from penstock.settle(%s, %s)", (rows[0][0], [row[1] for row in rows]))
+            return seen
+
+    with ThreadPoolExecutor(claimers) as pool:
+        given = Counter(id_ for seen in pool.map(claim, range(claimers)) for id_ in seen)
+    assert len(given) == tasks, "some were skipped"
+    assert max(given.values()) == 1, "some were given twice"
+
+
+# --- the hot mix ------------------------------------------------------------------------------------------------------
+
+
+def watch(dsn: str, stop: threading.Event, wrong: list[object]) -> None:
+    """REPEATABLE READ snapshots, all the while: in each of them the books are true."""
+    with psycopg.connect(dsn) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        while not stop.is_set():
+            found = connection.execute("select * from penstock.verify()").fetchall()
+            connection.rollback()
+            wrong.extend(found)
+            stop.wait(0.05)
+
+
+def disturb(dsn: str, clients: list[multiprocessing.process.BaseProcess], dice: random.Random) -> int:
+    """Now and then a backend is terminated, now and then a client is killed. Answers the pid of a killed client."""
+    if dice.random() < 0.2:
+        victim = dice.choice(clients)
+        if victim.pid is not None and victim.is_alive():
+            os.kill(victim.pid, signal.SIGKILL)
+            return victim.pid
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database()"
+            " and application_name = 'penstock' and pid <> pg_backend_pid() order by random() limit 1"
+        )
+    return 0
+
+
+@pytest.mark.parametrize("seconds", [12, pytest.param(60, marks=pytest.mark.slow)], ids=["quick", "minute"])
+def test_the_lock_rule_over_hot_subjects(app: Penstock, dsn: str, seconds: float) -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    app.create_queue("hot", lease="1s", max_attempts=None)
+    dice = random.Random(seed)
+    stop, wrong = threading.Event(), list[object]()
+    watcher = threading.Thread(target=watch, args=(dsn, stop, wrong))
+    watcher.start()
+
+    def hire(n: int) -> tuple[multiprocessing.process.BaseProcess, Pipe]:
+        ours, theirs = SPAWN.Pipe(duplex=False)
+        client = SPAWN.Process(target=hot_client.run, args=(dsn, seed + n, seconds, theirs))
+        client.start()
+        theirs.close()
+        return client, ours
+
+    crew = [hire(n) for n in range(12)]
+    for _, report in crew:
+        assert report.recv() == "ready"
+    until = time.monotonic() + seconds
+    total: Counter[str] = Counter()
+    n = len(crew)
+    while time.monotonic() < until:
+        time.sleep(0.5)
+        killed = disturb(dsn, [client for client, _ in crew], dice)
+        for place, (client, _) in enumerate(crew):
+            if killed and client.pid == killed and time.monotonic() < until - 2:
+                client.join()
+                crew[place] = hire(n := n + 1)
+                total["killed"] += 1
+    for client, report in crew:
+        total.update(last_words(report))
+        client.join(60)
+    stop.set()
+    watcher.join()
+    print(dict(total))
+    assert not wrong, wrong[:5]
+    assert total["deadlock"] == 0
+    assert not [word for word in total if word.startswith("unexpected")], total
+    assert min(total["push"], total["one"], total["run"], total["upkeep"], total["abandon"]) > 0
+    drained(app)
+
+
+def last_words(report: Pipe) -> dict[str, int]:
+    """What a client counted; nothing, if it was killed."""
+    try:
+        while report.poll(120):
+            said = report.recv()
+            if isinstance(said, dict):
+                return said
+    except EOFError:
+        pass
+    return {}
+
+
+def drained(app: Penstock) -> None:
+    """Liveness: once all is quiet, everything that waits can be done."""
+    queue = app.queue("hot")
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        claim = queue.claim(100)
+        if claim:
+            queue.settle(claim)
+            continue
+        status = queue.status()
+        if status.pending + status.active == 0:
+            break
+        time.sleep(0.1)
+    status = queue.status()
+    assert (status.pending, status.active) == (0, 0)
+    assert app.verify().ok
