@@ -16,6 +16,8 @@ from psycopg import IsolationLevel, pq
 from psycopg.abc import Buffer
 from psycopg.adapt import Dumper
 from psycopg.rows import TupleRow
+from psycopg.types.numeric import Int8BinaryLoader
+from psycopg.types.string import ByteaBinaryLoader
 
 from penstock.errors import (
     AuthError,
@@ -27,6 +29,7 @@ from penstock.errors import (
     PayloadTooLarge,
     PenstockError,
     SchemaVersionError,
+    Taken,
     Unavailable,
     ValidationError,
 )
@@ -145,6 +148,7 @@ def configure(connection: Connection) -> None:
         )
     connection.isolation_level = IsolationLevel.READ_COMMITTED
     connection.adapters.register_dumper(TextArray, TextArrayDumper)
+    connection.adapters.register_dumper(IdArray, IdArrayDumper)
 
 
 @contextmanager
@@ -213,6 +217,8 @@ def as_ours(error: psycopg.Error, source: str | None = None, dsn: str | None = N
         return Unavailable(message, reason="read_only", hint="Connect to the primary.")
     if state in ("22P05", "22P02", "22021", "22003", "22030", "54001"):
         return PayloadError(f"payload: {message}", field="payload")
+    if state == "23505" and error.diag.constraint_name == "task_subject":
+        return Taken("a subject exists already")
     if state == "23514":
         return ValidationError(f"{error.diag.constraint_name}: {message}")
     if state in ("40001", "40P01", "55P03", "57014"):
@@ -239,6 +245,16 @@ def described(dsn: str | None) -> str:
     return f"{name or 'the default database'} at {host or 'the default host'}{f':{port}' if port else ''}"
 
 
+def fetch_raw(connection: Connection, query: str, parameters: Sequence[Any]) -> list[TupleRow]:
+    """Rows with moments as microseconds since 2000, and uuid and jsonb as their bytes: a claim reads half a million of
+    them a second, and psycopg's objects for them cost more than PostgreSQL's whole work."""
+    with connection.cursor(binary=True) as cursor:
+        cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)
+        cursor.adapters.register_loader("uuid", ByteaBinaryLoader)
+        cursor.adapters.register_loader("jsonb", ByteaBinaryLoader)
+        return cursor.execute(query.encode(), parameters).fetchall()
+
+
 class TextArray:
     """Texts for PostgreSQL as one binary array: a third of the cost of psycopg's own list, element by element."""
 
@@ -248,18 +264,36 @@ class TextArray:
         self.values = values
 
 
+class IdArray:
+    """Ids for PostgreSQL as one binary array."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Sequence[int]) -> None:
+        self.values = values
+
+
 class TextArrayDumper(Dumper):
     format = pq.Format.BINARY
     oid: ClassVar[int] = 1009  # text[]
 
     def dump(self, obj: TextArray) -> Buffer:
         pack = struct.Struct("!i").pack
-        has_null = None in obj.values
-        head = struct.pack("!iiIii", 1, int(has_null), 25, len(obj.values), 1)
-        if not obj.values:
-            return struct.pack("!iiI", 0, 0, 25)
-        if has_null:
-            body = b"".join([b"\xff\xff\xff\xff" if one is None else pack(len(one)) + one for one in obj.values])
-        else:
-            body = b"".join([pack(len(one)) + one for one in obj.values if one is not None])
-        return head + body
+        if None in obj.values:
+            body = [b"\xff\xff\xff\xff" if one is None else pack(len(one)) + one for one in obj.values]
+            return array_head(len(body), 25, nulls=1) + b"".join(body)
+        return array_head(len(obj.values), 25) + b"".join([pack(len(one)) + one for one in obj.values if one is not None])
+
+
+class IdArrayDumper(Dumper):
+    format = pq.Format.BINARY
+    oid: ClassVar[int] = 1016  # bigint[]
+
+    def dump(self, obj: IdArray) -> Buffer:
+        pack = struct.Struct("!iq").pack
+        return array_head(len(obj.values), 20) + b"".join([pack(8, one) for one in obj.values])
+
+
+def array_head(length: int, element: int, nulls: int = 0) -> bytes:
+    """PostgreSQL's binary form of an array with one dimension; an empty one has none."""
+    return struct.pack("!iiIii", 1, nulls, element, length, 1) if length else struct.pack("!iiI", 0, 0, element)

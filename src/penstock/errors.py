@@ -6,6 +6,7 @@
     │       └── PayloadTooLarge  PS1003
     ├── NotFound             PS2001  no such queue or task                             exit 1
     ├── Conflict             PS2002  the present state does not allow it               exit 1
+    │   ├── Taken                    a subject exists already
     │   └── LeaseLost        PS2003  the lease is no longer ours; nothing was changed  exit 1
     ├── ConfigError          PS3001  where to connect, or how, is not known            exit 3
     │   ├── AuthError        PS3002  PostgreSQL refused the user or password           exit 3
@@ -77,6 +78,10 @@ class NotFound(PenstockError, LookupError):
 
 class Conflict(PenstockError):
     code = "PS2002"
+
+
+class Taken(Conflict):
+    """A subject exists already."""
 
 
 class LeaseLost(Conflict):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import marshal
 import threading
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -14,8 +12,8 @@ from uuid import UUID, uuid4
 import orjson
 
 from penstock import validate
-from penstock.database import Connection, Database, TextArray
-from penstock.errors import LeaseLost, NotFound, PartialPush, Unavailable, ValidationError, shown
+from penstock.database import Connection, Database, IdArray, TextArray, fetch_raw
+from penstock.errors import LeaseLost, NotFound, PartialPush, Taken, Unavailable, ValidationError, shown
 from penstock.model import (
     PUSH_RESULTS,
     Claim,
@@ -29,9 +27,9 @@ from penstock.model import (
     PushReport,
     QueueSettings,
     QueueStatus,
-    Settled,
     Task,
     Verification,
+    from_micros,
 )
 from penstock.retry import Strategy
 from penstock.spool import Chunk, Spool
@@ -39,7 +37,6 @@ from penstock.validate import Duration
 
 Progress = Callable[[int], None]
 T = TypeVar("T")
-NAMED_CHUNK = 2_000
 RETRIES = 6
 
 
@@ -105,12 +102,12 @@ class Queue:
         is new stays in memory; one transaction."""
         counts = {"created": spool.rows}
         with self._database.transaction() as connection:
-            queue_id = self._enter(connection, batch, 0, spool.rows, spool.checksum, counts)
-            if queue_id is not None:
+            known, queue_id = self._enter(connection, batch, 0, spool.rows, spool.checksum, counts)
+            if known is None:
                 written = 0
                 for chunk in spool.chunks():
                     columns, data = copy_text(queue_id, chunk)
-                    with connection.cursor().copy(f"copy penstock.task ({columns}) from stdin") as copy:
+                    with connection.cursor().copy(f"copy penstock.task ({columns}) from stdin".encode()) as copy:
                         copy.write(data)
                     written += len(chunk.payloads)
                     if progress:
@@ -118,11 +115,17 @@ class Queue:
         return PushReport(batch, created=spool.rows)
 
     def _push_named(self, spool: Spool, batch: UUID, on_conflict: str, progress: Progress | None) -> PushReport:
+        """Part by part. As long as no subject was taken, by COPY; from the first one that was, by the function that
+        knows what to do then, at twice the cost."""
         totals = dict.fromkeys(PUSH_RESULTS, 0)
-        written = 0
-        for part, piece in enumerate(piece for chunk in spool.chunks() for piece in pieces(chunk, NAMED_CHUNK)):
+        written, copying = 0, True
+        for part, chunk in enumerate(spool.chunks()):
             try:
-                report = persistently(lambda part=part, piece=piece: self._push_piece(piece, batch, part, on_conflict))  # type: ignore[misc]
+                if copying:
+                    counts = persistently(lambda part=part, chunk=chunk: self._copy_part(chunk, batch, part))  # type: ignore[misc]
+                    copying = counts is not None
+                if not copying:
+                    counts = persistently(lambda part=part, chunk=chunk: self._merge_part(chunk, batch, part, on_conflict))  # type: ignore[misc]
             except Unavailable as error:
                 raise PartialPush(
                     f"{written} of {spool.rows} tasks are written: {error.message}",
@@ -130,31 +133,46 @@ class Queue:
                     written=written,
                     hint=f"Repeat the call with batch_id={batch}.",
                 ) from error
-            for word, count in report.items():
+            for word, count in counts.items():
                 totals[word] += count
-            written += len(piece.payloads)
+            written += len(chunk.payloads)
             if progress:
                 progress(written)
         return PushReport(batch, **totals)
 
-    def _push_piece(self, piece: Chunk, batch: UUID, part: int, on_conflict: str) -> dict[str, int]:
+    def _copy_part(self, chunk: Chunk, batch: UUID, part: int) -> dict[str, int] | None:
+        """None: a subject is taken. In the order of subjects, as everybody writes them, so that two pushes never wait
+        for each other in a circle; with ids in the order given, so that the first runs first."""
+        if not distinct(chunk.subjects):
+            return None
+        counts = {"created": len(chunk.payloads)}
+        try:
+            with self._database.transaction() as connection:
+                known, queue_id = self._enter(connection, batch, part, len(chunk.payloads), chunk.checksum, counts)
+                if known is not None:
+                    return known
+                ids = connection.execute(RESERVE, (len(chunk.payloads),)).fetchall()
+                columns, data = copy_text(queue_id, chunk, [id_ for (id_,) in ids])
+                with connection.cursor().copy(f"copy penstock.task ({columns}) from stdin".encode()) as copy:
+                    copy.write(data)
+        except Taken:
+            return None
+        return counts
+
+    def _merge_part(self, chunk: Chunk, batch: UUID, part: int, on_conflict: str) -> dict[str, int]:
         with self._database.transaction() as connection:
-            known = connection.execute(
-                "select penstock.enter_part(%s, %s, %s, %s, %s, '{}')::text",
-                (self.name, batch, part, len(piece.payloads), str(hash_of(piece))),
-            ).fetchone()
-            if known and known[0] is not None:
-                return dict(orjson.loads(known[0]))
+            known, _ = self._enter(connection, batch, part, len(chunk.payloads), chunk.checksum, {})
+            if known is not None:
+                return known
             rows = connection.execute(
-                "select result, count(*) from penstock.push_many(%s, %b, %b, %b, %s::timestamptz[], %s::smallint[], %s)"
-                " group by result",
+                PUSH_MANY,
                 (
                     self.name,
-                    TextArray(piece.payloads),
-                    piece.subjects and TextArray(piece.subjects),
-                    piece.kinds and TextArray(piece.kinds),
-                    piece.dues and [None if one is None else one.decode() for one in piece.dues],
-                    piece.priorities,
+                    TextArray(chunk.payloads),
+                    chunk.subjects and TextArray(chunk.subjects),
+                    chunk.kinds and TextArray(chunk.kinds),
+                    chunk.dues and TextArray(chunk.dues),
+                    chunk.priorities,
                     on_conflict,
                 ),
             ).fetchall()
@@ -166,14 +184,14 @@ class Queue:
 
     def _enter(
         self, connection: Connection, batch: UUID, part: int, rows: int, checksum: int, counts: Mapping[str, int]
-    ) -> int | None:
-        """The queue's id, or None when this part was written before."""
+    ) -> tuple[dict[str, int] | None, int]:
+        """What was reported when this part was written before, if it was; and the queue's id."""
         row = connection.execute(
-            "select (penstock.the_queue(%s)).id, penstock.enter_part(%s, %s, %s, %s, %s, %s::jsonb) is null",
-            (self.name, self.name, batch, part, rows, str(checksum), orjson.dumps(counts).decode()),
+            "select penstock.enter_part(%s, %s, %s, %s, %s, %s::jsonb)::text, (penstock.the_queue(%s)).id",
+            (self.name, batch, part, rows, str(checksum), orjson.dumps(counts).decode(), self.name),
         ).fetchone()
         assert row is not None
-        return int(row[0]) if row[1] else None
+        return (None if row[0] is None else orjson.loads(row[0])), row[1]
 
     # --- claim, extend, settle, release -----------------------------------------------------------------------------
 
@@ -190,18 +208,16 @@ class Queue:
         hint = self._hint.current()
         began = time.perf_counter()
         with self._database.transaction() as connection:
-            rows = connection.execute(
-                CLAIM, (self.name, limit, length, worker, *(hint or (None, None, None)), may_alone), binary=True
-            ).fetchall()
+            rows = fetch_raw(connection, CLAIM, (self.name, limit, length, worker, *(hint or NO_PLACE), may_alone))
         self._hint.note(rows, limit, hint is None, time.perf_counter() - began)
         if not rows:
             return Claim(self.name, None, None, ())
-        ids, kinds, subjects, texts, priorities, dues, attempts, iterations, created, tokens, untils = zip(
+        ids, kinds, subjects, payloads, priorities, attempts, iterations, dues, created, tokens, untils = zip(
             *rows, strict=True
         )
-        payloads = validate.decode_json(texts)
-        tasks = map(Task._make, zip(ids, kinds, subjects, payloads, priorities, dues, attempts, iterations, created, strict=True))
-        return Claim(self.name, UUID(tokens[0]), untils[0], tuple(tasks))
+        decoded = validate.decode_payloads(payloads)
+        columns = zip(ids, kinds, subjects, decoded, priorities, attempts, iterations, dues, created, strict=True)
+        return Claim(self.name, UUID(bytes=tokens[0]), from_micros(untils[0]), tuple(map(Task._make, columns)))
 
     def extend(self, claim: Claim | UUID | str, *, lease: Duration | None = None) -> Extended:
         """The lease goes on from now. LeaseLost: it is somebody else's."""
@@ -215,32 +231,31 @@ class Queue:
 
     def settle(
         self, claim: Claim | UUID | str, outcomes: Mapping[int, Outcome] | Iterable[int] | None = None
-    ) -> list[Settled]:
+    ) -> dict[int, str]:
         """Says what became of claimed tasks: a mapping of id to Outcome, or the ids that are done, or nothing: all of
-        the claim is done. What is no longer ours changes nothing and raises LeaseLost, after the rest is applied."""
+        the claim is done. Answers the state each is in now: done, planned, pending or dead.
+
+        What is no longer ours changes nothing and raises LeaseLost, after the rest is applied.
+        """
+        columns: Sequence[Any] = (None,) * 6
         if outcomes is None:
             if not isinstance(claim, Claim):
                 raise ValidationError("outcomes: a token alone does not say which tasks", field="outcomes")
-            outcomes = claim.ids
-        if not isinstance(outcomes, Mapping):
-            ids = validate.ids(outcomes)
-            columns: tuple[Any, ...] = (None,) * 6
+            ids = claim.ids
         else:
             ids = validate.ids(outcomes)
-            columns = settle_columns(list(outcomes.values()))
+            if isinstance(outcomes, Mapping):
+                columns = settle_columns(list(outcomes.values()))
         if not ids:
-            return []
+            return {}
         with self._database.transaction() as connection:
-            rows = connection.execute(SETTLE, (token_of(claim), ids, *columns), binary=True).fetchall()
+            rows = connection.execute(SETTLE, (token_of(claim), IdArray(ids), *columns), binary=True).fetchall()
         return settled(rows)
 
-    def release(self, claim: Claim | UUID | str, *, delay: Duration | None = None) -> list[Settled]:
+    def release(self, claim: Claim | UUID | str, *, delay: Duration | None = None) -> dict[int, str]:
         """Puts back what is still open of the claim, as it was: no attempt burned."""
         with self._database.transaction() as connection:
-            rows = connection.execute(
-                "select id, result from penstock.release(%s, %s, %s)",
-                (token_of(claim), ids_of(claim) or None, validate.delay(delay)),
-            ).fetchall()
+            rows = connection.execute(RELEASE, (token_of(claim), ids_of(claim) or None, validate.delay(delay))).fetchall()
         return settled(rows)
 
     # --- how it stands ----------------------------------------------------------------------------------------------
@@ -254,15 +269,27 @@ class Queue:
 
 Place = tuple[int, datetime, int]
 
-CLAIM = """
-    select id, kind, subject, payload::text, priority, due, attempt, iterations, created, token::text, until
-    from penstock.claim(%s, %s, %s, %s, penstock.at_place(%s::smallint, %s::timestamptz, %s::bigint), %s, false)
+NO_PLACE = (None, None, None)
+
+RESERVE = "select nextval('penstock.task_id_seq') from generate_series(1, %s)"
+PUSH_MANY = """
+    select result, count(*)
+    from penstock.push_many(%s, %s, %s, %s, (%s::text[])::timestamptz[], %s::smallint[], %s)
+    group by result
 """
 
-SETTLE = """
-    select id, result from penstock.settle(%s, %s::bigint[], %s::text[], %s::timestamptz[], %s::interval[],
-                                           %s::text[], %s::text[], %s::text[])
+# All rows of a claim share one token and one end: sent once.
+CLAIM = """
+    select id, kind, subject, payload, priority, attempt, iterations, due, created,
+           case when row_number() over () = 1 then token end, case when row_number() over () = 1 then until end
+    from penstock.claim(%s, %s, %s, %s, penstock.at_place(%s::smallint, %s::timestamptz, %s::bigint), %s, false)
 """
+SETTLE = """
+    select result, array_agg(id)
+    from penstock.settle(%s, %s, %s::text[], %s::timestamptz[], %s::interval[], %s::text[], %s::text[], %s::text[])
+    group by result
+"""
+RELEASE = "select result, array_agg(id) from penstock.release(%s, %s, %s) group by result"
 
 
 class Hint:
@@ -285,7 +312,7 @@ class Hint:
                 self._place = None
                 return
             last = rows[-1]
-            self._place = (last[4], last[5], last[0])
+            self._place = (last[4], from_micros(last[7]), last[0])
             if full:
                 self._next_full = time.monotonic() + max(0.5, min(20 * cost, 0.8))
 
@@ -337,51 +364,52 @@ def storable(text: str | None) -> str | None:
     return cut.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
 
 
-def settled(rows: list[tuple[Any, ...]]) -> list[Settled]:
-    results = [Settled(*row) for row in rows]
-    refused = [one.id for one in results if one.state == "refused"]
-    revoked = [one.id for one in results if one.state == "revoked"]
-    unknown = [one.id for one in results if one.state == "unknown"]
+def settled(rows: list[tuple[str, list[int]]]) -> dict[int, str]:
+    """The answer of a settle, by id. Raises for those that were not ours to settle."""
+    found = dict(rows)
+    refused, revoked, unknown = (found.get(word, []) for word in ("refused", "revoked", "unknown"))
     if refused or revoked:
         raise LeaseLost(
-            f"{len(refused)} refused, {len(revoked)} cancelled of {len(results)}: they are no longer ours",
-            refused=refused,
-            revoked=revoked,
+            f"{len(refused)} refused, {len(revoked)} cancelled: they are no longer ours", refused=refused, revoked=revoked
         )
     if unknown:
-        raise NotFound(f"id: {shown(unknown[0])} was never in this lease ({len(unknown)} in all)")
-    return results
+        raise NotFound(f"id: {unknown[0]} was never in this lease ({len(unknown)} in all)")
+    return {id_: state for state, ids in rows for id_ in ids}
 
 
-def copy_text(queue_id: int, chunk: Chunk) -> tuple[str, bytes]:
-    """A chunk as COPY's text format. JSON has no raw tabs or newlines in it; only backslashes must be doubled."""
+def copy_text(queue_id: int, chunk: Chunk, ids: list[int] | None = None) -> tuple[str, bytes]:
+    """A chunk as COPY's text format, in the order of subjects. JSON has no raw tabs or newlines in it."""
     head = b"%d\t" % queue_id
-    extra: list[tuple[str, list[bytes]]] = []
+    columns: dict[str, list[bytes]] = {}
+    if ids is not None:
+        columns["id"] = [b"%d" % one for one in ids]
+    if chunk.subjects is not None:
+        columns["subject"] = [b"\\N" if one is None else copy_escaped(one) for one in chunk.subjects]
     if chunk.kinds is not None:
-        extra.append(("kind", [copy_escaped(one) for one in chunk.kinds]))
+        columns["kind"] = [copy_escaped(one) for one in chunk.kinds]
     if chunk.priorities is not None:
-        extra.append(("priority", [b"%d" % one for one in chunk.priorities]))
+        columns["priority"] = [b"%d" % one for one in chunk.priorities]
     if chunk.dues is not None:
-        extra.append(("due", [b"\\N" if one is None else one for one in chunk.dues]))
-    if not extra:
+        columns["due"] = [b"\\N" if one is None else one for one in chunk.dues]
+    if not columns:
         joined = (b"\n" + head).join(chunk.payloads)
         return "queue_id, payload", head + joined.replace(b"\\", b"\\\\") + b"\n"
-    columns = [[one.replace(b"\\", b"\\\\") for one in chunk.payloads], *(values for _, values in extra)]
-    lines = [head + b"\t".join(row) for row in zip(*columns, strict=True)]
-    return ", ".join(["queue_id", "payload", *(name for name, _ in extra)]), b"\n".join(lines) + b"\n"
+    columns["payload"] = [one.replace(b"\\", b"\\\\") for one in chunk.payloads]
+    lines = [head + b"\t".join(row) for row in zip(*columns.values(), strict=True)]
+    if chunk.subjects is not None:
+        # Byte by byte, as PostgreSQL's collation "C" does.
+        order = sorted(range(len(lines)), key=[one or b"" for one in chunk.subjects].__getitem__)
+        lines = [lines[n] for n in order]
+    return ", ".join(("queue_id", *columns)), b"\n".join(lines) + b"\n"
 
 
 def copy_escaped(value: bytes) -> bytes:
     return value.replace(b"\\", b"\\\\").replace(b"\t", b"\\t").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
 
 
-def pieces(chunk: Chunk, size: int) -> Iterator[Chunk]:
-    for at in range(0, len(chunk.payloads), size):
-        yield Chunk(*(column and column[at : at + size] for column in chunk))  # type: ignore[arg-type]
-
-
-def hash_of(piece: Chunk) -> int:
-    return zlib.crc32(marshal.dumps(tuple(piece), 2))
+def distinct(subjects: list[bytes | None] | None) -> bool:
+    named = [one for one in subjects or () if one is not None]
+    return len({*named}) == len(named)
 
 
 def persistently(attempt: Callable[[], T]) -> T:

@@ -6,17 +6,21 @@ from __future__ import annotations
 import marshal
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC
+from itertools import islice
 from types import TracebackType
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Self
 
+from penstock import validate
 from penstock.errors import ValidationError
 from penstock.model import Json, NewTask
-from penstock.validate import LARGEST_PAYLOAD, new_task, payload
 
+# A chunk is what one statement writes. It ends at so many tasks or bytes, and always at the same ones for the same
+# tasks: a repeated batch must find its parts in the ledger.
 CHUNK = 10_000
 CHUNK_BYTES = 8 << 20
+BATCH = 250
 IN_MEMORY = 32 << 20
 
 
@@ -28,21 +32,21 @@ class Chunk(NamedTuple):
     kinds: list[bytes] | None
     dues: list[bytes | None] | None
     priorities: list[int] | None
+    checksum: int
 
 
 class Spool:
     """Write once, read any number of times. `named` says whether any task has a subject."""
 
-    def __init__(self, *, chunk: int = CHUNK, largest: int = LARGEST_PAYLOAD) -> None:
-        self._chunk = chunk
+    def __init__(self, *, largest: int = validate.LARGEST_PAYLOAD) -> None:
         self._largest = largest
-        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY, prefix="penstock-")  # noqa: SIM115
+        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY, prefix="penstock-")
         self._sizes: list[int] = []
         self.rows = 0
         self.checksum = 0
         self.named = False
 
-    def __enter__(self) -> Spool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -50,61 +54,63 @@ class Spool:
     ) -> None:
         self._file.close()
 
-    def fill(self, items: Iterable[Json | NewTask | None], progress: Callable[[int], None] | None = None) -> None:
+    def fill(self, items: Iterable[Json | NewTask | None]) -> None:
         """Takes all items. An item we do not accept, or an error of the iterable itself, ends the call."""
-        waiting: list[NewTask] = []
+        source = iter(items)
+        tasks: list[NewTask] = []
         payloads: list[bytes] = []
         size = 0
-        for item in items:
+        while batch := list(islice(source, BATCH)):
             try:
-                if type(item) is dict:
-                    raw = payload(item, self._largest)
-                    task = PLAIN
-                else:
-                    task = new_task(item)
-                    raw = payload(task.payload, self._largest)
+                fresh = checked(batch)
+                raws = validate.payloads(batch if fresh is None else [task.payload for task in fresh], self._largest)  # type: ignore[arg-type]
             except ValidationError as error:
-                raise error.at(self.rows + len(payloads)) from None
-            payloads.append(raw)
-            waiting.append(task)
-            size += len(raw)
-            if len(payloads) >= self._chunk or size >= CHUNK_BYTES:
-                self._add(payloads, waiting)
-                payloads, waiting, size = [], [], 0
-                if progress:
-                    progress(self.rows)
+                raise error.at(self.rows + len(payloads) + (error.index or 0)) from None
+            tasks += fresh or [PLAIN] * len(batch)
+            payloads += raws
+            size += sum(map(len, raws))
+            if len(payloads) >= CHUNK or size >= CHUNK_BYTES:
+                self._add(payloads, tasks)
+                tasks, payloads, size = [], [], 0
         if payloads:
-            self._add(payloads, waiting)
-            if progress:
-                progress(self.rows)
+            self._add(payloads, tasks)
 
     def chunks(self) -> Iterator[Chunk]:
         self._file.seek(0)
         for size in self._sizes:
-            yield Chunk(*marshal.loads(self._file.read(size)))  # noqa: S302 - our own private file
+            data = self._file.read(size)
+            yield Chunk(*marshal.loads(data), zlib.crc32(data))  # noqa: S302 - our own private file
 
     def _add(self, payloads: list[bytes], tasks: list[NewTask]) -> None:
-        plain = tasks.count(PLAIN) == len(tasks)
-        chunk = Chunk(payloads, None, None, None, None) if plain else with_columns(payloads, tasks)
-        data = marshal.dumps(tuple(chunk), 2)  # version 2: the same bytes for the same values, always
+        columns = (payloads, *task_columns(tasks))
+        data = marshal.dumps(columns, 2)  # version 2: the same bytes for the same values, always
         self._file.write(data)
         self._sizes.append(len(data))
         self.rows += len(payloads)
         self.checksum = zlib.crc32(data, self.checksum)
-        self.named = self.named or chunk.subjects is not None
+        self.named = self.named or columns[1] is not None
 
 
 PLAIN = NewTask({})
+NO_COLUMNS = (None, None, None, None)
 
 
-def with_columns(payloads: list[bytes], tasks: list[NewTask]) -> Chunk:
+def checked(batch: list[Json | NewTask | None]) -> list[NewTask] | None:
+    """None: nothing but payloads. Making tasks of them would cost more than encoding them."""
+    if {*map(type, batch)} == {dict}:
+        return None
+    return [validate.at(n, validate.new_task, item) for n, item in enumerate(batch)]
+
+
+def task_columns(
+    tasks: list[NewTask],
+) -> tuple[list[bytes | None] | None, list[bytes] | None, list[bytes | None] | None, list[int] | None]:
+    if tasks.count(PLAIN) == len(tasks):
+        return NO_COLUMNS
     _, subjects, dues, priorities, kinds = zip(*tasks, strict=True)
-    return Chunk(
-        payloads,
-        [None if one is None else one.encode() for one in subjects] if any(s is not None for s in subjects) else None,
-        [one.encode() for one in kinds] if set(kinds) != {"default"} else None,
-        [None if one is None else one.astimezone(UTC).isoformat().encode() for one in dues]
-        if any(d is not None for d in dues)
-        else None,
-        list(priorities) if set(priorities) != {5} else None,
+    return (
+        None if {*subjects} == {None} else [one and one.encode() for one in subjects],
+        None if {*kinds} == {"default"} else [one.encode() for one in kinds],
+        None if {*dues} == {None} else [one and one.astimezone(UTC).isoformat().encode() for one in dues],
+        None if {*priorities} == {5} else list(priorities),
     )

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from decimal import Decimal
+from enum import Enum
+from types import NoneType
+from typing import Any, TypeVar
 from uuid import UUID
 
 import orjson
@@ -16,10 +19,11 @@ from penstock.errors import PayloadError, PayloadTooLarge, ValidationError, show
 from penstock.model import Json, NewTask
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
-DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d|w)")
+DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h|d|w)")
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 LONGEST_DELAY = timedelta(days=3650)
+EARLIEST = datetime(1, 1, 2, tzinfo=UTC)  # in some time zone anything earlier is a moment that Python can not read
 SHORTEST_LEASE, LONGEST_LEASE = timedelta(milliseconds=100), timedelta(hours=24)
 LARGEST_CLAIM = 10_000
 LARGEST_SUBJECT = 512
@@ -28,6 +32,7 @@ LARGEST_PAYLOAD = 1 << 20
 DEEPEST = 100
 
 Duration = str | int | float | timedelta
+T = TypeVar("T")
 
 
 def queue_name(value: object) -> str:
@@ -51,7 +56,7 @@ def duration(value: Duration, field: str) -> timedelta:
         if not parts or "".join(number + unit for number, unit in parts) != value.strip().replace(" ", ""):
             raise ValidationError(f"{field}: {shown(value)} is not a duration", hint=DURATION_HINT, field=field)
         value = sum(float(number) * SECONDS[unit] for number, unit in parts)
-    if not math.isfinite(value) or abs(value) > 1e11:
+    if not -1e11 <= value <= 1e11:
         raise ValidationError(f"{field}: {shown(value)} is not a length of time", hint=DURATION_HINT, field=field)
     return timedelta(seconds=value)
 
@@ -119,6 +124,8 @@ def moment(value: object, field: str = "due") -> datetime:
         raise ValidationError(
             f"{field}: {shown(value.isoformat())} has no time zone", hint="Use datetime.now(UTC).", field=field
         )
+    if value < EARLIEST:
+        raise ValidationError(f"{field}: {shown(value.isoformat())} is before 0001-01-02", field=field)
     if value > datetime.now(UTC) + LONGEST_DELAY:
         raise ValidationError(f"{field}: {shown(value.isoformat())} is more than ten years ahead", field=field)
     return value
@@ -169,8 +176,7 @@ STRICT = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | or
 
 
 def payload(value: Json | None, largest: int = LARGEST_PAYLOAD) -> bytes:
-    """A payload as JSON. orjson refuses most of what is not JSON; what it lets through (NaN becomes null, NUL, depth)
-    shows in its output, and only then the value itself is walked."""
+    """A payload as JSON."""
     if value is None:
         return b"{}"
     if type(value) is not dict:
@@ -180,27 +186,57 @@ def payload(value: Json | None, largest: int = LARGEST_PAYLOAD) -> bytes:
     except (TypeError, ValueError, RecursionError) as error:
         walk(value)  # names the place; orjson only names the type
         raise PayloadError(f"payload: {error}", field="payload") from None
+    inspect(raw, value, largest)
+    return raw
+
+
+def inspect(raw: bytes, value: Json, largest: int = LARGEST_PAYLOAD) -> None:
+    """orjson refuses most of what is not JSON. What it lets through (NaN becomes null, NUL, depth) shows in its output,
+    and only then the value itself is walked."""
     if len(raw) > largest:
         raise PayloadTooLarge(f"payload: {len(raw)} bytes are more than {largest}", field="payload")
     if b"null" in raw or b"\\u0000" in raw or (len(raw) > 2 * DEEPEST and raw.count(b"[") + raw.count(b"{") > DEEPEST):
         walk(value)
-    return raw
+
+
+def payloads(values: Sequence[Json | None], largest: int = LARGEST_PAYLOAD) -> list[bytes]:
+    """Many at once: what `payload` makes of each, but looked at together, at half the cost. The first bad one is named."""
+    try:
+        raws = [b"{}" if value is None else orjson.dumps(value, option=STRICT) for value in values]
+        joined = b"".join(raws)
+        plain = {*map(type, values)} <= {dict, NoneType} and max(map(len, raws), default=0) <= 2 * DEEPEST
+    except (TypeError, ValueError, RecursionError):
+        plain = False
+    if plain and b"null" not in joined and b"\\u0000" not in joined:
+        return raws
+    return [at(n, payload, value, largest) for n, value in enumerate(values)]
+
+
+def at(index: int, check: Callable[..., T], *arguments: object) -> T:
+    """A check of one item of a batch: its error names the item."""
+    try:
+        return check(*arguments)
+    except ValidationError as error:
+        raise error.at(index) from None
 
 
 def walk(value: object) -> None:
-    """Refuses what is not plain JSON, and names the place. Iterative, so that depth and cycles end in an error of ours."""
+    """Refuses what is not plain JSON, and names the place. Iterative, so that depth and cycles end in an error of ours.
+    A UUID is its text and an enum its value, as orjson writes them."""
     stack: list[tuple[object, str, int]] = [(value, "payload", 1)]
     while stack:
         here, path, depth = stack.pop()
-        if depth > DEEPEST + 1:
-            raise PayloadError(f"{shown_path(path)}: it is nested deeper than {DEEPEST}, or in itself", field="payload")
-        if here is None or here is True or here is False:
-            continue
         kind = type(here)
-        if kind is dict:
+        if here is None or kind in (bool, UUID):
+            continue
+        if depth > DEEPEST and kind in (dict, list, tuple):
+            raise PayloadError(f"{shown_path(path)}: it is nested deeper than {DEEPEST}, or in itself", field="payload")
+        if isinstance(here, Enum):
+            stack.append((here.value, path, depth))
+        elif kind is dict:
             stack.extend((item, f"{path}.{checked_key(key, path)}", depth + 1) for key, item in here.items())  # type: ignore[attr-defined]
         elif kind in (list, tuple):
-            stack.extend((item, f"{path}[{n}]", depth + 1) for n, item in enumerate(here))  # type: ignore[arg-type]
+            stack.extend((item, f"{path}[{n}]", depth + 1) for n, item in enumerate(here))  # type: ignore[arg-type, var-annotated]
         elif kind is str:
             checked_text(here, path)  # type: ignore[arg-type]
         elif kind is int:
@@ -241,9 +277,15 @@ DIGITS_ONLY = bytes(0x31 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256
 LONG_NUMBER = b"1" * 19
 
 
-def decode_json(texts: Sequence[str]) -> list[Any]:
-    """Payloads as they are stored. orjson would turn integers outside 64 bits into floats: where one may be, json reads
-    them exactly. One look at the whole batch costs 0.1 µs a payload."""
-    if LONG_NUMBER in "\n".join(texts).encode().translate(DIGITS_ONLY):
-        return [json.loads(one) for one in texts]
-    return list(map(orjson.loads, texts))
+def decode_payloads(stored: Sequence[bytes]) -> list[Any]:
+    """Payloads as PostgreSQL sends jsonb: a version byte, then JSON. orjson would turn integers outside 64 bits into
+    floats: where one may be, json reads them exactly. One look at the whole batch costs 0.1 µs a payload."""
+    if LONG_NUMBER in b"".join(stored).translate(DIGITS_ONLY):
+        return [json.loads(one[1:], parse_int=exact_int) for one in stored]
+    loads = orjson.loads
+    return [loads(one[1:]) for one in stored]
+
+
+def exact_int(digits: str) -> int:
+    """An integer of any length: PostgreSQL stores 131,072 digits, int() alone may refuse any text of more than 640."""
+    return int(digits) if len(digits) <= 640 else int(Decimal(digits))

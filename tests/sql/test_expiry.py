@@ -142,7 +142,7 @@ def test_a_renewed_task_runs_again_whatever_became_of_it(queue: Queue, clock: Cl
         queue.push({"old": 0}, subject="s")
         claim = queue.claim()
         sql.execute("update penstock.task set payload = '{\"new\": 1}', renew = penstock.clock()")
-        assert queue.settle(claim, {claim.ids[0]: outcome}) == [(claim.ids[0], "pending")]
+        assert queue.settle(claim, {claim.ids[0]: outcome}) == {claim.ids[0]: "pending"}
         again = queue.claim()
         assert (again.tasks[0].payload, again.tasks[0].attempt) == ({"new": 1}, 1)
         queue.settle(again)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TextIO
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Literal, NoReturn, TextIO
 
 import typer
 
@@ -40,25 +42,54 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 
 def main() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        tolerate(stream)
+    prepare()
     try:
-        app(standalone_mode=True)
-    except PenstockError as error:
-        fail(error, json="--json" in sys.argv, debug="--debug" in sys.argv)
+        app(prog_name="penstock")
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):
+            # The reader went away (`| head`), which typer and rich call exit 1. It is not our error.
+            give_up_stdout()
+            sys.exit(141)
+        raise
     except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted\n")
         sys.exit(130)
-    except BrokenPipeError:
-        # The reader went away (`| head`): not our error. Nothing more may be written, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+    except PenstockError as error:
+        report(error)
+    except OSError as error:
+        give_up_stdout()
+        report(caused_by(error, f"the system refused: {error}"))
+    except Exception as error:  # noqa: BLE001 - one block, whatever it is
+        hint = "This is a bug in Penstock. --debug shows where."
+        report(caused_by(error, f"{type(error).__name__}: {error}", hint))
 
 
-def tolerate(stream: TextIO | None) -> None:
-    """A terminal that knows no ü gets \\xfc, not a traceback."""
-    if stream is not None and hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="backslashreplace")
+def report(error: PenstockError) -> NoReturn:
+    fail(error, json="--json" in sys.argv, debug="--debug" in sys.argv)
+
+
+def caused_by(cause: Exception, message: str, hint: str | None = None) -> PenstockError:
+    error = PenstockError(message, hint=hint)
+    error.__cause__ = cause
+    return error
+
+
+def prepare() -> None:
+    """A closed stream is an empty one, and a terminal that knows no ü gets \\xfc, not a traceback."""
+    sys.stdin = sys.stdin or nowhere("r")
+    sys.stdout = sys.stdout or nowhere("w")
+    sys.stderr = sys.stderr or nowhere("w")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def nowhere(mode: Literal["r", "w"]) -> TextIO:
+    return Path(os.devnull).open(mode, encoding="utf-8")
+
+
+def give_up_stdout() -> None:
+    """What it could not take would be tried again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

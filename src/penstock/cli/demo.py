@@ -77,7 +77,10 @@ def drain(queue: Queue, dsn: str, processes: int, quiet: bool) -> None:
         raise PenstockError("a worker process of the demo failed", hint="Its own message is above.")
     seconds = time.perf_counter() - began
     done = queue.status().totals["done"] - before.totals["done"]
-    say(f"drained {done:,} tasks in {seconds:.1f} s: {done / seconds:,.0f}/s (starting the processes included)", quiet=quiet)
+    say(
+        f"drained {done:,} tasks in {seconds:.1f} s: {done / seconds:,.0f}/s (starting the processes included)",
+        quiet=quiet,
+    )
 
 
 def work(dsn: str, name: str) -> None:

@@ -2,28 +2,56 @@
 
 from __future__ import annotations
 
+import json as plain_json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
 
-import orjson
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from penstock.errors import PenstockError
+from penstock.app import Penstock
+from penstock.database import described
+from penstock.errors import ConfigError, PenstockError
 
-Dsn = Annotated[str | None, typer.Option("--dsn", help="Where PostgreSQL is; default: PENSTOCK_DSN, DATABASE_URL, PG*, the embedded server.", show_default=False)]
+Dsn = Annotated[
+    str | None,
+    typer.Option(
+        "--dsn",
+        help="Where PostgreSQL is; default: PENSTOCK_DSN, DATABASE_URL, PG*, the embedded server.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
+Verbose = Annotated[
+    bool, typer.Option("-v", "--verbose", help="Say which database is used, and where its DSN came from.")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, change nothing.")]
 
 
+def connected(dsn: str | None, *, verbose: bool = False) -> Penstock:
+    """The database a command is about."""
+    if dsn is not None and not dsn.strip():
+        raise ConfigError("dsn: --dsn is empty", hint="Leave it out to use PENSTOCK_DSN, DATABASE_URL or PG*.")
+    penstock = Penstock(dsn)
+    if verbose:
+        unused = [
+            name for name in ("PENSTOCK_DSN", "DATABASE_URL") if os.environ.get(name) and name != penstock.dsn_source
+        ]
+        beside = f"; {' and '.join(unused)} not used" if unused else ""
+        sys.stderr.write(f"database: {described(penstock.dsn)}, from {penstock.dsn_source}{beside}\n")
+    return penstock
+
+
 def emit(value: Any) -> None:
-    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode() + "\n")
+    """ASCII only: JSON in any terminal."""
+    sys.stdout.write(plain_json.dumps(value, indent=2) + "\n")
     sys.stdout.flush()
 
 
@@ -47,9 +75,10 @@ def fail(error: PenstockError, *, json: bool, debug: bool) -> NoReturn:
     if debug:
         import traceback  # noqa: PLC0415 - only then
 
-        traceback.print_exception(error)
+        # The driver's own words about a DSN it can not read may have the password in them.
+        traceback.print_exception(error, chain=not isinstance(error, ConfigError))
     if json:
-        block = orjson.dumps({"error": {"code": error.code, "message": error.message, "hint": error.hint}}).decode()
+        block = plain_json.dumps({"error": {"code": error.code, "message": error.message, "hint": error.hint}})
     else:
         block = f"error {error.code}: {error.message}" + (f"\n  {error.hint}" if error.hint else "")
     sys.stderr.write(block + "\n")
@@ -75,7 +104,13 @@ def progress_bar(label: str, total: int | None, *, quiet: bool = False) -> Itera
     if quiet or not sys.stderr.isatty():
         yield Bar(None, None)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=False) as progress:
         yield Bar(progress, progress.add_task(label, total=total, rate=""))
 

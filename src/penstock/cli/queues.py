@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock import retry as strategies
-from penstock.app import Penstock
-from penstock.cli.output import AsJson, Debug, DryRun, Dsn, Quiet, age, emit, say, table
+from penstock.cli.output import AsJson, Debug, DryRun, Dsn, Quiet, Verbose, age, connected, emit, say, table
 from penstock.errors import ValidationError
 from penstock.model import QueueSettings
 from penstock.validate import lease as checked_lease
@@ -20,16 +19,25 @@ app = typer.Typer(help="Create and list queues.", no_args_is_help=True)
 @app.command("create")
 def create(
     name: Annotated[str, typer.Argument(help="1 to 63 of a-z, 0-9, _ . -")],
+    *,
     lease: Annotated[str, typer.Option(help="How long a worker may be silent before its tasks go to others.")] = "30s",
-    max_attempts: Annotated[str, typer.Option(help="Tries before a task is dead; `none`: the strategy decides.")] = "20",
+    max_attempts: Annotated[
+        str, typer.Option(help="Tries before a task is dead; `none`: the strategy decides.")
+    ] = "20",
     retry: Annotated[str, typer.Option(help=strategies.GRAMMAR)] = "exponential:5s,factor=2,cap=1h,jitter=0.1",
-    sla: Annotated[str | None, typer.Option(help="The promise: no task waits longer than this.", show_default=False)] = None,
-    keep_done: Annotated[str | None, typer.Option(help="Keep done tasks that long; default: they are deleted at once.", show_default=False)] = None,
+    sla: Annotated[
+        str | None, typer.Option(help="The promise: no task waits longer than this.", show_default=False)
+    ] = None,
+    keep_done: Annotated[
+        str | None,
+        typer.Option(help="Keep done tasks that long; default: they are deleted at once.", show_default=False),
+    ] = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="No error if it exists; it is left as it is.")] = False,
     dry_run: DryRun = False,
     json: AsJson = False,
     quiet: Quiet = False,
     dsn: Dsn = None,
+    verbose: Verbose = False,
     debug: Debug = False,  # noqa: ARG001 - read by main
 ) -> None:
     """Create a queue.
@@ -42,12 +50,14 @@ def create(
     checked_lease(lease)
     if sla is not None:
         positive(sla, "sla")
+    if keep_done is not None:
+        positive(keep_done, "keep_done")
     if dry_run:
         say(f"queue {name} would be created", quiet=quiet or json)
         if json:
             emit({"queue": name, "created": False, "dry_run": True})
         return
-    with Penstock(dsn) as penstock:
+    with connected(dsn, verbose=verbose) as penstock:
         before = {one.queue for one in penstock.queues()} if exist_ok else set()
         penstock.create_queue(
             name, lease=lease, max_attempts=attempts, retry=strategy, sla=sla, keep_done=keep_done, exist_ok=exist_ok
@@ -60,9 +70,16 @@ def create(
 
 
 @app.command("ls")
-def ls(json: AsJson = False, dsn: Dsn = None, debug: Debug = False, quiet: Quiet = False) -> None:  # noqa: ARG001
+def ls(
+    *,
+    json: AsJson = False,
+    quiet: Quiet = False,
+    dsn: Dsn = None,
+    verbose: Verbose = False,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
     """List the queues and their settings."""
-    with Penstock(dsn) as penstock:
+    with connected(dsn, verbose=verbose) as penstock:
         found = penstock.queues()
     if json:
         emit({"queues": [as_json(one) for one in found]})

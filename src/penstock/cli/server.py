@@ -9,7 +9,7 @@ import typer
 
 from penstock import embedded, migrate
 from penstock.app import Penstock
-from penstock.cli.output import AsJson, Debug, Dsn, Quiet, emit, say
+from penstock.cli.output import AsJson, Debug, Dsn, Quiet, Verbose, connected, emit, say
 
 
 def up(json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None:  # noqa: ARG001
@@ -18,7 +18,16 @@ def up(json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None
     with Penstock(server.dsn) as penstock:
         applied = penstock.init()
     if json:
-        emit({"dsn": server.dsn, "dsn_tcp": server.dsn_tcp, "home": str(server.home), "pid": server.pid, "version": server.version, "applied": applied})
+        emit(
+            {
+                "dsn": server.dsn,
+                "dsn_tcp": server.dsn_tcp,
+                "home": str(server.home),
+                "pid": server.pid,
+                "version": server.version,
+                "applied": applied,
+            }
+        )
         return
     say(f"PostgreSQL {server.version} is up in {server.home}", quiet=quiet)
     say(f"  dsn  {server.dsn}", quiet=quiet)
@@ -38,18 +47,22 @@ def down(json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> No
 
 
 def init(
+    *,
     plan: Annotated[bool, typer.Option("--plan", help="Say what would be applied, change nothing.")] = False,
-    sql: Annotated[bool, typer.Option("--sql", help="Print the whole schema as SQL, change nothing; needs no database.")] = False,
+    sql: Annotated[
+        bool, typer.Option("--sql", help="Print the whole schema as SQL, change nothing; needs no database.")
+    ] = False,
     json: AsJson = False,
     quiet: Quiet = False,
     dsn: Dsn = None,
+    verbose: Verbose = False,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Create the schema `penstock`, or bring it up to date. Safe to repeat, and to run from many processes at once."""
     if sql:
         say(migrate.script())
         return
-    with Penstock(dsn) as penstock:
+    with connected(dsn, verbose=verbose) as penstock:
         steps = penstock.plan() if plan else penstock.init()
     if json:
         emit({"planned" if plan else "applied": steps})

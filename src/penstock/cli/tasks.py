@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as plain_json
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -14,9 +15,21 @@ from uuid import UUID
 import orjson
 import typer
 
-from penstock.app import Penstock
-from penstock.cli.output import AsJson, Debug, DryRun, Dsn, Quiet, age, emit, progress_bar, say, table
-from penstock.errors import ConfigError, PayloadError, ValidationError, shown
+from penstock.cli.output import (
+    AsJson,
+    Debug,
+    DryRun,
+    Dsn,
+    Quiet,
+    Verbose,
+    age,
+    connected,
+    emit,
+    progress_bar,
+    say,
+    table,
+)
+from penstock.errors import PayloadError, ValidationError, shown
 from penstock.model import GAUGES, PUSH_RESULTS, NewTask, QueueStatus
 from penstock.spool import Spool
 from penstock.validate import DIGITS_ONLY, LONG_NUMBER, moment, queue_name, token
@@ -28,13 +41,18 @@ BOM = b"\xef\xbb\xbf"
 
 def push(
     queue: Annotated[str, typer.Argument(help="The queue.")],
+    *,
     file: Annotated[str, typer.Option("--file", "-f", help="JSONL, one task a line; `-` is standard input.")] = "-",
     on_conflict: Annotated[str, typer.Option(help="What a subject that exists already gets: skip or error.")] = "skip",
-    batch_id: Annotated[str | None, typer.Option(help="Repeat a push that failed half-way under its id; nothing is doubled.", show_default=False)] = None,
+    batch_id: Annotated[
+        str | None,
+        typer.Option(help="Repeat a push that failed half-way under its id; nothing is doubled.", show_default=False),
+    ] = None,
     dry_run: DryRun = False,
     json: AsJson = False,
     quiet: Quiet = False,
     dsn: Dsn = None,
+    verbose: Verbose = False,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Push tasks: a line is {"payload": {…}, "subject"?: …, "kind"?: …, "due"?: …, "priority"?: 0-9}.
@@ -53,7 +71,10 @@ def push(
                     spool.fill(lines)
                     counts = dict.fromkeys(PUSH_RESULTS, 0) | {"checked": spool.rows}
             else:
-                with Penstock(dsn) as penstock, progress_bar(f"push {queue}", None, quiet=quiet or json) as bar:
+                with (
+                    connected(dsn, verbose=verbose) as penstock,
+                    progress_bar(f"push {queue}", None, quiet=quiet or json) as bar,
+                ):
                     target = penstock.queue(queue)
                     target.status()  # a queue that does not exist is told before a long file is read
                     report = target.push_many(lines, on_conflict=on_conflict, batch_id=batch, progress=bar)  # type: ignore[arg-type]
@@ -61,7 +82,8 @@ def push(
         except ValidationError as error:
             if error.index is None:
                 raise
-            raise type(error)(f"line {lines.number}: {error.bare}", hint=error.hint, field=error.field) from None
+            line = lines.line_of(error.index)
+            raise type(error)(f"line {line}: {error.bare}", hint=error.hint, field=error.field) from None
     if json:
         emit(counts)
     else:
@@ -70,14 +92,16 @@ def push(
 
 def status(
     queue: Annotated[str | None, typer.Argument(help="One queue; default: all.", show_default=False)] = None,
+    *,
     json: AsJson = False,
     quiet: Quiet = False,
     dsn: Dsn = None,
+    verbose: Verbose = False,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """How queues stand: exact counts by state, the oldest age, totals."""
-    with Penstock(dsn) as penstock:
-        found = [penstock.queue(queue).status()] if queue else penstock.status()
+    with connected(dsn, verbose=verbose) as penstock:
+        found = [penstock.queue(queue).status()] if queue is not None else penstock.status()
     if json:
         emit({"queues": [as_json(one) for one in found]})
     elif not quiet:
@@ -86,14 +110,16 @@ def status(
 
 def verify(
     queue: Annotated[str | None, typer.Argument(help="One queue; default: all.", show_default=False)] = None,
+    *,
     json: AsJson = False,
     quiet: Quiet = False,
     dsn: Dsn = None,
+    verbose: Verbose = False,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Recount everything and compare it with the books. Exit 1 when anything is off."""
-    with Penstock(dsn) as penstock:
-        found = penstock.queue(queue).verify() if queue else penstock.verify()
+    with connected(dsn, verbose=verbose) as penstock:
+        found = penstock.queue(queue).verify() if queue is not None else penstock.verify()
     if json:
         emit(
             {
@@ -149,12 +175,10 @@ def as_json(one: QueueStatus) -> dict[str, Any]:
 @contextmanager
 def opened(file: str) -> Iterator[IO[bytes]]:
     if file == "-":
-        if sys.stdin is None:
-            raise ConfigError("standard input is closed", hint="Give --file.")
         yield sys.stdin.buffer
         return
     try:
-        source = Path(file).open("rb")
+        source = Path(file).open("rb")  # noqa: SIM115 - closed below
     except OSError as error:
         raise ValidationError(f"file: {shown(file)}: {error.strerror}", field="file") from None
     with source:
@@ -162,30 +186,41 @@ def opened(file: str) -> Iterator[IO[bytes]]:
 
 
 class Lines:
-    """The tasks of a JSONL file; `number` is the line that was read last."""
+    """The tasks of a JSONL file, and on which line each of them is."""
 
     def __init__(self, source: IO[bytes]) -> None:
         self._source = source
-        self.number = 0
+        self._blank: list[int] = []  # how many tasks came before each blank line
+        self._number = 0
+
+    def line_of(self, task: int) -> int:
+        return task + bisect_right(self._blank, task) + 1
 
     def __iter__(self) -> Iterator[NewTask]:
         while line := self._source.readline(LONGEST_LINE):
-            self.number += 1
+            self._number += 1
             if len(line) >= LONGEST_LINE:
                 self._refuse(f"it is longer than {LONGEST_LINE} bytes")
-            if self.number == 1:
+            if self._number == 1:
                 line = line.removeprefix(BOM)
             if text := line.strip():
                 yield self._task(text)
+            else:
+                self._blank.append(self._number - len(self._blank) - 1)
 
     def _task(self, line: bytes) -> NewTask:
         value = self._parsed(line)
         if type(value) is not dict:
-            self._refuse("it is not a JSON object", hint='A line is {"payload": {…}, "subject"?, "kind"?, "due"?, "priority"?}.')
+            self._refuse(
+                "it is not a JSON object", hint='A line is {"payload": {…}, "subject"?, "kind"?, "due"?, "priority"?}.'
+            )
         unknown = [key for key in value if key not in FIELDS]
         if unknown:
             near = get_close_matches(unknown[0], FIELDS, 1)
-            self._refuse(f"field {shown(unknown[0])} is not known", hint=f"Did you mean {near[0]}?" if near else f"Fields are {', '.join(FIELDS)}.")
+            self._refuse(
+                f"field {shown(unknown[0])} is not known",
+                hint=f"Did you mean {near[0]}?" if near else f"Fields are {', '.join(FIELDS)}.",
+            )
         if type(value.get("payload")) is not dict:
             self._refuse("payload: it is missing, or not a JSON object")
         try:
@@ -209,4 +244,4 @@ class Lines:
             self._refuse(f"it is not JSON: {str(error)[:120]}")
 
     def _refuse(self, message: str, hint: str | None = None) -> NoReturn:
-        raise PayloadError(f"line {self.number}: {message}", hint=hint)
+        raise PayloadError(f"line {self._number}: {message}", hint=hint)

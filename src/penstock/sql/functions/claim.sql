@@ -15,7 +15,7 @@ create or replace function penstock.claim(
     due timestamptz, attempt int, iterations int, created timestamptz
 )
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off as $$
+set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
 #variable_conflict use_column
 declare
     v_queue     constant penstock.queue := penstock.the_queue(p_queue);

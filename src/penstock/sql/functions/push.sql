@@ -89,18 +89,19 @@ begin
 
     -- What is neither inserted nor found has ended meanwhile: insert it again. Bounded, for a very busy subject's sake.
     for v_round in 1 .. 10 loop
-        -- In one order everywhere, (subject, id), so that two pushes never wait for each other in a circle.
+        -- Ids in the order given, so that the first runs first; written in one order everywhere, by subject, so that two
+        -- pushes never wait for each other in a circle.
         with asked as materialized (
             select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind, i.due, i.priority
             from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
                  with ordinality as i(payload, subject, kind, due, priority, n)
             where v_left is null or i.n in (select unnest(v_left))
-            order by i.subject collate "C", i.n
         ), created as (
             insert into penstock.task as t (id, queue_id, priority, kind, subject, payload, due)
             select a.id, v_queue.id, coalesce(a.priority, 5::smallint), coalesce(a.kind, 'default'), a.subject,
                    a.payload::jsonb, a.due
             from asked as a
+            order by a.subject collate "C", a.id
             on conflict (queue_id, subject) where subject is not null do nothing
             returning t.id, case when t.due is null then 'pending' else 'planned' end as state
         )

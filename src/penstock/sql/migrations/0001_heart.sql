@@ -136,10 +136,18 @@ create table penstock.lease (
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500);
 comment on table penstock.lease is 'attempts, companies and crashes are null when all are zero, as they mostly are';
 
+-- Compressing the arrays cost six times the rest of the insert (0.7 ms against 0.12 ms for 500 tasks).
+alter table penstock.lease
+    alter column ids set storage external,
+    alter column dues set storage external,
+    alter column attempts set storage external,
+    alter column companies set storage external,
+    alter column crashes set storage external;
+
 create index lease_until on penstock.lease (queue_id, until);
 
 -- One row per finished attempt, append-only, a partition per UTC day. The id is never a cursor: ids commit out of order.
-create sequence penstock.history_id_seq;
+create sequence penstock.history_id_seq cache 100;
 create table penstock.history (
     id          bigint not null default nextval('penstock.history_id_seq'),
     xid         bigint not null default pg_current_xact_id()::text::bigint,

@@ -1,0 +1,1576 @@
+CREATE SCHEMA penstock;
+COMMENT ON SCHEMA penstock IS 'Penstock: a task queue. All behaviour is in functions; tables are written by them.';
+CREATE TYPE penstock.place AS (
+	priority smallint,
+	due timestamp with time zone,
+	task_id bigint
+);
+CREATE FUNCTION penstock.at_place(p_priority smallint, p_due timestamp with time zone, p_task_id bigint) RETURNS penstock.place
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN (p_task_id IS NOT NULL) THEN ROW(p_priority, p_due, p_task_id)::penstock.place ELSE NULL::penstock.place END;
+CREATE FUNCTION penstock.check_distinct(p_ids bigint[]) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_twice bigint;
+begin
+    select s.id into v_twice from unnest(p_ids) as s(id) group by s.id having count(*) > 1 limit 1;
+    if found then
+        perform penstock.refuse('PS400', format('ids: %s is there twice', v_twice));
+    end if;
+end
+$$;
+CREATE FUNCTION penstock.check_push(p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_largest bigint) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_latest constant timestamptz := penstock.clock() + interval '10 years';
+    v_bad    record;
+begin
+    select i.n - 1 as index, case
+        when i.payload is null then array['PS422', 'payload: null is not a JSON object']
+        when octet_length(i.payload) > p_largest
+            then array['PS413', format('payload: %s bytes are more than %s', octet_length(i.payload), p_largest)]
+        when ltrim(i.payload, E' \t\r\n') not like '{%' then array['PS422', 'payload: it is not a JSON object']
+        when octet_length(i.subject) not between 1 and 512
+            then array['PS400', format('subject: %s bytes are not between 1 and 512', octet_length(i.subject))]
+        when octet_length(i.kind) not between 1 and 128
+            then array['PS400', format('kind: %s bytes are not between 1 and 128', octet_length(i.kind))]
+        when i.priority not between 0 and 9 then array['PS400', format('priority: %s is not between 0 and 9', i.priority)]
+        when not isfinite(i.due) or i.due > v_latest
+            then array['PS400', format('due: %s is not a moment within ten years', i.due)]
+        end as said
+    into v_bad
+    from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
+         with ordinality as i(payload, subject, kind, due, priority, n)
+    where i.payload is null
+       or octet_length(i.payload) > p_largest
+       or i.payload not like '{%' and ltrim(i.payload, E' \t\r\n') not like '{%'
+       or octet_length(i.subject) not between 1 and 512
+       or octet_length(i.kind) not between 1 and 128
+       or i.priority not between 0 and 9
+       or i.due is not null and (not isfinite(i.due) or i.due > v_latest)
+    order by i.n limit 1;
+    if found then
+        perform penstock.refuse(v_bad.said[1], format('item %s: %s', v_bad.index, v_bad.said[2]));
+    end if;
+end
+$$;
+CREATE FUNCTION penstock.check_settle(p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_count constant int := cardinality(p_ids);
+    v_bad   record;
+begin
+    if p_token is null then
+        perform penstock.refuse('PS400', 'token: it is null');
+    elsif v_count is null or array_ndims(p_ids) > 1 or array_position(p_ids, null) is not null then
+        perform penstock.refuse('PS400', 'ids: it is null, nested, or has a null in it');
+    elsif v_count > 10000 then
+        perform penstock.refuse('PS400', format('ids: %s are more than 10000 in one call', v_count));
+    elsif coalesce(cardinality(p_outcomes), v_count) <> v_count or coalesce(cardinality(p_dues), v_count) <> v_count
+       or coalesce(cardinality(p_delays), v_count) <> v_count or coalesce(cardinality(p_payloads), v_count) <> v_count
+       or coalesce(cardinality(p_errors), v_count) <> v_count or coalesce(cardinality(p_classes), v_count) <> v_count then
+        perform penstock.refuse('PS400', format('outcomes, dues, delays, payloads, errors, classes: as many as ids (%s), or null', v_count));
+    end if;
+    if p_outcomes is null then
+        return;
+    end if;
+    select s.n - 1 as index, case
+        when s.outcome is null or s.outcome not in ('done', 'again', 'failed', 'dead', 'release')
+            then array['PS400', format('outcome: %s is not done, again, failed, dead or release', coalesce(quote_literal(left(s.outcome, 80)), 'null'))]
+        when s.delay not between '0' and '10 years' then array['PS400', format('delay: %s is not between 0 and 10 years', s.delay)]
+        when not isfinite(s.due) or s.due > penstock.clock() + interval '10 years'
+            then array['PS400', format('due: %s is not a moment within ten years', s.due)]
+        else array['PS422', 'payload: it is not a JSON object'] end as said
+    into v_bad
+    from unnest(p_outcomes, p_dues, p_delays, p_payloads) with ordinality as s(outcome, due, delay, payload, n)
+    where s.outcome is null or s.outcome not in ('done', 'again', 'failed', 'dead', 'release')
+       or s.delay not between '0' and '10 years'
+       or not isfinite(s.due) or s.due > penstock.clock() + interval '10 years'
+       or ltrim(s.payload, E' \t\r\n') not like '{%'
+    order by s.n limit 1;
+    if found then
+        perform penstock.refuse(v_bad.said[1], format('item %s: %s', v_bad.index, v_bad.said[2]));
+    end if;
+end
+$$;
+CREATE FUNCTION penstock.claim(p_queue text, p_limit integer DEFAULT 1, p_lease interval DEFAULT NULL::interval, p_worker text DEFAULT ''::text, p_hint penstock.place DEFAULT NULL::penstock.place, p_may_alone boolean DEFAULT true, p_durable boolean DEFAULT true) RETURNS TABLE(token uuid, until timestamp with time zone, id bigint, kind text, subject text, payload jsonb, priority smallint, due timestamp with time zone, attempt integer, iterations integer, created timestamp with time zone)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_nestloop TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+    v_queue     constant penstock.queue := penstock.the_queue(p_queue);
+    v_token     constant uuid := gen_random_uuid();
+    v_lease     constant interval := coalesce(p_lease, v_queue.lease);
+    v_now       timestamptz := penstock.clock();
+    v_hint      penstock.place := p_hint;
+    v_places    tid[];
+    v_ids       bigint[];
+    v_dues      timestamptz[];
+    v_attempts  smallint[];
+    v_companies smallint[];
+    v_crashes   smallint[];
+    v_named     boolean;
+    v_tried     boolean;
+    v_count     int;
+begin
+    if p_limit is null or p_limit not between 1 and 10000 then
+        perform penstock.refuse('PS400', format('limit: %s is not between 1 and 10000', coalesce(p_limit::text, 'null')));
+    elsif v_lease not between '100 milliseconds' and '24 hours' then
+        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', v_lease));
+    elsif p_worker is null or octet_length(p_worker) > 200 then
+        perform penstock.refuse('PS400', 'worker: it is null or longer than 200 bytes');
+    elsif p_may_alone is null or p_durable is null then
+        perform penstock.refuse('PS400', 'may_alone and durable must not be null');
+    elsif current_setting('transaction_isolation') <> 'read committed' then
+        perform penstock.refuse('PS400', format('claim can not run in a %s transaction', current_setting('transaction_isolation')),
+            'Begin it with: begin isolation level read committed.');
+    elsif v_queue.paused then
+        return;
+    end if;
+    if not p_durable then
+        -- A lost claim is only a repeated one. For this transaction alone: behind a pooler a session SET would leak into a settle.
+        perform set_config('synchronous_commit', 'off', true);
+    end if;
+    loop
+        if v_hint is null then
+            perform penstock.expire(v_queue.id, 1000);
+            perform penstock.promote(v_queue.id, greatest(2 * p_limit, 1000));
+            perform penstock.squeeze(v_queue.id);
+            v_now := penstock.clock();
+        end if;
+        with chosen as materialized (
+            select a.ctid as place, a.task_id, a.due, a.attempts, a.company, a.crashes, a.named
+            from penstock.agenda as a
+            where a.queue_id = v_queue.id
+              and a.pending
+              and (a.priority, a.due, a.task_id) >= (coalesce(v_hint.priority, 0::smallint), coalesce(v_hint.due, '-infinity'),
+                                                     coalesce(v_hint.task_id, 0))
+              and (p_may_alone or a.company <> 1)
+            order by a.priority, a.due, a.task_id
+            limit p_limit
+            for update skip locked
+        )
+        select array_agg(c.place), array_agg(c.task_id), array_agg(c.due), array_agg(c.attempts), array_agg(c.company),
+               array_agg(c.crashes), bool_or(c.named), max(c.attempts) > 0 or max(c.company) > 0
+        into v_places, v_ids, v_dues, v_attempts, v_companies, v_crashes, v_named, v_tried
+        from chosen as c;
+        -- Rows can appear before the hint (late commits, releases, higher priority): short means look again from the start.
+        exit when v_hint is null or cardinality(v_ids) = p_limit;
+        v_hint := null;
+    end loop;
+    if v_ids is null then
+        return;
+    end if;
+    if v_tried then
+        -- After a crash a task may share a lease with few others, 1: with none. The claim ends before it grows too large.
+        select count(*) into v_count
+        from (
+            select c.n, min(nullif(c.company, 0)) over (order by c.n) as smallest
+            from unnest(v_companies) with ordinality as c(company, n)
+        ) as s
+        where s.n <= coalesce(s.smallest, s.n);
+        v_places := v_places[:v_count];
+        v_ids := v_ids[:v_count];
+        v_dues := v_dues[:v_count];
+        v_attempts := v_attempts[:v_count];
+        v_companies := v_companies[:v_count];
+        v_crashes := v_crashes[:v_count];
+    end if;
+    delete from penstock.agenda as a where a.ctid = any(v_places);
+    return query
+    select v_token, v_now + v_lease, t.id, t.kind, t.subject, t.payload, t.priority, h.due, h.attempts + 1, t.iterations, t.created
+    from unnest(v_ids, v_dues, v_attempts) with ordinality as h(id, due, attempts, n)
+    join (select * from penstock.task as d where d.id = any(v_ids) and d.ended is null) as t on t.id = h.id
+    order by h.n;
+    get diagnostics v_count = row_count;
+    if v_count < cardinality(v_ids) then
+        -- Somebody removed documents by hand. Only live ones are leased; the rest leaves the agenda, and verify tells of it.
+        select array_agg(h.id), array_agg(h.due), array_agg(h.attempts), array_agg(h.company), array_agg(h.crashes)
+        into v_ids, v_dues, v_attempts, v_companies, v_crashes
+        from unnest(v_ids, v_dues, v_attempts, v_companies, v_crashes) as h(id, due, attempts, company, crashes)
+        where exists (select from penstock.task as t where t.id = h.id and t.ended is null);
+        insert into penstock.counter_log (queue_id, metric, delta)
+        values (v_queue.id, 'orphaned_total', cardinality(v_places) - v_count);
+    end if;
+    if v_count > 0 then
+        insert into penstock.lease (token, claimed_at, until, queue_id, alone, named, worker, open, ids, dues, attempts, companies, crashes)
+        values (v_token, v_now, v_now + v_lease, v_queue.id, p_may_alone and v_count = 1, v_named, p_worker,
+                repeat('1', v_count)::varbit, v_ids, v_dues,
+                case when v_tried then v_attempts end, case when v_tried then v_companies end, case when v_tried then v_crashes end);
+        update penstock.low as l set until = v_now + v_lease where l.queue_id = v_queue.id and l.until > v_now + v_lease;
+    end if;
+end
+$$;
+CREATE FUNCTION penstock.clock() RETURNS timestamp with time zone
+    LANGUAGE sql PARALLEL SAFE
+    RETURN clock_timestamp();
+CREATE TABLE penstock.lease (
+    token uuid DEFAULT gen_random_uuid() NOT NULL,
+    claimed_at timestamp with time zone NOT NULL,
+    until timestamp with time zone NOT NULL,
+    queue_id integer NOT NULL,
+    alone boolean NOT NULL,
+    named boolean NOT NULL,
+    worker text DEFAULT ''::text NOT NULL,
+    open bit varying NOT NULL,
+    ids bigint[] NOT NULL,
+    dues timestamp with time zone[] NOT NULL,
+    attempts smallint[],
+    companies smallint[],
+    crashes smallint[],
+    revoked bigint[] DEFAULT '{}'::bigint[] NOT NULL,
+    CONSTRAINT a_bit_per_task CHECK ((length((open)::"bit") = cardinality(ids))),
+    CONSTRAINT arrays_are_parallel CHECK (((cardinality(dues) = cardinality(ids)) AND (COALESCE(cardinality(attempts), cardinality(ids)) = cardinality(ids)) AND (COALESCE(cardinality(companies), cardinality(ids)) = cardinality(ids)) AND (COALESCE(cardinality(crashes), cardinality(ids)) = cardinality(ids))))
+)
+WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='500');
+ALTER TABLE ONLY penstock.lease ALTER COLUMN ids SET STORAGE EXTERNAL;
+ALTER TABLE ONLY penstock.lease ALTER COLUMN dues SET STORAGE EXTERNAL;
+ALTER TABLE ONLY penstock.lease ALTER COLUMN attempts SET STORAGE EXTERNAL;
+ALTER TABLE ONLY penstock.lease ALTER COLUMN companies SET STORAGE EXTERNAL;
+ALTER TABLE ONLY penstock.lease ALTER COLUMN crashes SET STORAGE EXTERNAL;
+COMMENT ON TABLE penstock.lease IS 'attempts, companies and crashes are null when all are zero, as they mostly are';
+CREATE FUNCTION penstock.close(p_lease penstock.lease, p_ids bigint[]) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_nestloop TO 'off'
+    AS $$
+declare
+    v_open varbit := p_lease.open;
+    v_n    int;
+begin
+    if cardinality(p_ids) = bit_count(v_open) then
+        delete from penstock.lease as l where l.token = p_lease.token;
+        return;
+    end if;
+    for v_n in
+        select h.n::int - 1 from unnest(p_lease.ids) with ordinality as h(id, n) join unnest(p_ids) as s(id) on s.id = h.id
+    loop
+        v_open := set_bit(v_open, v_n, 0);
+    end loop;
+    update penstock.lease as l set open = v_open where l.token = p_lease.token;
+end
+$$;
+CREATE FUNCTION penstock.conclude(p_lease penstock.lease, p_now timestamp with time zone, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) RETURNS TABLE(id bigint, result text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_nestloop TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+    return query
+    with known as materialized (
+        select
+            t.id, t.queue_id, t.kind, t.subject, t.created, t.iterations, t.priority, t.renew,
+            s.outcome, s.due as asked_due, s.delay, s.payload, penstock.safe_text(s.error) as error, left(s.error_class, 200) as error_class,
+            h.due as was_due, coalesce(h.attempts, 0) as attempts, coalesce(h.company, 0) as company,
+            coalesce(h.crashes, 0) as crashes,
+            -- An expiry burns the attempt only of a task that was alone: it is the one that killed its worker.
+            s.outcome = 'failed' or (s.outcome = 'expired' and (p_lease).alone) as burned,
+            coalesce(k.max_attempts, q.max_attempts) as max_attempts, q.keep_done,
+            case when (s.outcome = 'failed' and s.delay is null) or (s.outcome = 'expired' and (p_lease).alone)
+                 then penstock.retry_delay(coalesce(k.retry, q.retry), coalesce(h.attempts, 0) + 1,
+                                           p_now - coalesce(t.since, t.created), t.id)
+                 else s.delay end as wait
+        from unnest(p_ids, p_outcomes, p_dues, p_delays, p_payloads, p_errors, p_classes)
+             as s(id, outcome, due, delay, payload, error, error_class)
+        join unnest((p_lease).ids, (p_lease).dues, (p_lease).attempts, (p_lease).companies, (p_lease).crashes)
+             as h(id, due, attempts, company, crashes) on h.id = s.id
+        join (select * from penstock.task as d where d.id = any(p_ids) and d.ended is null) as t on t.id = s.id
+        join penstock.queue as q on q.id = t.queue_id
+        left join penstock.kind as k on k.queue_id = t.queue_id and k.kind = t.kind
+    ), judged as materialized (
+        select k.*,
+            case
+                when k.renew is not null then 'waits'
+                when k.outcome = 'done' then case when k.keep_done is null then 'gone' else 'done' end
+                when k.outcome = 'dead' then 'dead'
+                when k.burned and (k.attempts + 1 >= k.max_attempts or k.wait is null) then 'dead'
+                when k.burned and k.outcome = 'expired' and k.crashes + 1 >= 20 then 'dead'
+                else 'waits'
+            end as fate,
+            k.outcome in ('done', 'again') as succeeded,
+            k.outcome in ('release', 'expired') as unfinished
+        from known as k
+    ), dated as materialized (
+        select j.*,
+            case when j.outcome = 'release' then 'released'
+                 when j.fate = 'dead' then 'dead'
+                 else j.outcome end as told,
+            case when j.renew is not null then j.renew
+                 when j.outcome = 'again' then coalesce(j.asked_due, p_now + j.delay, p_now)
+                 when j.outcome = 'failed' then p_now + j.wait
+                 when j.outcome = 'release' then coalesce(p_now + j.delay, j.was_due)
+                 else p_now end as next_due
+        from judged as j
+    ), removed as (
+        delete from penstock.task as t using dated as d where t.id = d.id and d.fate = 'gone'
+    ), rewritten as (
+        update penstock.task as t set
+            iterations = t.iterations + d.succeeded::int,
+            last_iteration = case when d.succeeded then p_now else t.last_iteration end,
+            since = case when d.succeeded or d.renew is not null then p_now else t.since end,
+            payload = case when d.outcome = 'again' and d.renew is null then coalesce(d.payload::jsonb, t.payload) else t.payload end,
+            renew = null,
+            ended = case when d.fate in ('done', 'dead') then d.fate end,
+            ended_at = case when d.fate in ('done', 'dead') then p_now end,
+            reason = case when d.fate <> 'dead' then null
+                          when d.outcome = 'dead' then coalesce(d.error, 'told so')
+                          when d.outcome = 'expired' then 'crashed'
+                          when d.attempts + 1 >= d.max_attempts then 'attempts spent'
+                          else 'the strategy ended' end,
+            error = case when d.succeeded then null else coalesce(d.error, t.error) end
+        from dated as d
+        where t.id = d.id and d.fate <> 'gone' and (not d.unfinished or d.renew is not null or d.fate = 'dead')
+    ), put_back as (
+        insert into penstock.agenda (task_id, due, queue_id, priority, attempts, company, crashes, pending, named)
+        select
+            d.id, d.next_due, d.queue_id, d.priority,
+            case when d.succeeded or d.renew is not null then 0 else d.attempts + d.burned::int end,
+            case when d.renew is not null or not d.unfinished then 0
+                 when d.outcome = 'release' then d.company
+                 else greatest(1, bit_count((p_lease).open) / 8) end,
+            case when d.renew is not null or not d.unfinished then 0
+                 else d.crashes + d.burned::int end,
+            -- What was given a moment to come waits for it; the rest may run now.
+            d.next_due <= p_now or (d.outcome = 'release' and d.delay is null),
+            d.subject is not null
+        from dated as d
+        where d.fate = 'waits'
+    ), noted as (
+        insert into penstock.history (task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt, outcome,
+                                      kind, worker, subject, error_class, error)
+        select d.id, d.created, d.was_due, (p_lease).claimed_at, p_now, d.queue_id, d.iterations, d.attempts + 1, d.told,
+               d.kind, (p_lease).worker, d.subject,
+               coalesce(d.error_class, case when d.outcome = 'expired' and d.fate = 'dead' then 'Crashed' end), d.error
+        from dated as d
+    ), tallied as (
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select d.queue_id, d.told || '_total', count(*) from dated as d group by d.queue_id, d.told
+    )
+    select d.id,
+           case d.fate when 'gone' then 'done'
+                       when 'waits' then case when d.next_due <= p_now or (d.outcome = 'release' and d.delay is null)
+                                              then 'pending' else 'planned' end
+                       else d.fate end
+    from dated as d;
+end
+$$;
+CREATE FUNCTION penstock.count_agenda() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    if tg_op = 'INSERT' then
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select n.queue_id, case when n.pending then 'pending' else 'planned' end, count(*)
+        from arrived as n group by n.queue_id, n.pending;
+    elsif tg_op = 'DELETE' then
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select o.queue_id, case when o.pending then 'pending' else 'planned' end, -count(*)
+        from parted as o group by o.queue_id, o.pending;
+    else
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select c.queue_id, case when c.pending then 'pending' else 'planned' end, sum(c.delta)
+        from (
+            select n.queue_id, n.pending, 1 as delta from arrived as n
+            union all
+            select o.queue_id, o.pending, -1 from parted as o
+        ) as c
+        group by c.queue_id, c.pending
+        having sum(c.delta) <> 0;
+    end if;
+    return null;
+end
+$$;
+CREATE FUNCTION penstock.count_lease() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    if tg_op = 'INSERT' then
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select n.queue_id, 'active', sum(bit_count(n.open)) from arrived as n group by n.queue_id
+        having sum(bit_count(n.open)) <> 0;
+    elsif tg_op = 'DELETE' then
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select o.queue_id, 'active', -sum(bit_count(o.open)) from parted as o group by o.queue_id
+        having sum(bit_count(o.open)) <> 0;
+    else
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select c.queue_id, 'active', sum(c.delta)
+        from (
+            select n.queue_id, bit_count(n.open) as delta from arrived as n
+            union all
+            select o.queue_id, -bit_count(o.open) from parted as o
+        ) as c
+        group by c.queue_id
+        having sum(c.delta) <> 0;
+    end if;
+    return null;
+end
+$$;
+CREATE FUNCTION penstock.count_task() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    if tg_op = 'INSERT' then
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select n.queue_id, 'pushed_total', count(*) from arrived as n group by n.queue_id
+        union all
+        select n.queue_id, n.ended, count(*) from arrived as n where n.ended is not null group by n.queue_id, n.ended;
+        -- A live document is born into the agenda, whoever wrote it. Given a due it is planned, else pending:
+        -- only the database's clock decides.
+        insert into penstock.agenda (task_id, due, queue_id, priority, pending, named)
+        select n.id, coalesce(n.due, c.now), n.queue_id, n.priority, n.due is null, n.subject is not null
+        from arrived as n, (select penstock.clock() as now) as c
+        where n.ended is null;
+    elsif tg_op = 'DELETE' then
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select o.queue_id, 'removed_total', count(*) from parted as o group by o.queue_id
+        union all
+        select o.queue_id, o.ended, -count(*) from parted as o where o.ended is not null group by o.queue_id, o.ended;
+    else
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select c.queue_id, c.metric, sum(c.delta)
+        from (
+            select n.queue_id, m.metric, 1 as delta from arrived as n, unnest(array['pushed_total', n.ended]) as m(metric)
+            union all
+            select o.queue_id, m.metric, -1 from parted as o, unnest(array['pushed_total', o.ended]) as m(metric)
+        ) as c
+        where c.metric is not null
+        group by c.queue_id, c.metric
+        having sum(c.delta) <> 0;
+    end if;
+    return null;
+end
+$$;
+CREATE FUNCTION penstock.create_queue(p_name text, p_lease interval DEFAULT '00:00:30'::interval, p_max_attempts integer DEFAULT 20, p_retry jsonb DEFAULT '{"cap": 3600, "base": 5, "type": "exponential", "factor": 2, "jitter": 0.1}'::jsonb, p_sla interval DEFAULT NULL::interval, p_keep_done interval DEFAULT NULL::interval, p_keep_dead interval DEFAULT NULL::interval, p_keep_cancelled interval DEFAULT NULL::interval, p_settings jsonb DEFAULT '{}'::jsonb, p_exist_ok boolean DEFAULT false) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+    v_id int;
+begin
+    if p_name is null or p_name !~ '^[a-z0-9][a-z0-9_.-]{0,62}$' then
+        perform penstock.refuse('PS400', format('queue: %s is not a name', coalesce(quote_literal(left(p_name, 80)), 'null')),
+            'A name has 1 to 63 of a-z, 0-9, _ . - and begins with a letter or digit.');
+    elsif p_lease is null or p_lease not between '100 milliseconds' and '24 hours' then
+        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', coalesce(p_lease::text, 'null')));
+    elsif p_max_attempts not between 1 and 32767 then
+        perform penstock.refuse('PS400', format('max_attempts: %s is not between 1 and 32767', p_max_attempts));
+    elsif p_sla <= '0' then
+        perform penstock.refuse('PS400', format('sla: %s is not positive', p_sla));
+    elsif least(p_keep_done, p_keep_dead, p_keep_cancelled) < '0' then
+        perform penstock.refuse('PS400', 'keep_done, keep_dead, keep_cancelled: a retention is not negative');
+    elsif p_retry is null or p_settings is null then
+        perform penstock.refuse('PS400', 'retry and settings must not be null');
+    end if;
+    perform penstock.retry_delay(p_retry, 1);
+    insert into penstock.queue (name, lease, max_attempts, retry, sla, keep_done, keep_dead, keep_cancelled, settings)
+    values (p_name, p_lease, p_max_attempts, p_retry, p_sla, p_keep_done, p_keep_dead, p_keep_cancelled, p_settings)
+    on conflict (name) do nothing
+    returning id into v_id;
+    if v_id is not null then
+        insert into penstock.low (queue_id, xid, system) values (v_id, 0, penstock.system());
+    elsif not p_exist_ok then
+        perform penstock.refuse('PS409', format('queue %L exists already', p_name));
+    end if;
+    return v_id is not null;
+end
+$_$;
+CREATE FUNCTION penstock.distance(p_one text, p_other text) RETURNS integer
+    LANGUAGE plpgsql IMMUTABLE STRICT
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_row   int[] := array(select generate_series(0, length(p_other)));
+    v_next  int[];
+begin
+    for i in 1 .. length(p_one) loop
+        v_next := array[i];
+        for j in 1 .. length(p_other) loop
+            v_next[j + 1] := least(v_next[j] + 1, v_row[j + 1] + 1,
+                                   v_row[j] + (substr(p_one, i, 1) <> substr(p_other, j, 1))::int);
+        end loop;
+        v_row := v_next;
+    end loop;
+    return v_row[length(p_other) + 1];
+end
+$$;
+CREATE FUNCTION penstock.drop_history(p_before timestamp with time zone) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    SET lock_timeout TO '200ms'
+    AS $_$
+declare
+    v_day   record;
+    v_count int := 0;
+begin
+    for v_day in
+        select c.oid::regclass as name
+        from pg_inherits as i join pg_class as c on c.oid = i.inhrelid
+        where i.inhparent = 'penstock.history'::regclass and c.relname ~ '^history_\d{8}$'
+          and to_date(right(c.relname, 8), 'YYYYMMDD') + 1 <= p_before::date
+        order by c.relname
+        limit 10
+    loop
+        begin
+            execute format('lock table %s in access exclusive mode', v_day.name);
+            execute format(
+                'insert into penstock.history_dropped as d (queue_id, outcome, rows) '
+                'select queue_id, outcome, count(*) from %s group by 1, 2 '
+                'on conflict (queue_id, outcome) do update set rows = d.rows + excluded.rows', v_day.name);
+            execute format('drop table %s', v_day.name);
+            v_count := v_count + 1;
+        exception when lock_not_available then
+            exit;
+        end;
+    end loop;
+    return v_count;
+end
+$_$;
+CREATE FUNCTION penstock.enter_part(p_queue text, p_batch_id uuid, p_part integer, p_rows bigint, p_checksum text, p_report jsonb) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_known penstock.ledger;
+begin
+    insert into penstock.ledger (batch_id, part, queue_id, rows, checksum, report, at)
+    values (p_batch_id, p_part, v_queue.id, p_rows, p_checksum, p_report, penstock.clock())
+    on conflict (batch_id, part) do nothing;
+    if found then
+        return null;
+    end if;
+    select * into v_known from penstock.ledger as l where l.batch_id = p_batch_id and l.part = p_part;
+    if (v_known.queue_id, v_known.rows, v_known.checksum) is distinct from (v_queue.id, p_rows, p_checksum) then
+        perform penstock.refuse('PS409', format('batch %s, part %s: it was written before with other content', p_batch_id, p_part),
+            'Repeat a batch id only with the same tasks in the same order.');
+    end if;
+    return v_known.report;
+end
+$$;
+CREATE FUNCTION penstock.expire(p_queue_id integer, p_limit integer DEFAULT 10000, p_thorough boolean DEFAULT false) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+declare
+    v_now   constant timestamptz := penstock.clock();
+    v_from  timestamptz;
+    v_lease penstock.lease;
+    v_open  bigint[];
+    v_count int := 0;
+begin
+    select l.until into v_from from penstock.low as l where l.queue_id = p_queue_id;
+    if p_thorough or v_from is null then
+        v_from := '-infinity';
+    end if;
+    for v_lease in
+        select l.* from penstock.lease as l
+        where l.queue_id = p_queue_id and l.until >= v_from and l.until < v_now
+        order by l.until
+        limit p_limit
+        for update skip locked
+    loop
+        v_open := array(
+            select h.id from unnest(v_lease.ids) with ordinality as h(id, n) where get_bit(v_lease.open, h.n::int - 1) = 1);
+        if v_lease.named then
+            v_open := array(select unnest(v_open) except select unnest(penstock.held_elsewhere(v_open)));
+        end if;
+        perform penstock.make_history((v_now at time zone 'UTC')::date);
+        perform penstock.conclude(v_lease, v_now, v_open, array_fill('expired'::text, array[cardinality(v_open)]),
+                                  null, null, null, null, null);
+        perform penstock.close(v_lease, v_open);
+        v_count := v_count + cardinality(v_open);
+        exit when v_count >= p_limit;
+    end loop;
+    -- Remember how far all is done: not past a lease that is still there, nor past now, since claims under way end later.
+    update penstock.low as b
+    set until = least(v_now, (select min(l.until) from penstock.lease as l
+                              where l.queue_id = p_queue_id and l.until >= v_from and l.until < v_now))
+    where b.ctid = any(array(
+        select l.ctid from penstock.low as l
+        where l.queue_id = p_queue_id and l.until < v_now - interval '1 second' for update skip locked));
+    return v_count;
+end
+$$;
+CREATE FUNCTION penstock.extend(p_token uuid, p_lease interval DEFAULT NULL::interval) RETURNS TABLE(until timestamp with time zone, revoked bigint[])
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+    v_now constant timestamptz := penstock.clock();
+begin
+    if p_token is null then
+        perform penstock.refuse('PS400', 'token: it is null');
+    elsif p_lease not between '100 milliseconds' and '24 hours' then
+        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', p_lease));
+    end if;
+    return query
+    with extended as (
+        update penstock.lease as l
+        set until = v_now + coalesce(p_lease, (select q.lease from penstock.queue as q where q.id = l.queue_id))
+        where l.token = p_token
+        returning l.queue_id, l.until, l.revoked
+    ), lowered as (
+        update penstock.low as b set until = e.until from extended as e where b.queue_id = e.queue_id and b.until > e.until
+    )
+    select e.until, e.revoked from extended as e;
+end
+$$;
+CREATE FUNCTION penstock.find_subjects(p_queue_id integer, p_subjects text[], p_which integer[]) RETURNS TABLE(n integer, id bigint, state text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+begin
+    return query
+    select i.n::int, t.id, coalesce(t.ended, case when a.pending then 'pending' when not a.pending then 'planned' else 'active' end)
+    from unnest(p_subjects) with ordinality as i(subject, n)
+    cross join lateral (
+        select d.id, d.ended from penstock.task as d where d.queue_id = p_queue_id and d.subject = i.subject offset 0
+    ) as t
+    left join lateral (
+        select w.pending from penstock.agenda as w where w.task_id = t.id offset 0
+    ) as a on true
+    where i.n in (select unnest(p_which));
+end
+$$;
+CREATE FUNCTION penstock.finish(p_lease penstock.lease, p_now timestamp with time zone, p_ids bigint[]) RETURNS bigint[]
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_nestloop TO 'off'
+    AS $$
+declare
+    v_xid  constant bigint := pg_current_xact_id()::text::bigint;    -- once: the default would cost 0.3 µs a row
+    v_gone bigint[];
+begin
+    with gone as (
+        delete from penstock.task as t
+        where t.id = any(p_ids) and t.renew is null and t.ended is null
+        returning t.id, t.created, t.iterations, t.kind, t.subject
+    ), noted as (
+        insert into penstock.history (xid, task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt,
+                                      outcome, kind, worker, subject)
+        select v_xid, g.id, g.created, h.due, p_lease.claimed_at, p_now, p_lease.queue_id, g.iterations,
+               coalesce(h.attempts, 0) + 1, 'done', g.kind, p_lease.worker, g.subject
+        from gone as g
+        join unnest(p_lease.ids, p_lease.dues, p_lease.attempts) as h(id, due, attempts) on h.id = g.id
+    ), tallied as (
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select p_lease.queue_id, 'done_total', count(*) from gone having count(*) > 0
+    )
+    select array_agg(g.id) into v_gone from gone as g;
+    return v_gone;
+end
+$$;
+CREATE FUNCTION penstock.held_elsewhere(p_ids bigint[]) RETURNS bigint[]
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+declare
+    v_free bigint[];
+begin
+    v_free := array(select t.id from penstock.task as t where t.id = any(p_ids) for update skip locked);
+    return array(
+        select t.id from penstock.task as t where t.id = any(p_ids) except select unnest(v_free));
+end
+$$;
+CREATE FUNCTION penstock.lock_named(p_ids bigint[]) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+begin
+    perform from penstock.task as t
+    where t.id = any(p_ids) and t.subject is not null
+    order by t.subject collate "C", t.id
+    for update;
+end
+$$;
+CREATE FUNCTION penstock.make_history(p_day date) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    AS $$
+declare
+    v_name constant text := 'history_' || to_char(p_day, 'YYYYMMDD');
+begin
+    if to_regclass('penstock.' || v_name) is not null then
+        return false;
+    end if;
+    perform pg_advisory_xact_lock(hashtext('penstock.make_history'));
+    if to_regclass('penstock.' || v_name) is not null then
+        return false;
+    end if;
+    execute format('create table penstock.%I (like penstock.history including all)', v_name);
+    execute format('alter table penstock.history attach partition penstock.%I for values from (%L) to (%L)',
+                   v_name, p_day::timestamptz, (p_day + 1)::timestamptz);
+    return true;
+end
+$$;
+CREATE TABLE penstock.queue (
+    id integer NOT NULL,
+    name text NOT NULL COLLATE pg_catalog."C",
+    lease interval DEFAULT '00:00:30'::interval NOT NULL,
+    max_attempts integer DEFAULT 20,
+    retry jsonb DEFAULT '{"cap": 3600, "base": 5, "type": "exponential", "factor": 2, "jitter": 0.1}'::jsonb NOT NULL,
+    sla interval,
+    paused boolean DEFAULT false NOT NULL,
+    keep_done interval,
+    keep_dead interval,
+    keep_cancelled interval,
+    settings jsonb DEFAULT '{}'::jsonb NOT NULL,
+    created timestamp with time zone DEFAULT penstock.clock() NOT NULL,
+    CONSTRAINT lease_in_range CHECK (((lease >= '00:00:00.1'::interval) AND (lease <= '24:00:00'::interval))),
+    CONSTRAINT max_attempts_in_range CHECK (((max_attempts >= 1) AND (max_attempts <= 32767))),
+    CONSTRAINT name_is_plain CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
+    CONSTRAINT retry_has_type CHECK ((retry ? 'type'::text)),
+    CONSTRAINT sla_is_positive CHECK ((sla > '00:00:00'::interval))
+);
+COMMENT ON COLUMN penstock.queue.max_attempts IS 'null: the retry strategy alone decides when to stop';
+COMMENT ON COLUMN penstock.queue.keep_done IS 'null: a done task is deleted at settle';
+CREATE FUNCTION penstock.nearest_queue(p_name text) RETURNS text
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN (SELECT q.name FROM (SELECT q_1.name, penstock.distance("left"(nearest_queue.p_name, 80), q_1.name) AS steps FROM penstock.queue q_1 ORDER BY q_1.name LIMIT 1000) q WHERE (q.steps <= GREATEST(2, (length(nearest_queue.p_name) / 3))) ORDER BY q.steps, q.name LIMIT 1);
+CREATE FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    update penstock.ledger as l set report = p_report where l.batch_id = p_batch_id and l.part = p_part
+$$;
+CREATE FUNCTION penstock.promote(p_queue_id integer, p_limit integer DEFAULT 10000) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+declare
+    v_now   constant timestamptz := penstock.clock();
+    v_count int;
+begin
+    update penstock.agenda as a
+    set pending = true
+    where a.ctid = any(array(
+        select d.ctid
+        from penstock.agenda as d
+        where d.queue_id = p_queue_id and not d.pending and d.due <= v_now
+        order by d.due
+        limit p_limit
+        for update skip locked));
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
+CREATE FUNCTION penstock.push(p_queue text, p_payload jsonb DEFAULT '{}'::jsonb, p_subject text DEFAULT NULL::text, p_kind text DEFAULT NULL::text, p_due timestamp with time zone DEFAULT NULL::timestamp with time zone, p_priority smallint DEFAULT 5, p_on_conflict text DEFAULT 'skip'::text) RETURNS TABLE(id bigint, result text, state text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    return query
+    select r.id, r.result, r.state
+    from penstock.push_many(p_queue, array[p_payload::text], array[p_subject], array[p_kind], array[p_due],
+                            array[p_priority], p_on_conflict) as r;
+end
+$$;
+CREATE FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[] DEFAULT NULL::text[], p_kinds text[] DEFAULT NULL::text[], p_dues timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_priorities smallint[] DEFAULT NULL::smallint[], p_on_conflict text DEFAULT 'skip'::text) RETURNS TABLE(n integer, id bigint, result text, state text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+declare
+    v_queue   constant penstock.queue := penstock.the_queue(p_queue);
+    v_count   constant int := cardinality(p_payloads);
+    v_twice   int[];     -- positions superseded by a later one in this batch
+    v_left    int[];     -- positions still to be written; null: all
+    v_new     int[];
+    v_ids     bigint[];
+    v_states  text[];
+    v_subject text;
+begin
+    if v_count is null or array_ndims(p_payloads) > 1 then
+        perform penstock.refuse('PS400', 'payloads: it is not a flat array');
+    elsif v_count > 10000 then
+        perform penstock.refuse('PS400', format('payloads: %s are more than 10000 in one call', v_count));
+    elsif coalesce(cardinality(p_subjects), v_count) <> v_count or coalesce(cardinality(p_kinds), v_count) <> v_count
+       or coalesce(cardinality(p_dues), v_count) <> v_count or coalesce(cardinality(p_priorities), v_count) <> v_count then
+        perform penstock.refuse('PS400', format('subjects, kinds, dues, priorities: as many as payloads (%s), or null', v_count));
+    elsif p_on_conflict is null or p_on_conflict not in ('skip', 'error') then
+        perform penstock.refuse('PS400', format('on_conflict: %s is not known', coalesce(quote_literal(p_on_conflict), 'null')),
+            'Say skip or error.');
+    elsif v_count = 0 then
+        return;
+    end if;
+    perform penstock.check_push(p_payloads, p_subjects, p_kinds, p_dues, p_priorities,
+        least(coalesce((v_queue.settings->>'max_payload')::bigint, 1048576), 16777216));
+    -- The last of equal subjects wins.
+    select array_agg(s.n) into v_twice
+    from (
+        select i.n::int, lead(i.subject) over (order by i.subject collate "C", i.n) = i.subject as again
+        from unnest(p_subjects) with ordinality as i(subject, n)
+    ) as s
+    where s.again;
+    if v_twice is not null then
+        v_left := array(select generate_series(1, v_count) except select unnest(v_twice));
+    end if;
+    -- What is neither inserted nor found has ended meanwhile: insert it again. Bounded, for a very busy subject's sake.
+    for v_round in 1 .. 10 loop
+        -- Ids in the order given, so that the first runs first; written in one order everywhere, by subject, so that two
+        -- pushes never wait for each other in a circle.
+        with asked as materialized (
+            select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind, i.due, i.priority
+            from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
+                 with ordinality as i(payload, subject, kind, due, priority, n)
+            where v_left is null or i.n in (select unnest(v_left))
+        ), created as (
+            insert into penstock.task as t (id, queue_id, priority, kind, subject, payload, due)
+            select a.id, v_queue.id, coalesce(a.priority, 5::smallint), coalesce(a.kind, 'default'), a.subject,
+                   a.payload::jsonb, a.due
+            from asked as a
+            order by a.subject collate "C", a.id
+            on conflict (queue_id, subject) where subject is not null do nothing
+            returning t.id, case when t.due is null then 'pending' else 'planned' end as state
+        )
+        select array_agg(a.n), array_agg(c.id), array_agg(c.state)
+        into v_new, v_ids, v_states
+        from asked as a join created as c on c.id = a.id;
+        return query select c.n, c.id, 'created', c.state from unnest(v_new, v_ids, v_states) as c(n, id, state);
+        exit when cardinality(v_new) = coalesce(cardinality(v_left), v_count);
+        v_left := array(select unnest(coalesce(v_left, array(select generate_series(1, v_count)))) except select unnest(v_new));
+        if p_on_conflict = 'error' then
+            v_new := array(select min(l) from unnest(v_left) as l);
+            v_subject := p_subjects[v_new[1]];
+            perform penstock.refuse('PS409', format('item %s: subject %L is taken in queue %L', v_new[1] - 1, left(v_subject, 80), p_queue));
+        end if;
+        -- A new statement, so that it sees what the insert ran into.
+        select array_agg(f.n), array_agg(f.id), array_agg(f.state)
+        into v_new, v_ids, v_states
+        from penstock.find_subjects(v_queue.id, p_subjects, v_left) as f;
+        return query select f.n, f.id, 'skipped', f.state from unnest(v_new, v_ids, v_states) as f(n, id, state);
+        v_left := array(select unnest(v_left) except select unnest(v_new));
+        exit when v_left = '{}';
+        if v_round = 10 then
+            perform penstock.refuse('PS409', format('queue %L: subjects come and go faster than they can be pushed', p_queue),
+                'Push again.');
+        end if;
+    end loop;
+    return query
+    select f.n, f.id, 'superseded', f.state from penstock.find_subjects(v_queue.id, p_subjects, v_twice) as f
+    where v_twice is not null;
+end
+$$;
+CREATE FUNCTION penstock.refuse(p_code text, p_message text, p_hint text DEFAULT NULL::text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    if p_hint is null then
+        raise exception using errcode = p_code, message = p_message;
+    end if;
+    raise exception using errcode = p_code, message = p_message, hint = p_hint;
+end
+$$;
+CREATE FUNCTION penstock.refuse_truncate() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    raise exception 'truncate of penstock.% would make the counters lie', tg_table_name
+        using errcode = 'PS409', hint = 'Delete the rows instead, or drop the queue.';
+end
+$$;
+CREATE FUNCTION penstock.release(p_token uuid, p_ids bigint[] DEFAULT NULL::bigint[], p_delay interval DEFAULT NULL::interval) RETURNS TABLE(id bigint, result text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+    v_ids bigint[] := p_ids;
+begin
+    if v_ids is null then
+        select array_agg(h.id) into v_ids
+        from penstock.lease as l, unnest(l.ids) with ordinality as h(id, n)
+        where l.token = p_token and get_bit(l.open, h.n::int - 1) = 1;
+    end if;
+    return query
+    select s.id, s.result
+    from penstock.settle(p_token, coalesce(v_ids, '{}'), array_fill('release'::text, array[coalesce(cardinality(v_ids), 0)]),
+                         p_delays => array_fill(p_delay, array[coalesce(cardinality(v_ids), 0)])) as s;
+end
+$$;
+CREATE FUNCTION penstock.retry_delay(p_strategy jsonb, p_failures integer, p_age interval DEFAULT '00:00:00'::interval, p_seed bigint DEFAULT 0) RETURNS interval
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_longest constant double precision := 10 * 365 * 86400.0;
+    v_age     constant double precision := greatest(extract(epoch from p_age), 0);
+    v_cap     constant double precision := least(coalesce((p_strategy->>'cap')::double precision, v_longest), v_longest);
+    v_seconds double precision;
+    v_before  double precision := 0;
+    v_swap    double precision;
+    v_power   double precision;
+begin
+    if p_strategy is null or p_failures is null or p_failures < 1 then
+        perform penstock.refuse('PS400', format('failures: %s is not a count of at least 1', coalesce(p_failures::text, 'null')));
+    end if;
+    case p_strategy->>'type'
+    when 'fibonacci' then
+        -- 1, 1, 2, 3, 5, 8, … units.
+        v_seconds := (p_strategy->>'unit')::double precision;
+        for i in 2 .. p_failures loop
+            exit when v_seconds >= v_cap;
+            v_swap := v_seconds;
+            v_seconds := v_seconds + v_before;
+            v_before := v_swap;
+        end loop;
+    when 'exponential' then
+        v_seconds := (p_strategy->>'base')::double precision;
+        v_power := coalesce((p_strategy->>'factor')::double precision, 2);
+        -- By logarithms first: the power itself would overflow long before failures run out.
+        if v_seconds > 0 and (p_failures - 1) * ln(v_power) >= ln(v_cap / v_seconds) then
+            v_seconds := v_cap;
+        else
+            v_seconds := v_seconds * power(v_power, p_failures - 1);
+        end if;
+    when 'fixed' then
+        v_seconds := (p_strategy->>'delay')::double precision;
+    when 'schedule' then
+        v_seconds := (p_strategy->'delays'->>(p_failures - 1))::double precision;
+    when 'progressive' then
+        select (t.tier->>1)::double precision into v_seconds
+        from jsonb_array_elements(p_strategy->'tiers') with ordinality as t(tier, n)
+        where v_age < (t.tier->>0)::double precision
+        order by t.n limit 1;
+    else
+        perform penstock.refuse('PS400', format('retry: type %s is not known', coalesce(p_strategy->>'type', 'null')),
+            'Types are fibonacci, progressive, exponential, fixed and schedule.');
+    end case;
+    v_seconds := least(v_seconds, v_cap);
+    if v_seconds > 0 and p_strategy ? 'jitter' then
+        v_seconds := v_seconds * (1 + (p_strategy->>'jitter')::double precision
+                                      * (2 * penstock.retry_spread(p_seed, p_failures) - 1));
+    end if;
+    return make_interval(secs => v_seconds);
+end
+$$;
+CREATE FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) RETURNS double precision
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN ((mod(((mod(abs(p_seed), '2147483648'::bigint) * '2654435761'::bigint) + ((p_failures)::bigint * 1013904223)), '4294967296'::bigint))::double precision / (4294967296.0)::double precision);
+CREATE FUNCTION penstock.safe_text(p_text text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN CASE WHEN (p_text IS NULL) THEN NULL::text ELSE regexp_replace(CASE WHEN (octet_length(p_text) <= 8192) THEN p_text ELSE ((("left"(p_text, (8000 / GREATEST(1, (octet_length(p_text) / length(p_text))))) || ' … (cut from '::text) || octet_length(p_text)) || ' bytes)'::text) END, '[\x01-\x08\x0B-\x1F\x7F\u0080-\u009F]'::text, '?'::text, 'g'::text) END;
+CREATE FUNCTION penstock.settle(p_token uuid, p_ids bigint[], p_outcomes text[] DEFAULT NULL::text[], p_dues timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_delays interval[] DEFAULT NULL::interval[], p_payloads text[] DEFAULT NULL::text[], p_errors text[] DEFAULT NULL::text[], p_classes text[] DEFAULT NULL::text[]) RETURNS TABLE(id bigint, result text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_nestloop TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+    v_count constant int := cardinality(p_ids);
+    v_lease penstock.lease;
+    v_now   timestamptz;
+    v_open  bigint[];    -- ours to settle
+    v_done  bigint[];
+    v_gone  bigint[];
+begin
+    perform penstock.check_settle(p_token, p_ids, p_outcomes, p_dues, p_delays, p_payloads, p_errors, p_classes);
+    select * into v_lease from penstock.lease as l where l.token = p_token for update;
+    if p_ids is distinct from v_lease.ids then
+        perform penstock.check_distinct(p_ids);
+    end if;
+    if v_lease.token is null then
+        return query select s.id, 'refused' from unnest(p_ids) as s(id);
+        return;
+    end if;
+    v_now := penstock.clock();
+    perform penstock.make_history((v_now at time zone 'UTC')::date);
+    if p_ids = v_lease.ids and bit_count(v_lease.open) = v_count then
+        v_open := p_ids;
+    else
+        select array_agg(h.id) filter (where s.id is not null and get_bit(v_lease.open, h.n::int - 1) = 1)
+        into v_open
+        from unnest(v_lease.ids) with ordinality as h(id, n)
+        left join unnest(p_ids) as s(id) on s.id = h.id;
+        return query
+        select s.id, case when s.id = any(v_lease.revoked) then 'revoked' when h.id is null then 'unknown' else 'refused' end
+        from unnest(p_ids) as s(id)
+        left join unnest(v_lease.ids) as h(id) on h.id = s.id
+        left join unnest(v_open) as o(id) on o.id = s.id
+        where o.id is null;
+        if v_open is null then
+            return;
+        end if;
+    end if;
+    if v_lease.named then
+        perform penstock.lock_named(v_open);
+    end if;
+    if p_outcomes is null then
+        v_done := v_open;
+    else
+        select array_agg(s.id) into v_done
+        from unnest(p_ids, p_outcomes) as s(id, outcome)
+        join unnest(v_open) as o(id) on o.id = s.id
+        where s.outcome = 'done';
+    end if;
+    if v_done is not null and not exists (
+        select from penstock.queue as q where q.id = v_lease.queue_id and q.keep_done is not null
+    ) then
+        v_gone := penstock.finish(v_lease, v_now, v_done);
+        return query select g.id, 'done' from unnest(v_gone) as g(id);
+    end if;
+    if cardinality(v_gone) is distinct from cardinality(v_open) then
+        return query
+        select c.id, c.result
+        from (
+            select array_agg(s.id) as ids, array_agg(coalesce(s.outcome, 'done')) as outcomes, array_agg(s.due) as dues,
+                   array_agg(s.delay) as delays, array_agg(s.payload) as payloads, array_agg(s.error) as errors,
+                   array_agg(s.error_class) as classes
+            from unnest(p_ids, p_outcomes, p_dues, p_delays, p_payloads, p_errors, p_classes)
+                 as s(id, outcome, due, delay, payload, error, error_class)
+            join (select unnest(v_open) except select unnest(v_gone)) as o(id) on o.id = s.id
+        ) as r
+        cross join lateral penstock.conclude(v_lease, v_now, r.ids, r.outcomes, r.dues, r.delays, r.payloads, r.errors, r.classes) as c;
+    end if;
+    perform penstock.close(v_lease, v_open);
+end
+$$;
+CREATE FUNCTION penstock.squeeze(p_queue_id integer) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+declare
+    v_low     penstock.low;
+    v_horizon bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+    v_folded  bigint;
+begin
+    select * into v_low from penstock.low as l where l.queue_id = p_queue_id for update skip locked;
+    if not found then
+        return 0;
+    end if;
+    if v_low.system <> penstock.system() then
+        -- Restored from another cluster: its log is all in the past, whatever the numbers say.
+        v_low.xid := 0;
+    elsif v_low.xid >= v_horizon then
+        return 0;
+    end if;
+    with folded as (
+        delete from penstock.counter_log as l
+        where l.queue_id = p_queue_id
+          and l.xid >= v_low.xid
+          and (l.xid < v_horizon or v_low.system <> penstock.system())
+        returning l.metric, l.delta
+    ), summed as (
+        select f.metric, sum(f.delta) as delta, count(*) as rows from folded as f group by f.metric
+    ), added as (
+        insert into penstock.counter as c (queue_id, metric, value)
+        select p_queue_id, s.metric, s.delta from summed as s
+        on conflict (queue_id, metric) do update set value = c.value + excluded.value
+    )
+    select coalesce(sum(s.rows), 0) into v_folded from summed as s;
+    update penstock.low as l set xid = v_horizon, system = penstock.system() where l.queue_id = p_queue_id;
+    return v_folded;
+end
+$$;
+CREATE FUNCTION penstock.status(p_queue text DEFAULT NULL::text) RETURNS TABLE(queue text, paused boolean, sla interval, planned bigint, pending bigint, active bigint, done bigint, dead bigint, cancelled bigint, oldest_pending_age interval, totals jsonb, at timestamp with time zone)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+    v_now    constant timestamptz := penstock.clock();
+    v_system constant bigint := penstock.system();
+begin
+    if p_queue is not null then
+        perform penstock.the_queue(p_queue);
+    end if;
+    return query
+    with asked as materialized (
+        select q.id, q.name, q.paused, q.sla from penstock.queue as q where p_queue is null or q.name = p_queue
+    ), noted as (
+        select c.queue_id, c.metric, c.value
+        from asked as q join penstock.counter as c on c.queue_id = q.id
+        union all
+        select l.queue_id, l.metric, l.delta
+        from asked as q
+        join penstock.low as b on b.queue_id = q.id
+        join penstock.counter_log as l
+          on l.queue_id = q.id and l.xid >= case when b.system = v_system then b.xid else 0 end
+    ), summed as (
+        select n.queue_id, n.metric, sum(n.value)::bigint as value from noted as n group by n.queue_id, n.metric
+    ), booked as (
+        select s.queue_id, jsonb_object_agg(s.metric, s.value) as value from summed as s group by s.queue_id
+    )
+    select
+        q.name, q.paused, q.sla,
+        coalesce((b.value->>'planned')::bigint, 0), coalesce((b.value->>'pending')::bigint, 0),
+        coalesce((b.value->>'active')::bigint, 0), coalesce((b.value->>'done')::bigint, 0),
+        coalesce((b.value->>'dead')::bigint, 0), coalesce((b.value->>'cancelled')::bigint, 0),
+        v_now - least(o.due, p.due),
+        (select jsonb_object_agg(t.word, coalesce((b.value->>(t.word || '_total'))::bigint, 0))
+         from unnest(array['pushed', 'removed', 'done', 'again', 'failed', 'dead', 'released', 'expired', 'revoked',
+                           'cancelled', 'redriven', 'orphaned']) as t(word)),
+        v_now
+    from asked as q
+    left join booked as b on b.queue_id = q.id
+    -- The oldest of each priority is the first of the pick index: ten probes, however long the queue.
+    left join lateral (
+        select min(f.due) as due
+        from generate_series(0, 9) as g(priority)
+        cross join lateral (
+            select a.due from penstock.agenda as a
+            where a.queue_id = q.id and a.pending and a.priority = g.priority
+            order by a.due, a.task_id limit 1
+        ) as f
+    ) as o on true
+    -- What is overdue waits, even if nobody has promoted it yet.
+    left join lateral (
+        select a.due from penstock.agenda as a
+        where a.queue_id = q.id and not a.pending and a.due <= v_now order by a.due limit 1
+    ) as p on true
+    order by q.name;
+end
+$$;
+CREATE FUNCTION penstock.system() RETURNS bigint
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN (SELECT pg_control_system.system_identifier FROM pg_control_system() pg_control_system(pg_control_version, catalog_version_no, system_identifier, pg_control_last_modified));
+CREATE FUNCTION penstock.take_samples() RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_count int;
+begin
+    insert into penstock.sample (queue_id, at, planned, pending, active, done, dead, cancelled, oldest_age, sla, workers, totals)
+    select q.id, date_bin('10 seconds', s.at, 'epoch'), s.planned, s.pending, s.active, s.done, s.dead, s.cancelled,
+           s.oldest_pending_age, s.sla,
+           (select count(*) from penstock.worker as w where s.queue = any(w.queues)), s.totals
+    from penstock.status() as s join penstock.queue as q on q.name = s.queue
+    where not exists (
+        select from penstock.sample as p where p.queue_id = q.id and p.at = date_bin('10 seconds', s.at, 'epoch'))
+    on conflict (queue_id, at) do nothing;
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
+CREATE FUNCTION penstock.the_queue(p_name text) RETURNS penstock.queue
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_queue penstock.queue;
+begin
+    select * into v_queue from penstock.queue as q where q.name = p_name;
+    if not found then
+        perform penstock.refuse(
+            'PS404', format('queue %s does not exist', coalesce(quote_literal(left(p_name, 80)), 'null')),
+            coalesce('Did you mean ' || quote_literal(penstock.nearest_queue(p_name)) || '?',
+                     'Create it with penstock.create_queue or `penstock queues create`.'));
+    end if;
+    return v_queue;
+end
+$$;
+CREATE FUNCTION penstock.upkeep(p_keep_history interval DEFAULT '30 days'::interval, p_keep_samples interval DEFAULT '90 days'::interval, p_keep_ledger interval DEFAULT '30 days'::interval) RETURNS TABLE(part text, rows bigint)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    AS $$
+declare
+    v_now constant timestamptz := penstock.clock();
+begin
+    return query select 'expired', coalesce(sum(penstock.expire(q.id, p_thorough => true)), 0)::bigint from penstock.queue as q;
+    return query select 'promoted', coalesce(sum(penstock.promote(q.id)), 0)::bigint from penstock.queue as q;
+    return query select 'squeezed', coalesce(sum(penstock.squeeze(q.id)), 0)::bigint from penstock.queue as q;
+    return query select 'sampled', penstock.take_samples()::bigint;
+    return query
+        select 'history days made', count(*) filter (where penstock.make_history(v_now::date + d.n))
+        from generate_series(0, 14) as d(n);
+    return query select 'history days dropped', penstock.drop_history(v_now - p_keep_history)::bigint;
+    return query
+        with old as (
+            select s.ctid from penstock.sample as s where s.at < v_now - p_keep_samples limit 10000 for update skip locked
+        ), gone as (
+            delete from penstock.sample as s using old where s.ctid = old.ctid returning 1
+        )
+        select 'samples dropped', count(*) from gone;
+    return query
+        with old as (
+            select l.ctid from penstock.ledger as l where l.at < v_now - p_keep_ledger limit 10000 for update skip locked
+        ), gone as (
+            delete from penstock.ledger as l using old where l.ctid = old.ctid returning 1
+        )
+        select 'ledger parts dropped', count(*) from gone;
+end
+$$;
+CREATE FUNCTION penstock.verify(p_queue text DEFAULT NULL::text) RETURNS TABLE(area text, queue text, what text, expected bigint, found bigint)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+begin
+    return query
+    with stated as materialized (
+        select q.id, s.* from penstock.status(p_queue) as s join penstock.queue as q on q.name = s.queue
+    ), counted as materialized (
+        select q.id as queue_id, m.metric, m.value
+        from stated as q
+        cross join lateral (
+            select 'planned' as metric, count(*) filter (where not a.pending) as value from penstock.agenda as a where a.queue_id = q.id
+            union all
+            select 'pending', count(*) filter (where a.pending) from penstock.agenda as a where a.queue_id = q.id
+            union all
+            select 'active', coalesce(sum(bit_count(l.open)), 0)::bigint from penstock.lease as l where l.queue_id = q.id
+            union all
+            select e.ended, count(t.id)
+            from unnest(array['done', 'dead', 'cancelled']) as e(ended)
+            left join penstock.task as t on t.queue_id = q.id and t.ended = e.ended
+            group by e.ended
+        ) as m
+    ), opened as materialized (
+        select l.queue_id, h.id
+        from penstock.lease as l, unnest(l.ids) with ordinality as h(id, n)
+        where get_bit(l.open, h.n::int - 1) = 1 and l.queue_id in (select s.id from stated as s)
+    ), placed as materialized (
+        select p.id, min(p.queue_id) as queue_id, count(*) as places
+        from (
+            select a.task_id as id, a.queue_id from penstock.agenda as a where a.queue_id in (select s.id from stated as s)
+            union all
+            select o.id, o.queue_id from opened as o
+        ) as p
+        group by p.id
+    ), stray as (
+        select coalesce(t.queue_id, p.queue_id) as queue_id, case
+            when t.id is null then 'waiting or leased without a document'
+            when t.ended is not null then 'ended, but still waiting or leased'
+            when p.id is null then 'live, but neither waiting nor leased'
+            else 'in two places' end as what
+        from (select t.* from penstock.task as t where t.queue_id in (select s.id from stated as s)) as t
+        full join placed as p on p.id = t.id
+        where t.id is null or (t.ended is null) <> (p.id is not null) or p.places > 1
+    ), finished as (
+        select h.queue_id, h.outcome, sum(h.rows)::bigint as rows
+        from (
+            select h.queue_id, h.outcome, count(*) as rows from penstock.history as h
+            where h.queue_id in (select s.id from stated as s) group by h.queue_id, h.outcome
+            union all
+            select d.queue_id, d.outcome, d.rows from penstock.history_dropped as d where d.queue_id in (select s.id from stated as s)
+        ) as h
+        group by h.queue_id, h.outcome
+    )
+    select 'drift', s.queue, c.metric, c.value,
+           case c.metric when 'planned' then s.planned when 'pending' then s.pending when 'active' then s.active
+                         when 'done' then s.done when 'dead' then s.dead else s.cancelled end as booked
+    from stated as s join counted as c on c.queue_id = s.id
+    where c.value <> case c.metric when 'planned' then s.planned when 'pending' then s.pending when 'active' then s.active
+                                   when 'done' then s.done when 'dead' then s.dead else s.cancelled end
+    union all
+    select 'orphans', s.queue, y.what, 0, count(*)
+    from stated as s join stray as y on y.queue_id = s.id group by s.queue, y.what
+    union all
+    select 'history', s.queue, o.outcome, coalesce(f.rows, 0), (s.totals->>o.outcome)::bigint
+    from stated as s
+    cross join unnest(array['done', 'again', 'failed', 'dead', 'released', 'expired']) as o(outcome)
+    left join finished as f on f.queue_id = s.id and f.outcome = o.outcome
+    where coalesce(f.rows, 0) <> (s.totals->>o.outcome)::bigint
+    union all
+    select 'balance', s.queue, 'pushed', (s.totals->>'pushed')::bigint,
+           s.planned + s.pending + s.active + s.done + s.dead + s.cancelled + (s.totals->>'removed')::bigint
+    from stated as s
+    where (s.totals->>'pushed')::bigint
+       <> s.planned + s.pending + s.active + s.done + s.dead + s.cancelled + (s.totals->>'removed')::bigint;
+end
+$$;
+CREATE TABLE penstock.agenda (
+    task_id bigint NOT NULL,
+    due timestamp with time zone NOT NULL,
+    queue_id integer NOT NULL,
+    priority smallint NOT NULL,
+    attempts smallint DEFAULT 0 NOT NULL,
+    company smallint DEFAULT 0 NOT NULL,
+    crashes smallint DEFAULT 0 NOT NULL,
+    pending boolean NOT NULL,
+    named boolean DEFAULT false NOT NULL,
+    CONSTRAINT attempts_not_negative CHECK (((attempts >= 0) AND (crashes >= 0) AND (company >= 0))),
+    CONSTRAINT priority_in_range CHECK (((priority >= 0) AND (priority <= 9)))
+)
+WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0');
+COMMENT ON COLUMN penstock.agenda.company IS 'the largest lease it may share after a crash; 1: alone; 0: any';
+COMMENT ON COLUMN penstock.agenda.crashes IS 'lone expiries since the last settled outcome';
+COMMENT ON COLUMN penstock.agenda.named IS 'its document has a subject, so somebody else may be waiting for that document';
+CREATE TABLE penstock.audit (
+    id bigint NOT NULL,
+    at timestamp with time zone DEFAULT penstock.clock() NOT NULL,
+    actor text DEFAULT CURRENT_USER NOT NULL,
+    verb text NOT NULL,
+    queue text,
+    detail jsonb DEFAULT '{}'::jsonb NOT NULL
+);
+ALTER TABLE penstock.audit ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.audit_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+CREATE TABLE penstock.counter (
+    queue_id integer NOT NULL,
+    metric text NOT NULL COLLATE pg_catalog."C",
+    value bigint NOT NULL
+)
+WITH (fillfactor='50');
+CREATE TABLE penstock.counter_log (
+    queue_id integer NOT NULL,
+    metric text NOT NULL COLLATE pg_catalog."C",
+    delta bigint NOT NULL,
+    xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000');
+CREATE TABLE penstock.history (
+    id bigint NOT NULL,
+    xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL,
+    task_id bigint NOT NULL,
+    created timestamp with time zone NOT NULL,
+    due timestamp with time zone NOT NULL,
+    claimed_at timestamp with time zone NOT NULL,
+    finished_at timestamp with time zone NOT NULL,
+    queue_id integer NOT NULL,
+    iteration integer NOT NULL,
+    attempt integer NOT NULL,
+    outcome text NOT NULL COLLATE pg_catalog."C",
+    kind text NOT NULL COLLATE pg_catalog."C",
+    worker text NOT NULL,
+    subject text COLLATE pg_catalog."C",
+    error_class text,
+    error text,
+    CONSTRAINT outcome_is_known CHECK ((outcome = ANY (ARRAY['done'::text, 'again'::text, 'failed'::text, 'dead'::text, 'released'::text, 'expired'::text, 'revoked'::text])))
+)
+PARTITION BY RANGE (finished_at);
+CREATE TABLE penstock.history_dropped (
+    queue_id integer NOT NULL,
+    outcome text NOT NULL COLLATE pg_catalog."C",
+    rows bigint NOT NULL
+);
+CREATE SEQUENCE penstock.history_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 100;
+ALTER SEQUENCE penstock.history_id_seq OWNED BY penstock.history.id;
+CREATE TABLE penstock.kind (
+    queue_id integer NOT NULL,
+    kind text NOT NULL COLLATE pg_catalog."C",
+    retry jsonb,
+    max_attempts integer,
+    timeout interval,
+    CONSTRAINT max_attempts_in_range CHECK (((max_attempts >= 1) AND (max_attempts <= 32767))),
+    CONSTRAINT retry_has_type CHECK ((retry ? 'type'::text))
+);
+CREATE TABLE penstock.ledger (
+    batch_id uuid NOT NULL,
+    part integer NOT NULL,
+    queue_id integer NOT NULL,
+    rows bigint NOT NULL,
+    checksum text NOT NULL,
+    report jsonb NOT NULL,
+    at timestamp with time zone NOT NULL
+);
+CREATE TABLE penstock.low (
+    queue_id integer NOT NULL,
+    xid bigint NOT NULL,
+    system bigint NOT NULL,
+    until timestamp with time zone DEFAULT '-infinity'::timestamp with time zone NOT NULL
+)
+WITH (fillfactor='50');
+CREATE TABLE penstock.migration (
+    number integer NOT NULL,
+    name text NOT NULL,
+    checksum text NOT NULL,
+    applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+ALTER TABLE penstock.queue ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.queue_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+CREATE TABLE penstock.sample (
+    queue_id integer NOT NULL,
+    at timestamp with time zone NOT NULL,
+    planned bigint NOT NULL,
+    pending bigint NOT NULL,
+    active bigint NOT NULL,
+    done bigint NOT NULL,
+    dead bigint NOT NULL,
+    cancelled bigint NOT NULL,
+    oldest_age interval,
+    sla interval,
+    workers integer NOT NULL,
+    totals jsonb NOT NULL
+);
+COMMENT ON COLUMN penstock.sample.at IS 'start of the ten-second bucket';
+CREATE TABLE penstock.task (
+    id bigint NOT NULL,
+    created timestamp with time zone DEFAULT penstock.clock() NOT NULL,
+    queue_id integer NOT NULL,
+    iterations integer DEFAULT 0 NOT NULL,
+    priority smallint DEFAULT 5 NOT NULL,
+    kind text DEFAULT 'default'::text NOT NULL COLLATE pg_catalog."C",
+    subject text COLLATE pg_catalog."C",
+    payload jsonb DEFAULT '{}'::jsonb NOT NULL,
+    due timestamp with time zone,
+    since timestamp with time zone,
+    last_iteration timestamp with time zone,
+    renew timestamp with time zone,
+    ended text COLLATE pg_catalog."C",
+    ended_at timestamp with time zone,
+    reason text,
+    error text,
+    CONSTRAINT due_is_finite CHECK (isfinite(due)),
+    CONSTRAINT ended_has_time CHECK (((ended IS NULL) = (ended_at IS NULL))),
+    CONSTRAINT ended_is_known CHECK ((ended = ANY (ARRAY['done'::text, 'dead'::text, 'cancelled'::text]))),
+    CONSTRAINT kind_fits CHECK (((octet_length(kind) >= 1) AND (octet_length(kind) <= 128))),
+    CONSTRAINT payload_is_object CHECK ((jsonb_typeof(payload) = 'object'::text)),
+    CONSTRAINT priority_in_range CHECK (((priority >= 0) AND (priority <= 9))),
+    CONSTRAINT subject_fits CHECK (((octet_length(subject) >= 1) AND (octet_length(subject) <= 512)))
+);
+COMMENT ON COLUMN penstock.task.due IS 'as pushed; null: at once. Where it waits now is in the agenda';
+COMMENT ON COLUMN penstock.task.since IS 'start of its age after a re-open, redrive or success; null: created';
+COMMENT ON COLUMN penstock.task.renew IS 'due of the run after this one; null: none';
+CREATE SEQUENCE penstock.task_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+ALTER SEQUENCE penstock.task_id_seq OWNED BY penstock.task.id;
+CREATE VIEW penstock.tasks AS
+ SELECT t.id,
+    q.name AS queue,
+    t.kind,
+    t.subject,
+    COALESCE(t.ended,
+        CASE
+            WHEN a.pending THEN 'pending'::text
+            WHEN (NOT a.pending) THEN 'planned'::text
+            ELSE 'active'::text
+        END) AS state,
+    COALESCE(a.priority, t.priority) AS priority,
+    a.due,
+    a.attempts,
+    t.iterations,
+    t.created,
+    t.last_iteration,
+    t.ended_at,
+    t.reason,
+    t.error,
+    t.payload
+   FROM ((penstock.task t
+     JOIN penstock.queue q ON ((q.id = t.queue_id)))
+     LEFT JOIN penstock.agenda a ON ((a.task_id = t.id)));
+CREATE TABLE penstock.worker (
+    name text NOT NULL,
+    host text DEFAULT ''::text NOT NULL,
+    pid integer,
+    queues text[] DEFAULT '{}'::text[] NOT NULL,
+    slots integer DEFAULT 1 NOT NULL,
+    busy integer DEFAULT 0 NOT NULL,
+    requested_at timestamp with time zone,
+    started_at timestamp with time zone,
+    first_claim_at timestamp with time zone,
+    beat timestamp with time zone NOT NULL,
+    CONSTRAINT busy_fits CHECK (((busy >= 0) AND (busy <= slots)))
+)
+WITH (fillfactor='50');
+ALTER TABLE ONLY penstock.history ALTER COLUMN id SET DEFAULT nextval('penstock.history_id_seq'::regclass);
+ALTER TABLE ONLY penstock.task ALTER COLUMN id SET DEFAULT nextval('penstock.task_id_seq'::regclass);
+ALTER TABLE ONLY penstock.agenda
+    ADD CONSTRAINT agenda_pkey PRIMARY KEY (task_id);
+ALTER TABLE ONLY penstock.audit
+    ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY penstock.counter
+    ADD CONSTRAINT counter_pkey PRIMARY KEY (queue_id, metric);
+ALTER TABLE ONLY penstock.history_dropped
+    ADD CONSTRAINT history_dropped_pkey PRIMARY KEY (queue_id, outcome);
+ALTER TABLE ONLY penstock.kind
+    ADD CONSTRAINT kind_pkey PRIMARY KEY (queue_id, kind);
+ALTER TABLE ONLY penstock.lease
+    ADD CONSTRAINT lease_pkey PRIMARY KEY (token);
+ALTER TABLE ONLY penstock.ledger
+    ADD CONSTRAINT ledger_pkey PRIMARY KEY (batch_id, part);
+ALTER TABLE ONLY penstock.low
+    ADD CONSTRAINT low_pkey PRIMARY KEY (queue_id);
+ALTER TABLE ONLY penstock.migration
+    ADD CONSTRAINT migration_pkey PRIMARY KEY (number);
+ALTER TABLE ONLY penstock.queue
+    ADD CONSTRAINT queue_name_key UNIQUE (name);
+ALTER TABLE ONLY penstock.queue
+    ADD CONSTRAINT queue_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY penstock.sample
+    ADD CONSTRAINT sample_pkey PRIMARY KEY (queue_id, at);
+ALTER TABLE ONLY penstock.task
+    ADD CONSTRAINT task_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY penstock.worker
+    ADD CONSTRAINT worker_pkey PRIMARY KEY (name);
+CREATE INDEX agenda_pick ON penstock.agenda USING btree (queue_id, priority, due, task_id) WHERE pending;
+CREATE INDEX agenda_planned ON penstock.agenda USING btree (queue_id, due) WHERE (NOT pending);
+CREATE INDEX counter_log_xid ON penstock.counter_log USING btree (queue_id, xid);
+CREATE INDEX history_xid ON ONLY penstock.history USING brin (xid);
+CREATE INDEX lease_until ON penstock.lease USING btree (queue_id, until);
+CREATE INDEX ledger_at ON penstock.ledger USING btree (at);
+CREATE INDEX task_ended ON penstock.task USING btree (queue_id, ended, ended_at) WHERE (ended IS NOT NULL);
+CREATE UNIQUE INDEX task_subject ON penstock.task USING btree (queue_id, subject) WHERE (subject IS NOT NULL);
+CREATE TRIGGER count_delete AFTER DELETE ON penstock.agenda REFERENCING OLD TABLE AS parted FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_agenda();
+CREATE TRIGGER count_delete AFTER DELETE ON penstock.lease REFERENCING OLD TABLE AS parted FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_lease();
+CREATE TRIGGER count_delete AFTER DELETE ON penstock.task REFERENCING OLD TABLE AS parted FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_task();
+CREATE TRIGGER count_insert AFTER INSERT ON penstock.agenda REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_agenda();
+CREATE TRIGGER count_insert AFTER INSERT ON penstock.lease REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_lease();
+CREATE TRIGGER count_insert AFTER INSERT ON penstock.task REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_task();
+CREATE TRIGGER count_update AFTER UPDATE ON penstock.agenda REFERENCING OLD TABLE AS parted NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_agenda();
+CREATE TRIGGER count_update AFTER UPDATE ON penstock.lease REFERENCING OLD TABLE AS parted NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_lease();
+CREATE TRIGGER count_update AFTER UPDATE ON penstock.task REFERENCING OLD TABLE AS parted NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_task();
+CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.agenda FOR EACH STATEMENT EXECUTE FUNCTION penstock.refuse_truncate();
+CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.counter FOR EACH STATEMENT EXECUTE FUNCTION penstock.refuse_truncate();
+CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.counter_log FOR EACH STATEMENT EXECUTE FUNCTION penstock.refuse_truncate();
+CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.history FOR EACH STATEMENT EXECUTE FUNCTION penstock.refuse_truncate();
+CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.lease FOR EACH STATEMENT EXECUTE FUNCTION penstock.refuse_truncate();
+CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.task FOR EACH STATEMENT EXECUTE FUNCTION penstock.refuse_truncate();

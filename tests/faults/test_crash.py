@@ -1,0 +1,203 @@
+"""PostgreSQL is killed, or the network is cut at the worst moment: nothing lost, nothing twice, no token handed out again."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from penstock import CommitUnknown, LeaseLost, NewTask, PartialPush, Penstock, Queue, Unavailable
+from penstock import queue as seam
+from penstock.embedded import Server
+
+# The server flushes asynchronous commits only when it must: what a claim wrote is surely lost in a crash.
+LAZY = {"wal_writer_delay": "10s", "shared_buffers": "128MB"}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server.start(tmp_path / "pg", environ=os.environ, settings=LAZY)
+    yield server
+    running = Server.running(tmp_path / "pg")
+    if running is not None:
+        running.stop("immediate")
+
+
+def crashed(server: Server) -> Server:
+    server.kill()
+    return Server.start(server.home, environ=os.environ, settings=LAZY)
+
+
+def test_a_claim_lost_in_a_crash_is_claimed_again_and_its_token_is_dead(server: Server) -> None:
+    with Penstock(server.dsn) as penstock:
+        penstock.init()
+        queue = penstock.create_queue("work")
+        queue.push_many([{"n": n} for n in range(10)])
+        tokens = set()
+        for _ in range(4):
+            queue.push()  # durable: flushes what came before
+            lost = queue.claim(20)
+            tokens.add(lost.token)
+            crashed(server := Server.running(server.home) or server)
+            assert queue.status().active == 0, "the claim was not flushed, so it never happened"
+            with pytest.raises(LeaseLost):
+                queue.settle(lost)
+            again = queue.claim(20)
+            assert again.token not in tokens
+            assert set(lost.ids) <= set(again.ids)
+            tokens.add(again.token)
+            with pytest.raises(LeaseLost):
+                queue.extend(lost)
+            queue.release(again)
+        assert penstock.verify().ok
+
+
+def test_a_crash_can_undo_an_expiry_but_never_a_fence(server: Server) -> None:
+    """Expiry runs inside an asynchronous claim. Lost together, the old lease is back, and it alone is good."""
+    with Penstock(server.dsn) as penstock:
+        penstock.init()
+        queue = penstock.create_queue("work", lease="100ms")
+        queue.push()
+        old = queue.claim()
+        queue.push(due=None, priority=9)  # durable: the old claim is on disk now
+        threading.Event().wait(0.2)
+        new = queue.claim(2)
+        assert new.ids == old.ids
+        crashed(server)
+        with pytest.raises(LeaseLost):
+            queue.settle(new)
+        assert queue.settle(old) == {old.ids[0]: "done"}
+        assert penstock.verify().ok
+
+
+def test_what_was_pushed_and_settled_survives(server: Server) -> None:
+    with Penstock(server.dsn) as penstock:
+        penstock.init()
+        queue = penstock.create_queue("work")
+        queue.push_many({"n": n} for n in range(5_000))
+        queue.push_many(NewTask({}, f"s{n}") for n in range(5_000))
+        queue.settle(queue.claim(1_000))
+        crashed(server)
+        status = queue.status()
+        assert (status.pending, status.totals["done"], status.totals["pushed"]) == (9_000, 1_000, 10_000)
+        assert penstock.verify().ok
+
+
+# --- a cut at COMMIT --------------------------------------------------------------------------------------------------
+
+
+class Proxy:
+    """Between client and server. While `cuts` lasts, a COMMIT is passed on, and then the line is dead: the server has
+    done it, the client will never hear of it."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.cuts = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._target))
+            cut = threading.Event()
+            threading.Thread(target=self._forward, args=(client, server, cut), daemon=True).start()
+            threading.Thread(target=self._back, args=(server, client, cut), daemon=True).start()
+
+    def _forward(self, client: socket.socket, server: socket.socket, cut: threading.Event) -> None:
+        with client, server:
+            while data := receive(client):
+                if self.cuts > 0 and b"commit\x00" in data:
+                    self.cuts -= 1
+                    cut.set()
+                server.sendall(data)
+
+    def _back(self, server: socket.socket, client: socket.socket, cut: threading.Event) -> None:
+        while data := receive(server):
+            if cut.is_set():
+                client.shutdown(socket.SHUT_RDWR)
+                return
+            client.sendall(data)
+
+
+def receive(end: socket.socket) -> bytes:
+    try:
+        return end.recv(65536)
+    except OSError:
+        return b""
+
+
+@contextmanager
+def through_proxy(dsn: str) -> Iterator[tuple[Proxy, Queue]]:
+    parts = psycopg.conninfo.conninfo_to_dict(dsn)
+    proxy = Proxy(int(str(parts["port"])))
+    parts.update(host="127.0.0.1", port=str(proxy.port), sslmode="disable")
+    try:
+        with Penstock(psycopg.conninfo.make_conninfo(**parts)) as penstock:
+            yield proxy, penstock.queue("work")
+    finally:
+        proxy.close()
+
+
+@pytest.mark.parametrize("subjects", [False, True], ids=["plain", "subjects"])
+def test_a_bulk_push_whose_commit_was_not_heard_doubles_nothing(queue: Queue, dsn: str, subjects: bool) -> None:
+    items = [NewTask({"n": n}, f"s{n}" if subjects else None) for n in range(25_000)]
+    with through_proxy(dsn) as (proxy, cut_off):
+        proxy.cuts = 2
+        report = cut_off.push_many(items)
+    assert proxy.cuts == 0
+    assert report.created == 25_000
+    assert queue.status().totals["pushed"] == 25_000
+
+
+def test_a_single_push_says_that_it_does_not_know(queue: Queue, dsn: str) -> None:
+    with through_proxy(dsn) as (proxy, cut_off):
+        cut_off.status()
+        proxy.cuts = 1
+        with pytest.raises(CommitUnknown):
+            cut_off.push({})
+    assert queue.status().pending == 1, "this time it had happened"
+
+
+def test_a_settle_whose_commit_was_not_heard_is_refused_when_repeated(queue: Queue, dsn: str) -> None:
+    queue.push()
+    with through_proxy(dsn) as (proxy, cut_off):
+        claim = cut_off.claim()
+        proxy.cuts = 1
+        with pytest.raises(CommitUnknown):
+            cut_off.settle(claim)
+        with pytest.raises(LeaseLost):
+            cut_off.settle(claim)
+    assert queue.status().totals["done"] == 1
+
+
+def test_a_bulk_push_that_fails_between_chunks_can_be_completed(
+    queue: Queue, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seam, "RETRIES", 1)
+    items = [NewTask({"n": n}, f"s{n:05}") for n in range(25_000)]
+    with through_proxy(dsn) as (proxy, cut_off):
+
+        def cut_after_first(written: int) -> None:
+            proxy.cuts = 1 if written == 10_000 else 0
+
+        with pytest.raises(PartialPush) as partial:
+            cut_off.push_many(items, progress=cut_after_first)
+        assert isinstance(partial.value, Unavailable)
+        assert partial.value.written == 10_000
+        report = cut_off.push_many(items, batch_id=partial.value.batch_id)
+    assert report.created == 25_000
+    assert queue.status().totals["pushed"] == 25_000

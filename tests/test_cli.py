@@ -1,0 +1,387 @@
+"""The shell, from outside: what a person or a script sees. What it refuses is in test_bad_input.py."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import Connection
+from psycopg.conninfo import conninfo_to_dict
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from penstock import Penstock, Queue, __version__
+from penstock.cli import app as shell
+from penstock.embedded import Server
+from shell import COMMAND, COUNTS, each, environment, is_one_block, penstock
+
+GAUGES = ("planned", "pending", "active", "done", "dead", "cancelled")
+TASKS = """
+{"payload": {"n": 1}, "subject": "a"}
+{"payload": {"n": 2}, "kind": "k", "priority": 0, "due": "2020-01-01T00:00:00Z"}
+"""
+
+
+def counted(**counts: int) -> dict[str, int]:
+    return dict.fromkeys(COUNTS, 0) | counts
+
+
+# --- queues -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_queue_is_created_and_listed(dsn: str, app: Penstock) -> None:
+    create = (
+        "queues",
+        "create",
+        "mail",
+        "--sla",
+        "30s",
+        "--lease",
+        "30s",
+        "--max-attempts",
+        "5",
+        "--retry",
+        "fibonacci:1m",
+    )
+    ran = penstock(*create, dsn=dsn)
+    assert (ran.code, ran.out, ran.err) == (0, "queue mail created\n", "")
+
+    again, tolerant, dry, listed, table = each(
+        create,
+        (*create, "--exist-ok", "--json"),
+        ("queues", "create", "other", "--dry-run", "--json"),
+        ("queues", "ls", "--json"),
+        ("queues", "ls"),
+        dsn=dsn,
+    )
+    assert again.code == 1
+    assert "'mail' exists already" in again.err
+    assert tolerant.json == {"queue": "mail", "created": False}
+    assert dry.json == {"queue": "other", "created": False, "dry_run": True}
+    (mail,) = listed.json["queues"]
+    assert mail.pop("created").startswith("20")
+    assert mail == {
+        "queue": "mail",
+        "lease": 30.0,
+        "max_attempts": 5,
+        "retry": {"type": "fibonacci", "unit": 60.0},
+        "sla": 30.0,
+        "keep_done": None,
+        "paused": False,
+    }
+    head, row = table.out.splitlines()
+    assert head.split()[0] == "queue"
+    assert row.split()[:3] == ["mail", "30.0", "s"]
+    assert "fibonacci" in row
+
+
+def test_settings_that_make_no_sense_are_usage_errors(dsn: str) -> None:
+    wrong = (("--sla", "0s"), ("--max-attempts", "0"), ("--retry", "sometimes"), ("--keep-done", "-1d"))
+    for ran, (option, _) in zip(
+        each(*(("queues", "create", "q", *one, "--dry-run") for one in wrong), dsn=dsn), wrong, strict=True
+    ):
+        assert ran.code == 2
+        assert is_one_block(ran.err)
+        assert option.removeprefix("--").replace("-", "_") in ran.err
+
+
+# --- push -------------------------------------------------------------------------------------------------------------
+
+
+def test_push_from_a_file_and_from_stdin(dsn: str, queue: Queue, tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(TASKS)
+    dry = penstock("push", "work", "--file", str(file), "--dry-run", "--json", dsn=dsn)
+    assert dry.json == counted() | {"checked": 2}
+    assert queue.status().totals["pushed"] == 0
+
+    first = penstock("push", "work", "--file", str(file), "--json", dsn=dsn)
+    assert (first.code, first.json, first.err) == (0, counted(created=2), "")
+    again = penstock("push", "work", "--on-conflict", "skip", "--json", dsn=dsn, stdin=TASKS)
+    assert again.json == counted(created=1, skipped=1)
+    twice = penstock("push", "work", "--file", "-", dsn=dsn, stdin='{"payload": {}, "subject": "b"}\n' * 3 + TASKS)
+    assert twice.out == "2 created, 1 skipped, 2 superseded\n"
+
+    tasks = {task.id: task for task in queue.claim(10).tasks}
+    assert len(tasks) == 5
+    assert [(task.subject, task.kind, task.priority, task.payload) for _, task in sorted(tasks.items())][:2] == [
+        ("a", "default", 5, {"n": 1}),
+        (None, "k", 0, {"n": 2}),
+    ]
+
+
+def test_push_tells_of_conflicts_and_of_queues_that_are_not_there(dsn: str, queue: Queue, tmp_path: Path) -> None:
+    queue.push(subject="a")
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(TASKS)
+    taken, unknown, missing, mode, batch = each(
+        ("push", "work", "--on-conflict", "error", "--file", str(file)),
+        ("push", "wrok", "--file", str(file), "--json"),
+        ("push", "work", "--file", str(tmp_path / "nothing.jsonl")),
+        ("push", "work", "--on-conflict", "maybe", "--file", str(file)),
+        ("push", "work", "--batch-id", "abc", "--file", str(file)),
+        dsn=dsn,
+    )
+    assert (taken.code, unknown.code, missing.code, mode.code, batch.code) == (1, 1, 2, 2, 2)
+    assert is_one_block(taken.err)
+    assert "subject 'a' is taken" in taken.err
+    assert (unknown.out, '"hint": "Did you mean \'work\'?"' in unknown.err) == ("", True)
+    assert "No such file" in missing.err
+    assert "on_conflict" in mode.err
+    assert "UUID" in batch.err
+    assert queue.status().totals["pushed"] == 1
+
+
+def test_a_repeated_batch_doubles_nothing(dsn: str, queue: Queue) -> None:
+    batch = str(uuid4())
+    plain = '{"payload": {}}\n' * 3
+    first, second = (penstock("push", "work", "--batch-id", batch, "--json", dsn=dsn, stdin=plain) for _ in range(2))
+    assert first.json == second.json == counted(created=3)
+    other = penstock("push", "work", "--batch-id", batch, dsn=dsn, stdin=plain * 2)
+    assert other.code == 1
+    assert "other content" in other.err
+    assert queue.status().pending == 3
+
+
+def test_an_interrupted_push_writes_nothing(dsn: str, queue: Queue, sql: Connection) -> None:
+    with subprocess.Popen(
+        [*COMMAND, "push", "work"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(dsn),
+    ) as process:
+        assert process.stdin
+        process.stdin.write(b'{"payload": {}}\n' * 100)
+        process.stdin.flush()
+        theirs = """
+            select from pg_stat_activity
+            where datname = current_database() and application_name = 'penstock' and query = 'commit'
+        """
+        known = sql.execute(theirs).rowcount
+        deadline = time.monotonic() + 30
+        while sql.execute(theirs).rowcount <= known and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, b"", b"")
+    assert queue.status().totals["pushed"] == 0
+
+
+# --- status, verify ---------------------------------------------------------------------------------------------------
+
+
+def test_status(dsn: str, app: Penstock, queue: Queue) -> None:
+    app.create_queue("mail", sla="30s")
+    queue.push_many([{}, {}, {}])
+    queue.settle(queue.claim(1))
+    queue.claim(1)
+    every, one, table, quiet, unknown = each(
+        ("status", "--json"), ("status", "work", "--json"), ("status",), ("status", "-q"), ("status", "mial"), dsn=dsn
+    )
+    assert [queue["queue"] for queue in every.json["queues"]] == ["mail", "work"]
+    (work,) = one.json["queues"]
+    assert set(work) == {"queue", *GAUGES, "oldest_pending_age", "sla", "paused", "totals", "at"}
+    assert {name: work[name] for name in GAUGES} == dict.fromkeys(GAUGES, 0) | {"pending": 1, "active": 1}
+    assert work["oldest_pending_age"] > 0
+    assert {name: count for name, count in work["totals"].items() if count} == {"pushed": 3, "done": 1, "removed": 1}
+    mail = every.json["queues"][0]
+    assert (mail["oldest_pending_age"], mail["sla"]) == (None, 30.0)
+    assert [line.split()[0] for line in table.out.splitlines()] == ["queue", "mail", "work"]
+    assert (quiet.out, quiet.err) == ("", "")
+    assert unknown.code == 1
+    assert "Did you mean 'mail'?" in unknown.err
+
+
+@pytest.mark.unbalanced
+def test_verify(dsn: str, queue: Queue, sql: Connection) -> None:
+    queue.push_many([{}, {}])
+    good, said = each(("verify", "--json"), ("verify", "work"), dsn=dsn)
+    assert good.json == {"drift": 0, "orphans": 0, "history": 0, "balance": 0, "dropped": 0, "findings": []}
+    assert good.code == said.code == 0
+    assert "all is well" in said.out
+
+    sql.execute(
+        "insert into penstock.counter_log (queue_id, metric, delta) select id, 'pending', 1 from penstock.queue"
+    )
+    bad, said = each(("verify", "--json"), ("verify", "work"), dsn=dsn)
+    assert bad.code == said.code == 1
+    assert (bad.json["drift"], bad.json["orphans"], bad.json["balance"]) == (1, 0, 1)
+    assert {"queue": "work", "what": "drift: pending", "expected": 2, "found": 3} in bad.json["findings"]
+    assert "work: drift: pending: expected 2, found 3" in said.out
+    assert said.err == ""
+
+
+# --- init -------------------------------------------------------------------------------------------------------------
+
+
+def test_init(make_database: Callable[..., str]) -> None:
+    dsn = make_database("template0")
+    planned = penstock("init", "--plan", dsn=dsn)
+    assert planned.out == "would apply: 0001_heart.sql, functions\n"
+    first = penstock("init", "--json", dsn=dsn)  # so the plan changed nothing
+    assert first.json == {"applied": ["0001_heart.sql", "functions"]}
+    second = penstock("init", dsn=dsn)
+    assert (second.code, second.out) == (0, "the schema is up to date\n")
+
+
+def test_init_prints_the_schema_for_people_who_apply_their_own(make_database: Callable[..., str]) -> None:
+    printed = penstock("init", "--sql")  # needs no database
+    assert printed.code == 0
+    dsn = make_database("template0")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(printed.out.encode())
+    ran = penstock("init", dsn=dsn)
+    assert (ran.code, ran.out) == (0, "the schema is up to date\n")
+    with Penstock(dsn) as app:
+        app.create_queue("mail").push()
+
+
+# --- where the database is --------------------------------------------------------------------------------------------
+
+
+def test_without_a_dsn_the_ways_are_named_and_nothing_is_started(tmp_path: Path) -> None:
+    ran = subprocess.run([*COMMAND, "status"], capture_output=True, text=True, env={}, cwd=tmp_path, check=False)
+    assert (ran.returncode, ran.stdout) == (3, "")
+    assert is_one_block(ran.stderr)
+    for way in ("--dsn", "PENSTOCK_DSN", "DATABASE_URL", "PGHOST", "penstock up"):
+        assert way in ran.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dsn_comes_from_the_first_that_is_set(dsn: str, tmp_path: Path) -> None:
+    nowhere = "host=127.0.0.1 port=1"
+    parts = conninfo_to_dict(dsn)
+    libpq = {name: str(parts[key]) for name, key in LIBPQ.items()}
+    lower = {"PGHOST": "127.0.0.1", "PGPORT": "1"}
+    tries: tuple[tuple[tuple[str, ...], dict[str, str], str], ...] = (
+        (("--dsn", dsn), {"PENSTOCK_DSN": nowhere, "DATABASE_URL": nowhere, **lower}, "the dsn given"),
+        ((), {"PENSTOCK_DSN": dsn, "DATABASE_URL": nowhere, **lower}, "PENSTOCK_DSN"),
+        ((), {"DATABASE_URL": dsn, **lower}, "DATABASE_URL"),
+        ((), libpq, "libpq's PGHOST, PGDATABASE"),
+    )
+    for flag, env, source in tries:
+        ran = penstock("status", "-v", *flag, env=env, cwd=tmp_path)
+        assert ran.code == 0, ran.err
+        assert f"from {source}" in ran.err
+    empty = penstock("status", "--dsn", "", env={"PENSTOCK_DSN": dsn})
+    assert empty.code == 3
+
+
+LIBPQ = {"PGHOST": "host", "PGPORT": "port", "PGUSER": "user", "PGPASSFILE": "passfile", "PGDATABASE": "dbname"}
+
+
+# --- manners ----------------------------------------------------------------------------------------------------------
+
+
+def test_errors_are_one_block_or_one_json_value(dsn: str) -> None:
+    block, value = each(("status", "nowhere"), ("status", "nowhere", "--json"), dsn=dsn)
+    assert (block.code, block.out) == (1, "")
+    assert is_one_block(block.err)
+    assert block.err.startswith("error PS2001: queue 'nowhere' does not exist\n")
+    assert (value.code, value.out) == (1, "")
+    assert json.loads(value.err)["error"].keys() == {"code", "message", "hint"}
+
+
+def test_a_traceback_only_when_asked_for_and_without_secrets(dsn: str) -> None:
+    for more, code, said in ((("nowhere",), 1, "PS2001"), (("--dsn", "password=s3kr3t x"), 3, "PS3001")):
+        command = [*COMMAND, "status", *more, "--debug"]
+        ran = subprocess.run(command, capture_output=True, text=True, env=environment(dsn), check=False)
+        assert ran.returncode == code
+        assert "Traceback" in ran.stderr
+        assert f"error {said}: " in ran.stderr
+        assert "s3kr3t" not in ran.stderr
+
+
+def test_every_command_has_help() -> None:
+    runner = CliRunner()  # in this process: a dozen new ones would say the same
+
+    def commands(group: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        yield path
+        for name, command in getattr(group, "commands", {}).items():
+            yield from commands(command, (*path, name))
+
+    found = list(commands(get_command(shell), ()))
+    assert len(found) >= 11
+    for path in found:
+        ran = runner.invoke(shell, [*path, "--help"], prog_name="penstock")
+        assert ran.exit_code == 0
+        assert " ".join(("Usage: penstock", *path)) in ran.output
+    root, version, nothing = each(("--help",), ("--version",), ())
+    assert (root.code, root.err) == (0, "")
+    assert "Usage: penstock" in root.out
+    assert (version.code, version.out) == (0, f"{__version__}\n")
+    assert nothing.code == 2
+
+
+def test_a_full_disk_is_told(dsn: str) -> None:
+    with Path("/dev/full").open("wb") as full:
+        ran = subprocess.run(
+            [*COMMAND, "status", "--json"], stdout=full, stderr=subprocess.PIPE, env=environment(dsn), check=False
+        )
+    assert ran.returncode == 1
+    assert b"No space left" in ran.stderr
+    assert b"Traceback" not in ran.stderr
+
+
+def test_head_may_leave(dsn: str) -> None:
+    """Through a real pipe, with more to say than it holds."""
+    script = '"$@" init --sql | head -n 1; "$@" init --sql | cat >/dev/null'
+    ran = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {script}", "sh", *COMMAND],
+        capture_output=True,
+        text=True,
+        env=environment(dsn),
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "begin;\n", "")
+
+
+# --- the embedded server ----------------------------------------------------------------------------------------------
+
+
+def test_up_and_down(tmp_path: Path) -> None:
+    home = tmp_path / "Ünï"
+    env = {"PENSTOCK_HOME": str(home), "LC_ALL": "C"}
+    try:
+        first = penstock("up", "--json", env=env)
+        assert first.code == 0, first.err
+        url = urlsplit(first.json["dsn"])
+        assert url.password is None
+        assert parse_qs(url.query)["passfile"] == [str(home / "pgpass")]
+        assert first.json["home"] == str(home)
+        assert first.json["applied"] == ["0001_heart.sql", "functions"]
+
+        second, status = each(("up", "--json"), ("status", "-v"), env=env)
+        assert second.json == first.json | {"applied": []}
+        assert status.code == 0
+        assert "from the embedded server in " in status.err
+
+        down = penstock("down", "--json", env=env)
+        assert down.json == {"home": str(home), "stopped": True}
+        again, status = each(("down",), ("status",), env=env)
+        assert (again.code, again.out.endswith("is not running\n")) == (0, True)
+        assert status.code == 3
+    finally:
+        if server := Server.running(home):
+            server.stop("immediate")
+
+
+def test_demo(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    ran = penstock("demo", "--tasks", "2000", env={"PENSTOCK_HOME": str(home)})
+    assert ran.code == 0, ran.err
+    for line in ("PostgreSQL 18 is up", "pushed 2,000 tasks", "drained 2,000 tasks", "verified: "):
+        assert line in ran.out
+    assert Server.running(home) is None
+    assert (home / "data").stat().st_mode & 0o777 == 0o700
+    assert list(tmp_path.iterdir()) == [home]

