@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import cycle
+from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple
 from uuid import UUID, uuid4
 
@@ -29,6 +31,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from psycopg.pq import TransactionStatus
 
 from penstock import (
     Claim,
@@ -155,15 +158,10 @@ class Model:
 
     def foresee(self, tasks: list[NewTask]) -> list[str]:
         """What a batch reports of each: the last of equal subjects wins, and is skipped when its subject is taken."""
-        last = {task.subject: n for n, task in enumerate(tasks) if task.subject is not None}
-        return [
-            "superseded"
-            if task.subject is not None and last[task.subject] != n
-            else "skipped"
-            if self.subject(task.subject)
-            else "created"
-            for n, task in enumerate(tasks)
-        ]
+        last = {task.subject: n for n, task in enumerate(tasks)}
+        winners = [n for n, task in enumerate(tasks) if task.subject is None or last[task.subject] == n]
+        taken = ["skipped" if self.subject(task.subject) else "created" for task in tasks]
+        return [result if n in winners else "superseded" for n, result in enumerate(taken)]
 
     # Claim: by (priority, due, id), and never more tasks than the smallest company among them.
 
@@ -457,6 +455,7 @@ OUTCOMES = {  # due, delay, whether with a payload
     "again": (st.sampled_from([None, None, -5.0, 0.0, 8.0]), NOW_OR_LATER, st.booleans()),
 }
 SAYINGS = st.one_of([st.tuples(st.just(word), *rest).map(Say._make) for word, rest in OUTCOMES.items()])
+GIVEN = attrgetter("kind", "subject", "priority", "due", "iterations", "created")  # alike in a task and a document
 LIMITS = st.integers(1, 5) | st.sampled_from([16, 40])
 EITHER = st.integers(0, 1)
 MOSTLY_FIRST = st.sampled_from([0, 0, 0, 1])
@@ -472,6 +471,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.now = START
         self.checked = START
         self.version = 0
+        self.haunted = False
         self.names: list[str] = []
         self.models: list[Model] = []
         self.queue_ids: list[int] = []
@@ -634,30 +634,8 @@ class QueueMachine(RuleBasedStateMachine):
             return []
         until = self.now + (LEASE if lease is None else timedelta(seconds=lease))
         assert claim.until == until
-        assert [
-            (
-                task.kind,
-                task.subject,
-                task.payload,
-                task.priority,
-                task.due,
-                task.attempt,
-                task.iterations,
-                task.created,
-            )
-            for task in claim.tasks
-        ] == [
-            (
-                doc.kind,
-                doc.subject,
-                {"v": doc.version},
-                doc.priority,
-                doc.due,
-                doc.attempts + 1,
-                doc.iterations,
-                doc.created,
-            )
-            for doc in chosen
+        assert [(GIVEN(task), task.payload, task.attempt) for task in claim.tasks] == [
+            (GIVEN(doc), {"v": doc.version}, doc.attempts + 1) for doc in chosen
         ]
         assert_companions(chosen, limit, may_alone)
         self.last[client, at] = chosen[-1].place
@@ -810,19 +788,13 @@ class QueueMachine(RuleBasedStateMachine):
         """Bounded: the longest overdue first, whole leases, until that many tasks are back."""
         model, sql = self.models[at], self.world.raw[client]
         overdue = model.overdue(self.now)
-        (count,) = one(
-            sql.execute(
-                "select penstock.expire(%s, %s)", (self.queue_ids[at], 10_000 if limit is None else limit)
-            ).fetchone()
-        )
+        most = 10_000 if limit is None else limit
+        (count,) = one(sql.execute("select penstock.expire(%s, %s)", (self.queue_ids[at], most)).fetchone())
         left = {row[0] for row in sql.execute("select token from penstock.lease").fetchall()}
         gone = [lease for lease in overdue if lease.token not in left]
         assert [lease.until for lease in gone] == [lease.until for lease in overdue[: len(gone)]]
-        if limit is None:
-            assert gone == overdue
-        else:
-            assert sum(len(lease.open) for lease in gone[:-1]) < limit
-            assert sum(len(lease.open) for lease in gone) >= min(limit, sum(len(lease.open) for lease in overdue))
+        assert sum(len(lease.open) for lease in gone[:-1]) < most
+        assert sum(len(lease.open) for lease in gone) >= min(most, sum(len(lease.open) for lease in overdue))
         assert count == model.expire(self.now, [lease.token for lease in gone])
 
     def promote(self, client: int, at: int, limit: int | None) -> None:
@@ -848,9 +820,11 @@ class QueueMachine(RuleBasedStateMachine):
                 return
             self.advance(11)
 
+    @precondition(lambda self: not self.haunted)
     @rule(client=EITHER, at=MOSTLY_FIRST, kind=st.sampled_from(["default", "default", *KINDS]))
     def crash_to_the_end(self, client: int, at: int, kind: str) -> None:
-        """A task that takes down whoever takes it, alone, again and again."""
+        """A task that takes down whoever takes it, alone, again and again. Once: it takes long."""
+        self.haunted = True
         self.push(client, at, [Ask(due=-(10.0**6), priority=0, kind=kind)], "in SQL")
         dead = self.models[at].totals["dead"]
         for _ in range(2 * MOST_CRASHES):
@@ -858,14 +832,21 @@ class QueueMachine(RuleBasedStateMachine):
                 return
             self.advance(11)
 
-    @rule(client=EITHER, at=MOSTLY_FIRST, limit=LIMITS, seconds=st.sampled_from([4.0, 40.0]), times=st.integers(1, 5))
-    def fail(self, client: int, at: int, limit: int, seconds: float, times: int) -> None:
-        """A worker that can not do it."""
+    @rule(
+        client=EITHER,
+        at=MOSTLY_FIRST,
+        limit=LIMITS,
+        says=st.just([Say("failed")]) | st.lists(SAYINGS, min_size=1, max_size=4),
+        seconds=st.sampled_from([0.5, 4.0, 40.0]),
+        times=st.integers(1, 4),
+    )
+    def work(self, client: int, at: int, limit: int, says: list[Say], seconds: float, times: int) -> None:
+        """A worker as it should be, whatever becomes of its tasks."""
         for _ in range(times):
             if not self.do_claim(client, at, limit, may_alone=True):
                 return
             claim = self.claims[-1][1]
-            self.do_settle(client, at, claim, dict.fromkeys(claim.ids, Say("failed")))
+            self.do_settle(client, at, claim, dict(zip(claim.ids, cycle(says), strict=False)))
             self.advance(seconds)
 
     # -- Transactions that others do not see yet, and never will when they are rolled back
@@ -907,9 +888,8 @@ class QueueMachine(RuleBasedStateMachine):
         sql.execute("commit" if commits else "rollback")
         if commits and rows:
             model.take(rows[0][0], "w0", self.now, rows[0][1], chosen, may_alone)
-            tasks = tuple(
-                Task._make((row[2], *[None] * (len(Task._fields) - 1))) for row in rows
-            )  # only ids are needed
+            unread = [None] * (len(Task._fields) - 1)  # only ids are needed
+            tasks = tuple(Task._make((row[2], *unread)) for row in rows)
             self.claims.append((at, Claim(self.names[at], rows[0][0], rows[0][1], tasks)))
 
     @precondition(any_live)
@@ -987,11 +967,9 @@ class QueueMachine(RuleBasedStateMachine):
         for queue_id, model in zip(self.queue_ids, self.models, strict=True):
             for lease in model.leases.values():
                 opened = "".join("1" if id_ in lease.open else "0" for id_ in lease.ids)
-                columns = [
-                    [getattr(doc, name) for doc in lease.was] for name in ("due", "attempts", "company", "crashes")
-                ]
                 head = (queue_id, lease.token, lease.worker, lease.claimed_at, lease.until, opened, lease.ids)
-                expected[lease.token] = (*head, *columns)
+                columns = ("due", "attempts", "company", "crashes")
+                expected[lease.token] = (*head, *([getattr(doc, name) for doc in lease.was] for name in columns))
         found, given = {}, []
         for row in self.world.watcher.execute(LEASES).fetchall():
             zeros = [0] * len(row[6])
@@ -1013,8 +991,8 @@ class QueueMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for sql in self.world.raw:
-            if not sql.closed:
-                sql.execute("rollback" if sql.info.transaction_status else "select")
+            if sql.info.transaction_status != TransactionStatus.IDLE:
+                sql.execute("rollback")
 
 
 def token(claim: Claim) -> UUID:
@@ -1036,15 +1014,86 @@ def assert_companions(chosen: list[Doc], limit: int, may_alone: bool) -> None:
     assert may_alone or 1 not in companies
 
 
-def test_the_queue_does_what_the_model_does(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def machine(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[QueueMachine]:
     monkeypatch.setattr(QueueMachine, "world", world, raising=False)
+    machine = QueueMachine()
+    yield machine
+    machine.teardown()
+
+
+# -- The search, and some ways that chance seldom takes --------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_queue_does_what_the_model_does() -> None:
     run_state_machine_as_test(
         QueueMachine,
         settings=settings(
-            max_examples=40,
+            max_examples=60,
             stateful_step_count=40,
             deadline=None,
             print_blob=True,
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+@pytest.mark.parametrize(("name", "crashes"), [("endless", 20), ("many", 20), ("spent", 3), ("listed", 4)])
+def test_who_crashes_alone_dies_in_the_end(machine: QueueMachine, name: str, crashes: int) -> None:
+    """After max_attempts, when its strategy stops, and after 20 whatever they say."""
+    machine.begin([name, "aging"], [])
+    machine.crash_to_the_end(0, 0, "default")
+    machine.check()
+    (doc,) = machine.models[0].docs.values()
+    assert (doc.state, doc.reason, doc.crashes) == ("dead", "crashed", crashes)
+
+
+def test_who_kills_its_worker_is_found_and_the_others_live(machine: QueueMachine) -> None:
+    """40 together, then 5 (n/8), then each alone: its batch-mates burn no attempt."""
+    machine.begin(["endless", "spent"], [])
+    machine.push_many_alike(0, 0, 40, 5)
+    docs = machine.models[0].docs
+    killer = sorted(docs)[17]
+    sizes: list[int] = []
+    while ids := machine.do_claim(len(sizes) % 2, 0, 40, may_alone=True):
+        assert all(docs[id_].attempts == 0 for id_ in ids if id_ != killer)
+        if killer in ids:
+            sizes.append(len(ids))
+            machine.advance(11)
+        else:
+            machine.do_settle(0, 0, machine.claims[-1][1], dict.fromkeys(ids, Say("done")))
+        machine.check()
+    assert sizes == [40, 5] + [1] * MOST_CRASHES
+    assert [(doc.id, doc.reason) for doc in docs.values()] == [(killer, "crashed")]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "attempts", "reason"),
+    [
+        ("spent", "default", 3, "attempts spent"),
+        ("endless", "brittle", 2, "attempts spent"),
+        ("listed", "default", 4, "the strategy ended"),
+        ("endless", "patient", 3, "the strategy ended"),
+        ("spent", "patient", 3, "attempts spent"),
+    ],
+)
+def test_who_fails_dies_in_the_end(machine: QueueMachine, name: str, kind: str, attempts: int, reason: str) -> None:
+    """By the kind's word if it has one, else by the queue's."""
+    machine.begin([name, "aging"], [Ask(kind=kind)])
+    for _ in range(attempts):
+        machine.work(0, 0, 1, [Say("failed")], 40.0, 1)
+        machine.check()
+    (doc,) = machine.models[0].docs.values()
+    assert (doc.state, doc.reason, doc.attempts) == ("dead", reason, attempts)
+
+
+def test_who_is_too_old_dies_at_the_next_failure(machine: QueueMachine) -> None:
+    """A success makes a task young again."""
+    machine.begin(["aging", "spent"], [Ask()])
+    (doc,) = machine.models[0].docs.values()
+    for say, seconds in (("failed", 290.0), ("again", 290.0), ("failed", 20.0), ("failed", 0.0)):
+        assert doc.state != "dead"
+        machine.work(1, 0, 1, [Say(say)], seconds, 1)
+        machine.check()
+    assert (doc.state, doc.reason, doc.iterations) == ("dead", "the strategy ended", 1)
