@@ -9,10 +9,10 @@ from types import TracebackType
 from penstock import embedded, migrate, queue
 from penstock.database import Database
 from penstock.errors import ConfigError
-from penstock.model import QueueSettings, QueueStatus, Verification
+from penstock.model import Duration, QueueSettings, QueueStatus, Verification
 from penstock.queue import Queue
 from penstock.retry import Strategy
-from penstock.validate import Duration
+from penstock.validate import queue_name
 
 LIBPQ = ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
 
@@ -65,7 +65,7 @@ class Penstock:
         *,
         lease: Duration = "30s",
         max_attempts: int | None = 20,
-        retry: Strategy | None = None,
+        retry: Strategy | str | None = None,
         sla: Duration | None = None,
         keep_done: Duration | None = None,
         exist_ok: bool = False,
@@ -84,7 +84,7 @@ class Penstock:
 
     def queue(self, name: str) -> Queue:
         """A queue by name. It is looked up when used."""
-        known = self._queues.get(name)
+        known = self._queues.get(queue_name(name))
         if known is None:
             known = self._queues.setdefault(name, Queue(self._database, name))
         return known

@@ -14,6 +14,7 @@ from uuid import UUID
 Json = dict[str, Any]
 State = Literal["planned", "pending", "active", "done", "dead", "cancelled"]
 OnConflict = Literal["skip", "error"]
+Duration = str | int | float | timedelta  # "1m30s", seconds, or a timedelta
 PUSH_RESULTS = ("created", "updated", "renewed", "reopened", "skipped", "superseded")
 GAUGES = ("planned", "pending", "active", "done", "dead", "cancelled")
 
@@ -123,7 +124,7 @@ class Outcome(NamedTuple):
 
     word: str
     due: datetime | None = None
-    delay: timedelta | None = None
+    delay: Duration | None = None
     payload: Json | None = None
     error: str | None = None
     error_class: str | None = None
@@ -133,13 +134,13 @@ class Outcome(NamedTuple):
         return DONE
 
     @classmethod
-    def again(cls, due: datetime | None = None, *, delay: timedelta | None = None, payload: Json | None = None) -> Outcome:
+    def again(cls, due: datetime | None = None, *, delay: Duration | None = None, payload: Json | None = None) -> Outcome:
         """It succeeded and shall run again: at `due`, after `delay`, or at once."""
         return cls("again", due=due, delay=delay, payload=payload)
 
     @classmethod
     def failed(
-        cls, error: str | BaseException, *, delay: timedelta | None = None, error_class: str | None = None
+        cls, error: str | BaseException, *, delay: Duration | None = None, error_class: str | None = None
     ) -> Outcome:
         """It failed. Without a delay the retry strategy of its kind or queue decides when it is tried again."""
         if isinstance(error, BaseException):
@@ -151,7 +152,7 @@ class Outcome(NamedTuple):
         return cls("dead", error=reason, error_class=error_class)
 
     @classmethod
-    def release(cls, *, delay: timedelta | None = None, error_class: str | None = None) -> Outcome:
+    def release(cls, *, delay: Duration | None = None, error_class: str | None = None) -> Outcome:
         """Put back as it was, no attempt burned; not before `delay` has passed, if one is given."""
         return cls("release", delay=delay, error_class=error_class)
 

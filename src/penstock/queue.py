@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -12,11 +16,11 @@ from uuid import UUID, uuid4
 import orjson
 
 from penstock import validate
-from penstock.database import Connection, Database, IdArray, TextArray, fetch_raw
-from penstock.errors import LeaseLost, NotFound, PartialPush, Taken, Unavailable, ValidationError, shown
+from penstock.database import Connection, Database, IdArray, TextArray, fetch_raw, translated
+from penstock.errors import Conflict, LeaseLost, NotFound, PartialPush, Taken, Unavailable, ValidationError, shown
 from penstock.model import (
-    PUSH_RESULTS,
     Claim,
+    Duration,
     Extended,
     Finding,
     Json,
@@ -31,9 +35,8 @@ from penstock.model import (
     Verification,
     from_micros,
 )
-from penstock.retry import Strategy
+from penstock.retry import Strategy, parse
 from penstock.spool import Chunk, Spool
-from penstock.validate import Duration
 
 Progress = Callable[[int], None]
 T = TypeVar("T")
@@ -65,11 +68,10 @@ class Queue:
     ) -> Pushed:
         """One task. When this returns, it survives a crash of anything."""
         task = validate.new_task(NewTask(payload, subject, due, priority, kind))
-        raw = validate.payload(task.payload)
+        raw = validate.payload(task.payload, validate.LARGEST_EVER)
         with self._database.transaction() as connection:
             row = connection.execute(
-                "select id, result, state from penstock.push(%s, %s::jsonb, %s, %s, %s, %s::smallint, %s)",
-                (self.name, raw.decode(), subject, kind, task.due, priority, conflict(on_conflict)),
+                PUSH, (self.name, raw.decode(), subject, kind, task.due, priority, conflict(on_conflict))
             ).fetchone()
         assert row is not None
         return Pushed(*row)
@@ -89,109 +91,133 @@ class Queue:
         """
         batch = uuid4() if batch_id is None else validate.token(batch_id)
         conflict(on_conflict)
-        with Spool() as spool:
+        with Spool(largest=validate.LARGEST_EVER) as spool:
             spool.fill(items)
             if not spool.rows:
                 return PushReport(batch)
-            if spool.named:
-                return self._push_named(spool, batch, on_conflict, progress)
-            return persistently(lambda: self._push_plain(spool, batch, progress))
+            queue_id = persistently(lambda: self._check_sizes(spool))
+            if not spool.named:
+                return persistently(lambda: self._push_plain(spool, queue_id, batch, progress))
+            if on_conflict == "error":
+                return self._push_strictly(spool, queue_id, batch, progress)
+            return self._push_by_parts(spool, queue_id, batch, progress)
 
-    def _push_plain(self, spool: Spool, batch: UUID, progress: Progress | None) -> PushReport:
+    def _check_sizes(self, spool: Spool) -> int:
+        """The queue's id, if its limit allows everything in the spool."""
+        with self._database.transaction() as connection:
+            row = connection.execute(LIMIT, (self.name,)).fetchone()
+        assert row is not None
+        queue_id, largest = row
+        spool.check_sizes(largest)
+        return int(queue_id)
+
+    def _push_plain(self, spool: Spool, queue_id: int, batch: UUID, progress: Progress | None) -> PushReport:
         """COPY into the documents; their trigger writes the agenda. Chunk by chunk, so that the trigger's view of what
         is new stays in memory; one transaction."""
         counts = {"created": spool.rows}
         with self._database.transaction() as connection:
-            known, queue_id = self._enter(connection, batch, 0, spool.rows, spool.checksum, counts)
-            if known is None:
-                written = 0
+            if self._enter(connection, batch, 0, spool.rows, spool.checksum, counts) is None:
                 for chunk in spool.chunks():
-                    columns, data = copy_text(queue_id, chunk)
-                    with connection.cursor().copy(f"copy penstock.task ({columns}) from stdin".encode()) as copy:
-                        copy.write(data)
-                    written += len(chunk.payloads)
+                    copy(connection, *copy_text(queue_id, chunk))
                     if progress:
-                        progress(written)
+                        progress(chunk.first + len(chunk.payloads))
         return PushReport(batch, created=spool.rows)
 
-    def _push_named(self, spool: Spool, batch: UUID, on_conflict: str, progress: Progress | None) -> PushReport:
-        """Part by part. As long as no subject was taken, by COPY; from the first one that was, by the function that
-        knows what to do then, at twice the cost."""
-        totals = dict.fromkeys(PUSH_RESULTS, 0)
-        written, copying = 0, True
-        for part, chunk in enumerate(spool.chunks()):
+    def _push_by_parts(self, spool: Spool, queue_id: int, batch: UUID, progress: Progress | None) -> PushReport:
+        """One transaction per chunk. As long as no subject was taken, by COPY; from the first one that was, by the
+        function that knows what to do then, at twice the cost."""
+        totals: Counter[str] = Counter()
+        copying = True
+        for chunk in spool.chunks():
             try:
                 if copying:
-                    counts = persistently(lambda part=part, chunk=chunk: self._copy_part(chunk, batch, part))  # type: ignore[misc]
-                    copying = counts is not None
+                    try:
+                        counts = self._alone(self._copy_part, chunk, queue_id, batch)
+                    except Taken:
+                        copying = False
                 if not copying:
-                    counts = persistently(lambda part=part, chunk=chunk: self._merge_part(chunk, batch, part, on_conflict))  # type: ignore[misc]
+                    counts = self._alone(self._merge_part, chunk, "skip", batch)
             except Unavailable as error:
+                if error.reason == "read_only":
+                    raise
                 raise PartialPush(
-                    f"{written} of {spool.rows} tasks are written: {error.message}",
+                    f"{chunk.first} of {spool.rows} tasks are written: {error.message}",
                     batch_id=batch,
-                    written=written,
+                    written=chunk.first,
                     hint=f"Repeat the call with batch_id={batch}.",
                 ) from error
-            for word, count in counts.items():
-                totals[word] += count
-            written += len(chunk.payloads)
+            totals.update(counts)
             if progress:
-                progress(written)
+                progress(chunk.first + len(chunk.payloads))
         return PushReport(batch, **totals)
 
-    def _copy_part(self, chunk: Chunk, batch: UUID, part: int) -> dict[str, int] | None:
-        """None: a subject is taken. In the order of subjects, as everybody writes them, so that two pushes never wait
-        for each other in a circle; with ids in the order given, so that the first runs first."""
-        if not distinct(chunk.subjects):
-            return None
-        counts = {"created": len(chunk.payloads)}
-        try:
-            with self._database.transaction() as connection:
-                known, queue_id = self._enter(connection, batch, part, len(chunk.payloads), chunk.checksum, counts)
-                if known is not None:
-                    return known
-                ids = connection.execute(RESERVE, (len(chunk.payloads),)).fetchall()
-                columns, data = copy_text(queue_id, chunk, [id_ for (id_,) in ids])
-                with connection.cursor().copy(f"copy penstock.task ({columns}) from stdin".encode()) as copy:
-                    copy.write(data)
-        except Taken:
-            return None
-        return counts
+    def _alone(self, write: Callable[..., dict[str, int]], *arguments: object) -> dict[str, int]:
+        """One part in a transaction of its own."""
 
-    def _merge_part(self, chunk: Chunk, batch: UUID, part: int, on_conflict: str) -> dict[str, int]:
-        with self._database.transaction() as connection:
-            known, _ = self._enter(connection, batch, part, len(chunk.payloads), chunk.checksum, {})
-            if known is not None:
-                return known
-            rows = connection.execute(
-                PUSH_MANY,
-                (
-                    self.name,
-                    TextArray(chunk.payloads),
-                    chunk.subjects and TextArray(chunk.subjects),
-                    chunk.kinds and TextArray(chunk.kinds),
-                    chunk.dues and TextArray(chunk.dues),
-                    chunk.priorities,
-                    on_conflict,
-                ),
-            ).fetchall()
-            counts = {str(word): int(count) for word, count in rows}
-            connection.execute(
-                "select penstock.note_report(%s, %s, %s::jsonb)", (batch, part, orjson.dumps(counts).decode())
-            )
-            return counts
+        def attempt() -> dict[str, int]:
+            with self._database.transaction() as connection:
+                return write(connection, *arguments)
+
+        return persistently(attempt)
+
+    def _push_strictly(self, spool: Spool, queue_id: int, batch: UUID, progress: Progress | None) -> PushReport:
+        """`on_conflict="error"`: a taken subject undoes everything, so everything is one transaction. Subjects are in
+        order only within a chunk: two such pushes may meet in a deadlock, which ends one of them, and it is repeated."""
+
+        def attempt(write: Callable[..., dict[str, int]], target: object) -> Counter[str]:
+            totals: Counter[str] = Counter()
+            with self._database.transaction() as connection:
+                for chunk in spool.chunks():
+                    totals.update(write(connection, chunk, target, batch))
+                    if progress:
+                        progress(chunk.first + len(chunk.payloads))
+            return totals
+
+        try:
+            return PushReport(batch, **persistently(lambda: attempt(self._copy_part, queue_id)))
+        except Taken:
+            return PushReport(batch, **persistently(lambda: attempt(self._merge_part, "error")))
+
+    def _copy_part(self, connection: Connection, chunk: Chunk, queue_id: int, batch: UUID) -> dict[str, int]:
+        """Raises Taken for a subject that is. In the order of subjects, as everybody writes them, so that two pushes
+        never wait for each other in a circle; with ids in the order given, so that the first runs first."""
+        if not distinct(chunk.subjects):
+            raise Taken("a subject is given twice")
+        counts = {"created": len(chunk.payloads)}
+        known = self._enter(connection, batch, chunk.part, len(chunk.payloads), chunk.checksum, counts)
+        if known is None:
+            ids = connection.execute(RESERVE, (len(chunk.payloads),)).fetchall()
+            copy(connection, *copy_text(queue_id, chunk, [id_ for (id_,) in ids]))
+        return counts if known is None else known
+
+    def _merge_part(self, connection: Connection, chunk: Chunk, on_conflict: str, batch: UUID) -> dict[str, int]:
+        known = self._enter(connection, batch, chunk.part, len(chunk.payloads), chunk.checksum, {})
+        if known is not None:
+            return known
+        columns = (
+            TextArray(chunk.payloads),
+            chunk.subjects and TextArray(chunk.subjects),
+            chunk.kinds and TextArray(chunk.kinds),
+            chunk.dues and TextArray(chunk.dues),
+            chunk.priorities,
+        )
+        with counted_from(chunk.first), translated():
+            rows = connection.execute(PUSH_MANY, (self.name, *columns, on_conflict)).fetchall()
+        counts = {str(word): int(count) for word, count in rows}
+        report = orjson.dumps(counts).decode()
+        connection.execute("select penstock.note_report(%s, %s, %s::jsonb)", (batch, chunk.part, report))
+        return counts
 
     def _enter(
         self, connection: Connection, batch: UUID, part: int, rows: int, checksum: int, counts: Mapping[str, int]
-    ) -> tuple[dict[str, int] | None, int]:
-        """What was reported when this part was written before, if it was; and the queue's id."""
+    ) -> dict[str, int] | None:
+        """What was reported when this part was written before, if it was."""
         row = connection.execute(
-            "select penstock.enter_part(%s, %s, %s, %s, %s, %s::jsonb)::text, (penstock.the_queue(%s)).id",
-            (self.name, batch, part, rows, str(checksum), orjson.dumps(counts).decode(), self.name),
+            "select penstock.enter_part(%s, %s, %s, %s, %s, %s::jsonb)::text",
+            (self.name, batch, part, rows, str(checksum), orjson.dumps(counts).decode()),
         ).fetchone()
         assert row is not None
-        return (None if row[0] is None else orjson.loads(row[0])), row[1]
+        return None if row[0] is None else orjson.loads(row[0])
 
     # --- claim, extend, settle, release -----------------------------------------------------------------------------
 
@@ -204,7 +230,7 @@ class Queue:
         is only given to one that has nothing else to lose.
         """
         limit = validate.whole(limit, "limit", 1, validate.LARGEST_CLAIM)
-        length = validate.lease(lease)
+        length, worker = validate.lease(lease), validate.worker(worker)
         hint = self._hint.current()
         began = time.perf_counter()
         with self._database.transaction() as connection:
@@ -217,7 +243,15 @@ class Queue:
         )
         decoded = validate.decode_payloads(payloads)
         columns = zip(ids, kinds, subjects, decoded, priorities, attempts, iterations, dues, created, strict=True)
-        return Claim(self.name, UUID(bytes=tokens[0]), from_micros(untils[0]), tuple(map(Task._make, columns)))
+        claim = Claim(self.name, UUID(bytes=tokens[0]), from_micros(untils[0]), tuple(map(Task._make, columns)))
+        return self._bury_unreadable(claim) if None in decoded else claim
+
+    def _bury_unreadable(self, claim: Claim) -> Claim:
+        """One payload that Python can not read must not hold up the rest of the claim, again and again."""
+        unreadable = [task.id for task in claim.tasks if task.payload is None]
+        outcome = Outcome.dead("payload: it is nested too deep to be read", error_class="PayloadError")
+        self.settle(claim, dict.fromkeys(unreadable, outcome))
+        return replace(claim, tasks=tuple(task for task in claim.tasks if task.payload is not None))
 
     def extend(self, claim: Claim | UUID | str, *, lease: Duration | None = None) -> Extended:
         """The lease goes on from now. LeaseLost: it is somebody else's."""
@@ -254,8 +288,13 @@ class Queue:
 
     def release(self, claim: Claim | UUID | str, *, delay: Duration | None = None) -> dict[int, str]:
         """Puts back what is still open of the claim, as it was: no attempt burned."""
+        wait, ids = validate.delay(delay), ids_of(claim)
+        if isinstance(claim, Claim) and not ids:
+            return {}
         with self._database.transaction() as connection:
-            rows = connection.execute(RELEASE, (token_of(claim), ids_of(claim) or None, validate.delay(delay))).fetchall()
+            rows = connection.execute(RELEASE, (token_of(claim), ids or None, wait)).fetchall()
+        if not rows:
+            raise LeaseLost("the lease is lost: it expired, or everything in it is settled")
         return settled(rows)
 
     # --- how it stands ----------------------------------------------------------------------------------------------
@@ -271,6 +310,12 @@ Place = tuple[int, datetime, int]
 
 NO_PLACE = (None, None, None)
 
+LIMIT = "select q.id, penstock.largest_payload(q) from penstock.the_queue(%s) as q"
+PUSH = """
+    select id, result, state
+    from penstock.push_many(%s, array[%s::text], array[%s::text], array[%s::text], array[%s::timestamptz],
+                            array[%s::smallint], %s)
+"""
 RESERVE = "select nextval('penstock.task_id_seq') from generate_series(1, %s)"
 PUSH_MANY = """
     select result, count(*)
@@ -333,6 +378,7 @@ def ids_of(claim: Claim | UUID | str) -> list[int]:
 
 def settle_columns(outcomes: list[Outcome]) -> tuple[Any, ...]:
     words: list[str] = []
+    delays: list[timedelta | None] = []
     payloads: list[str | None] = []
     for n, outcome in enumerate(outcomes):
         try:
@@ -340,7 +386,7 @@ def settle_columns(outcomes: list[Outcome]) -> tuple[Any, ...]:
                 raise ValidationError(f"outcome: {shown(outcome)} is not an Outcome", field="outcome")  # noqa: TRY301
             if outcome.due is not None:
                 validate.moment(outcome.due)
-            validate.delay(outcome.delay)
+            delays.append(validate.delay(outcome.delay))
             payloads.append(None if outcome.payload is None else validate.payload(outcome.payload).decode())
         except ValidationError as error:
             raise error.at(n) from None
@@ -348,7 +394,7 @@ def settle_columns(outcomes: list[Outcome]) -> tuple[Any, ...]:
     return (
         words,
         [outcome.due for outcome in outcomes],
-        [outcome.delay for outcome in outcomes],
+        delays,
         payloads,
         [storable(outcome.error) for outcome in outcomes],
         [storable(outcome.error_class) for outcome in outcomes],
@@ -375,6 +421,23 @@ def settled(rows: list[tuple[str, list[int]]]) -> dict[int, str]:
     if unknown:
         raise NotFound(f"id: {unknown[0]} was never in this lease ({len(unknown)} in all)")
     return {id_: state for state, ids in rows for id_ in ids}
+
+
+def copy(connection: Connection, columns: str, data: bytes) -> None:
+    with connection.cursor().copy(f"copy penstock.task ({columns}) from stdin".encode()) as into:
+        into.write(data)
+
+
+@contextmanager
+def counted_from(first: int) -> Iterator[None]:
+    """SQL names an item by its position in the call; people count from the start of the push."""
+    try:
+        yield
+    except Conflict as error:
+        raise type(error)(ITEM.sub(lambda at: f"item {int(at[1]) + first}:", error.message), hint=error.hint) from None
+
+
+ITEM = re.compile(r"^item (\d+):")
 
 
 def copy_text(queue_id: int, chunk: Chunk, ids: list[int] | None = None) -> tuple[str, bytes]:
@@ -433,7 +496,7 @@ def create(
     *,
     lease: Duration = "30s",
     max_attempts: int | None = 20,
-    retry: Strategy | None = None,
+    retry: Strategy | str | None = None,
     sla: Duration | None = None,
     keep_done: Duration | None = None,
     exist_ok: bool = False,
@@ -450,7 +513,8 @@ def create(
         "p_exist_ok": exist_ok,
     }
     if retry is not None:
-        values["p_retry"] = orjson.dumps(retry.to_json()).decode()
+        strategy = parse(retry) if isinstance(retry, str) else retry
+        values["p_retry"] = orjson.dumps(strategy.to_json()).decode()
     arguments = ", ".join(f"{key} => %({key})s" + ("::jsonb" if key == "p_retry" else "") for key in values)
     with database.transaction() as connection:
         row = connection.execute(f"select penstock.create_queue({arguments})".encode(), values).fetchone()

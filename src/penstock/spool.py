@@ -20,7 +20,7 @@ from penstock.model import Json, NewTask
 # tasks: a repeated batch must find its parts in the ledger.
 CHUNK = 10_000
 CHUNK_BYTES = 8 << 20
-BATCH = 250
+BATCH = 64  # items looked at together: enough to be fast, few enough for any size of payload
 IN_MEMORY = 32 << 20
 
 
@@ -33,6 +33,8 @@ class Chunk(NamedTuple):
     dues: list[bytes | None] | None
     priorities: list[int] | None
     checksum: int
+    part: int
+    first: int  # how many tasks come before it
 
 
 class Spool:
@@ -42,6 +44,7 @@ class Spool:
         self._largest = largest
         self._file: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY, prefix="penstock-")
         self._sizes: list[int] = []
+        self._longest = 0
         self.rows = 0
         self.checksum = 0
         self.named = False
@@ -77,15 +80,26 @@ class Spool:
 
     def chunks(self) -> Iterator[Chunk]:
         self._file.seek(0)
-        for size in self._sizes:
+        first = 0
+        for part, size in enumerate(self._sizes):
             data = self._file.read(size)
-            yield Chunk(*marshal.loads(data), zlib.crc32(data))  # noqa: S302 - our own private file
+            chunk = Chunk(*marshal.loads(data), zlib.crc32(data), part, first)  # noqa: S302 - our own private file
+            yield chunk
+            first += len(chunk.payloads)
+
+    def check_sizes(self, largest: int) -> None:
+        """The queue's own limit, known only after it was asked. Names the first task over it."""
+        if self._longest > largest:
+            for chunk in self.chunks():
+                for n, raw in enumerate(chunk.payloads, chunk.first):
+                    validate.at(n, validate.size, raw, largest)
 
     def _add(self, payloads: list[bytes], tasks: list[NewTask]) -> None:
         columns = (payloads, *task_columns(tasks))
         data = marshal.dumps(columns, 2)  # version 2: the same bytes for the same values, always
         self._file.write(data)
         self._sizes.append(len(data))
+        self._longest = max(self._longest, *map(len, payloads))
         self.rows += len(payloads)
         self.checksum = zlib.crc32(data, self.checksum)
         self.named = self.named or columns[1] is not None

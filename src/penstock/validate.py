@@ -6,17 +6,18 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from types import NoneType
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 import orjson
 
 from penstock.errors import PayloadError, PayloadTooLarge, ValidationError, shown
-from penstock.model import Json, NewTask
+from penstock.model import Duration, Json, NewTask
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h|d|w)")
@@ -28,10 +29,11 @@ SHORTEST_LEASE, LONGEST_LEASE = timedelta(milliseconds=100), timedelta(hours=24)
 LARGEST_CLAIM = 10_000
 LARGEST_SUBJECT = 512
 LARGEST_KIND = 128
-LARGEST_PAYLOAD = 1 << 20
+LARGEST_PAYLOAD = 1 << 20  # what a queue accepts unless its max_payload says otherwise
+LARGEST_EVER = 16 << 20
+LARGEST_WORKER = 200
 DEEPEST = 100
 
-Duration = str | int | float | timedelta
 T = TypeVar("T")
 
 
@@ -107,6 +109,10 @@ def text(value: object, field: str, most: int) -> str:
     if "\x00" in value:
         raise ValidationError(f"{field}: {shown(value)} has a NUL in it", field=field)
     return value
+
+
+def worker(value: object) -> str:
+    return "" if value == "" else text(value, "worker", LARGEST_WORKER)
 
 
 def moment(value: object, field: str = "due") -> datetime:
@@ -193,14 +199,18 @@ def payload(value: Json | None, largest: int = LARGEST_PAYLOAD) -> bytes:
 def inspect(raw: bytes, value: Json, largest: int = LARGEST_PAYLOAD) -> None:
     """orjson refuses most of what is not JSON. What it lets through (NaN becomes null, NUL, depth) shows in its output,
     and only then the value itself is walked."""
-    if len(raw) > largest:
-        raise PayloadTooLarge(f"payload: {len(raw)} bytes are more than {largest}", field="payload")
+    size(raw, largest)
     if b"null" in raw or b"\\u0000" in raw or (len(raw) > 2 * DEEPEST and raw.count(b"[") + raw.count(b"{") > DEEPEST):
         walk(value)
 
 
+def size(raw: bytes, largest: int) -> None:
+    if len(raw) > largest:
+        raise PayloadTooLarge(f"payload: {len(raw)} bytes are more than {largest}", field="payload")
+
+
 def payloads(values: Sequence[Json | None], largest: int = LARGEST_PAYLOAD) -> list[bytes]:
-    """Many at once: what `payload` makes of each, but looked at together, at half the cost. The first bad one is named."""
+    """Many at once: what `payload` makes of each, looked at together, at half the cost. The first bad one is named."""
     try:
         raws = [b"{}" if value is None else orjson.dumps(value, option=STRICT) for value in values]
         joined = b"".join(raws)
@@ -277,13 +287,23 @@ DIGITS_ONLY = bytes(0x31 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256
 LONG_NUMBER = b"1" * 19
 
 
-def decode_payloads(stored: Sequence[bytes]) -> list[Any]:
-    """Payloads as PostgreSQL sends jsonb: a version byte, then JSON. orjson would turn integers outside 64 bits into
-    floats: where one may be, json reads them exactly. One look at the whole batch costs 0.1 µs a payload."""
-    if LONG_NUMBER in b"".join(stored).translate(DIGITS_ONLY):
-        return [json.loads(one[1:], parse_int=exact_int) for one in stored]
-    loads = orjson.loads
-    return [loads(one[1:]) for one in stored]
+def decode_payloads(stored: Sequence[bytes]) -> list[Json | None]:
+    """Payloads as PostgreSQL sends jsonb: a version byte, then JSON. None: it is nested deeper than Python can read,
+    which only hand-written SQL can make. orjson would turn integers outside 64 bits into floats: where one may be, json
+    reads them exactly. One look at the whole batch costs 0.1 µs a payload."""
+    if LONG_NUMBER not in b"".join(stored).translate(DIGITS_ONLY):
+        loads = orjson.loads
+        with suppress(orjson.JSONDecodeError):
+            return [loads(one[1:]) for one in stored]
+    return [decoded_slowly(one[1:]) for one in stored]
+
+
+def decoded_slowly(raw: bytes) -> Json | None:
+    try:
+        found: Json = json.loads(raw, parse_int=exact_int)
+    except RecursionError:
+        return None
+    return found
 
 
 def exact_int(digits: str) -> int:

@@ -20,7 +20,7 @@ set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off a
 declare
     v_queue     constant penstock.queue := penstock.the_queue(p_queue);
     v_token     constant uuid := gen_random_uuid();
-    v_lease     constant interval := coalesce(p_lease, v_queue.lease);
+    v_lease     constant interval := penstock.in_seconds(coalesce(p_lease, v_queue.lease));
     v_now       timestamptz := penstock.clock();
     v_hint      penstock.place := p_hint;
     v_places    tid[];
@@ -141,13 +141,13 @@ declare
 begin
     if p_token is null then
         perform penstock.refuse('PS400', 'token: it is null');
-    elsif p_lease not between '100 milliseconds' and '24 hours' then
+    elsif penstock.in_seconds(p_lease) not between '100 milliseconds' and '24 hours' then
         perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', p_lease));
     end if;
     return query
     with extended as (
         update penstock.lease as l
-        set until = v_now + coalesce(p_lease, (select q.lease from penstock.queue as q where q.id = l.queue_id))
+        set until = v_now + penstock.in_seconds(coalesce(p_lease, (select q.lease from penstock.queue as q where q.id = l.queue_id)))
         where l.token = p_token
         returning l.queue_id, l.until, l.revoked
     ), lowered as (

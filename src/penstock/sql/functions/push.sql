@@ -6,8 +6,9 @@ create or replace function penstock.check_push(
 ) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
-    v_latest constant timestamptz := penstock.clock() + interval '10 years';
-    v_bad    record;
+    v_earliest constant timestamptz := '0001-01-02 00:00:00+00';    -- Python can not read anything earlier
+    v_latest   constant timestamptz := penstock.clock() + interval '10 years';
+    v_bad      record;
 begin
     select i.n - 1 as index, case
         when i.payload is null then array['PS422', 'payload: null is not a JSON object']
@@ -19,8 +20,8 @@ begin
         when octet_length(i.kind) not between 1 and 128
             then array['PS400', format('kind: %s bytes are not between 1 and 128', octet_length(i.kind))]
         when i.priority not between 0 and 9 then array['PS400', format('priority: %s is not between 0 and 9', i.priority)]
-        when not isfinite(i.due) or i.due > v_latest
-            then array['PS400', format('due: %s is not a moment within ten years', i.due)]
+        when i.due not between v_earliest and v_latest
+            then array['PS400', format('due: %s is not between %s and ten years ahead', i.due, v_earliest)]
         end as said
     into v_bad
     from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
@@ -31,7 +32,7 @@ begin
        or octet_length(i.subject) not between 1 and 512
        or octet_length(i.kind) not between 1 and 128
        or i.priority not between 0 and 9
-       or i.due is not null and (not isfinite(i.due) or i.due > v_latest)
+       or i.due not between v_earliest and v_latest
     order by i.n limit 1;
     if found then
         perform penstock.refuse(v_bad.said[1], format('item %s: %s', v_bad.index, v_bad.said[2]));
@@ -65,8 +66,9 @@ begin
     elsif v_count > 10000 then
         perform penstock.refuse('PS400', format('payloads: %s are more than 10000 in one call', v_count));
     elsif coalesce(cardinality(p_subjects), v_count) <> v_count or coalesce(cardinality(p_kinds), v_count) <> v_count
-       or coalesce(cardinality(p_dues), v_count) <> v_count or coalesce(cardinality(p_priorities), v_count) <> v_count then
-        perform penstock.refuse('PS400', format('subjects, kinds, dues, priorities: as many as payloads (%s), or null', v_count));
+       or coalesce(cardinality(p_dues), v_count) <> v_count or coalesce(cardinality(p_priorities), v_count) <> v_count
+       or greatest(array_ndims(p_subjects), array_ndims(p_kinds), array_ndims(p_dues), array_ndims(p_priorities)) > 1 then
+        perform penstock.refuse('PS400', format('subjects, kinds, dues, priorities: flat, and as many as payloads (%s), or null', v_count));
     elsif p_on_conflict is null or p_on_conflict not in ('skip', 'error') then
         perform penstock.refuse('PS400', format('on_conflict: %s is not known', coalesce(quote_literal(p_on_conflict), 'null')),
             'Say skip or error.');
@@ -74,7 +76,7 @@ begin
         return;
     end if;
     perform penstock.check_push(p_payloads, p_subjects, p_kinds, p_dues, p_priorities,
-        least(coalesce((v_queue.settings->>'max_payload')::bigint, 1048576), 16777216));
+        penstock.largest_payload(v_queue));
 
     -- The last of equal subjects wins.
     select array_agg(s.n) into v_twice

@@ -11,6 +11,15 @@ begin
 end
 $$;
 
+-- A length of time without months and days, whose lengths depend on where they begin.
+create or replace function penstock.in_seconds(p_length interval) returns interval
+language sql immutable parallel safe
+return case when p_length between '-100 years' and '100 years' then make_interval(secs => extract(epoch from p_length)) else p_length end;
+
+create or replace function penstock.largest_payload(p_queue penstock.queue) returns bigint
+language sql immutable parallel safe
+return coalesce((p_queue.settings->>'max_payload')::bigint, 1048576);
+
 -- How many letters must change to make one name of the other (Levenshtein). For error messages only.
 create or replace function penstock.distance(p_one text, p_other text) returns int
 language plpgsql immutable strict set search_path = pg_catalog, pg_temp as $$
@@ -74,21 +83,27 @@ begin
     if p_name is null or p_name !~ '^[a-z0-9][a-z0-9_.-]{0,62}$' then
         perform penstock.refuse('PS400', format('queue: %s is not a name', coalesce(quote_literal(left(p_name, 80)), 'null')),
             'A name has 1 to 63 of a-z, 0-9, _ . - and begins with a letter or digit.');
-    elsif p_lease is null or p_lease not between '100 milliseconds' and '24 hours' then
+    elsif p_lease is null or penstock.in_seconds(p_lease) not between '100 milliseconds' and '24 hours' then
         perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', coalesce(p_lease::text, 'null')));
     elsif p_max_attempts not between 1 and 32767 then
         perform penstock.refuse('PS400', format('max_attempts: %s is not between 1 and 32767', p_max_attempts));
-    elsif p_sla <= '0' then
-        perform penstock.refuse('PS400', format('sla: %s is not positive', p_sla));
-    elsif least(p_keep_done, p_keep_dead, p_keep_cancelled) < '0' then
-        perform penstock.refuse('PS400', 'keep_done, keep_dead, keep_cancelled: a retention is not negative');
-    elsif p_retry is null or p_settings is null then
-        perform penstock.refuse('PS400', 'retry and settings must not be null');
+    elsif penstock.in_seconds(p_sla) <= '0' or p_sla > '3650 days' then
+        perform penstock.refuse('PS400', format('sla: %s is not more than 0 and at most 3650 days', p_sla));
+    elsif least(p_keep_done, p_keep_dead, p_keep_cancelled) < '0'
+       or greatest(p_keep_done, p_keep_dead, p_keep_cancelled) > '3650 days' then
+        perform penstock.refuse('PS400', 'keep_done, keep_dead, keep_cancelled: a retention is between 0 and 3650 days');
+    elsif p_settings is null or jsonb_typeof(p_settings) <> 'object' then
+        perform penstock.refuse('PS400', format('settings: %s is not a JSON object', coalesce(left(p_settings::text, 80), 'null')));
+    elsif p_settings ? 'max_payload' and not penstock.is_number(p_settings->'max_payload', 2, 16777216) then
+        perform penstock.refuse('PS400', format('max_payload: %s is not between 2 and 16777216', left(p_settings->>'max_payload', 80)));
+    elsif p_exist_ok is null then
+        perform penstock.refuse('PS400', 'exist_ok: it is null');
     end if;
-    perform penstock.retry_delay(p_retry, 1);
+    perform penstock.check_retry(p_retry);
 
     insert into penstock.queue (name, lease, max_attempts, retry, sla, keep_done, keep_dead, keep_cancelled, settings)
-    values (p_name, p_lease, p_max_attempts, p_retry, p_sla, p_keep_done, p_keep_dead, p_keep_cancelled, p_settings)
+    values (p_name, penstock.in_seconds(p_lease), p_max_attempts, p_retry, penstock.in_seconds(p_sla), p_keep_done, p_keep_dead,
+            p_keep_cancelled, p_settings)
     on conflict (name) do nothing
     returning id into v_id;
 

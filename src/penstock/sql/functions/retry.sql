@@ -5,6 +5,42 @@ create or replace function penstock.retry_spread(p_seed bigint, p_failures int) 
 language sql immutable parallel safe set search_path = pg_catalog, pg_temp
 return mod(mod(abs(p_seed), 2147483648) * 2654435761 + p_failures::bigint * 1013904223, 4294967296) / 4294967296.0::double precision;
 
+create or replace function penstock.is_number(p_value jsonb, p_least numeric, p_most numeric) returns boolean
+language sql immutable parallel safe
+return case when jsonb_typeof(p_value) = 'number' then p_value::numeric between p_least and p_most else false end;
+
+-- Refuses a strategy that could not be followed later, when a task has failed.
+create or replace function penstock.check_retry(p_strategy jsonb) returns void
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+declare
+    v_least   constant numeric := 0.000001;
+    v_longest constant numeric := 3650 * 86400;
+    v_good    boolean;
+begin
+    v_good := case p_strategy->>'type'
+        when 'fibonacci' then penstock.is_number(p_strategy->'unit', v_least, v_longest)
+        when 'exponential' then penstock.is_number(p_strategy->'base', v_least, v_longest)
+                            and (not p_strategy ? 'factor' or penstock.is_number(p_strategy->'factor', 1, 1000))
+        when 'fixed' then penstock.is_number(p_strategy->'delay', v_least, v_longest)
+        when 'schedule' then case when jsonb_typeof(p_strategy->'delays') = 'array' then (
+            select count(*) between 1 and 1000 and bool_and(penstock.is_number(d.value, v_least, v_longest))
+            from jsonb_array_elements(p_strategy->'delays') as d) end
+        when 'progressive' then case when jsonb_typeof(p_strategy->'tiers') = 'array' then (
+            select count(*) between 1 and 100
+               and bool_and(penstock.is_number(t.value->0, v_least, 10 * v_longest)
+                            and penstock.is_number(t.value->1, v_least, v_longest))
+            from jsonb_array_elements(p_strategy->'tiers') as t) end
+        end;
+    if v_good is not true
+       or (p_strategy ? 'cap' and not penstock.is_number(p_strategy->'cap', v_least, v_longest))
+       or (p_strategy ? 'jitter' and not penstock.is_number(p_strategy->'jitter', 0, 1)) then
+        perform penstock.refuse('PS400', format('retry: %s is not a strategy', coalesce(left(p_strategy::text, 80), 'null')),
+            'One of {"type": "fibonacci", "unit": s}, {"type": "exponential", "base": s, "factor": f}, {"type": "fixed", "delay": s}, '
+            '{"type": "schedule", "delays": [s, …]}, {"type": "progressive", "tiers": [[younger than, s], …]}, with "cap" and "jitter".');
+    end if;
+end
+$$;
+
 -- Seconds to wait after so many failures at that age; null: stop trying.
 create or replace function penstock.retry_delay(
     p_strategy jsonb, p_failures int, p_age interval default '0', p_seed bigint default 0

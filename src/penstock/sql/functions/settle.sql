@@ -18,6 +18,9 @@ begin
     execute format('alter table penstock.history attach partition penstock.%I for values from (%L) to (%L)',
                    v_name, p_day::timestamptz, (p_day + 1)::timestamptz);
     return true;
+exception when duplicate_table then
+    -- Made while we waited for the lock, which does not tell our caches of it.
+    return false;
 end
 $$;
 
@@ -27,7 +30,8 @@ language sql immutable parallel safe set search_path = pg_catalog, pg_temp
 return case when p_text is null then null else
     regexp_replace(
         case when octet_length(p_text) <= 8192 then p_text
-             else left(p_text, 8000 / greatest(1, octet_length(p_text) / length(p_text))) || ' … (cut from ' || octet_length(p_text) || ' bytes)' end,
+             when octet_length(left(p_text, 8000)) <= 8000 then left(p_text, 8000) || ' … (cut)'
+             else left(p_text, 2000) || ' … (cut)' end,
         '[\x01-\x08\x0B-\x1F\x7F\u0080-\u009F]', '?', 'g') end;
 
 -- Every end of an attempt but the plain done: told by a worker (again, failed, dead, release) or by the clock (expired).
@@ -317,8 +321,10 @@ create or replace function penstock.check_settle(
 ) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
-    v_count constant int := cardinality(p_ids);
-    v_bad   record;
+    v_count    constant int := cardinality(p_ids);
+    v_earliest constant timestamptz := '0001-01-02 00:00:00+00';
+    v_latest   constant timestamptz := penstock.clock() + interval '10 years';
+    v_bad      record;
 begin
     if p_token is null then
         perform penstock.refuse('PS400', 'token: it is null');
@@ -328,8 +334,10 @@ begin
         perform penstock.refuse('PS400', format('ids: %s are more than 10000 in one call', v_count));
     elsif coalesce(cardinality(p_outcomes), v_count) <> v_count or coalesce(cardinality(p_dues), v_count) <> v_count
        or coalesce(cardinality(p_delays), v_count) <> v_count or coalesce(cardinality(p_payloads), v_count) <> v_count
-       or coalesce(cardinality(p_errors), v_count) <> v_count or coalesce(cardinality(p_classes), v_count) <> v_count then
-        perform penstock.refuse('PS400', format('outcomes, dues, delays, payloads, errors, classes: as many as ids (%s), or null', v_count));
+       or coalesce(cardinality(p_errors), v_count) <> v_count or coalesce(cardinality(p_classes), v_count) <> v_count
+       or greatest(array_ndims(p_outcomes), array_ndims(p_dues), array_ndims(p_delays), array_ndims(p_payloads),
+                   array_ndims(p_errors), array_ndims(p_classes)) > 1 then
+        perform penstock.refuse('PS400', format('outcomes, dues, delays, payloads, errors, classes: flat, and as many as ids (%s), or null', v_count));
     end if;
 
     if p_outcomes is null then
@@ -339,15 +347,15 @@ begin
     select s.n - 1 as index, case
         when s.outcome is null or s.outcome not in ('done', 'again', 'failed', 'dead', 'release')
             then array['PS400', format('outcome: %s is not done, again, failed, dead or release', coalesce(quote_literal(left(s.outcome, 80)), 'null'))]
-        when s.delay not between '0' and '10 years' then array['PS400', format('delay: %s is not between 0 and 10 years', s.delay)]
-        when not isfinite(s.due) or s.due > penstock.clock() + interval '10 years'
-            then array['PS400', format('due: %s is not a moment within ten years', s.due)]
+        when s.delay not between '0' and '3650 days' then array['PS400', format('delay: %s is not between 0 and 3650 days', s.delay)]
+        when s.due not between v_earliest and v_latest
+            then array['PS400', format('due: %s is not between %s and ten years ahead', s.due, v_earliest)]
         else array['PS422', 'payload: it is not a JSON object'] end as said
     into v_bad
     from unnest(p_outcomes, p_dues, p_delays, p_payloads) with ordinality as s(outcome, due, delay, payload, n)
     where s.outcome is null or s.outcome not in ('done', 'again', 'failed', 'dead', 'release')
-       or s.delay not between '0' and '10 years'
-       or not isfinite(s.due) or s.due > penstock.clock() + interval '10 years'
+       or s.delay not between '0' and '3650 days'
+       or s.due not between v_earliest and v_latest
        or ltrim(s.payload, E' \t\r\n') not like '{%'
     order by s.n limit 1;
     if found then
@@ -356,7 +364,7 @@ begin
 end
 $$;
 
--- Put back what is open of a lease, or these of it, as it was: no attempt burned.
+-- Put back what is open of a lease, or these of it, as it was: no attempt burned. No row: the lease is lost.
 create or replace function penstock.release(p_token uuid, p_ids bigint[] default null, p_delay interval default null)
 returns table (id bigint, result text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
