@@ -56,8 +56,8 @@ FINISH = """
     ), gone as (
         delete from penstock.task where id = any(%s) returning id, created, iterations, kind, subject
     )
-    insert into penstock.history (xid, task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt, outcome,
-                                  kind, worker, subject)
+    insert into penstock.history (xid, task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt,
+                                  outcome, kind, worker, subject)
     select (select pg_current_xact_id()::text::bigint), g.id, g.created, h.due, e.claimed_at, now(), 1, g.iterations, 1,
            'done', g.kind, 'bench', g.subject
     from ended as e cross join unnest(e.ids, e.dues) as h(id, due) join gone as g on g.id = h.id
@@ -77,11 +77,11 @@ def bare(dsn: str, batch: int) -> Marks:
             connection.execute("commit")
             if not rows:
                 return marks
-            ids, kinds, subjects, payloads, priorities, attempts, iterations, dues, created, tokens, _ = zip(*rows, strict=True)
+            columns = zip(*rows, strict=True)
+            ids, kinds, subjects, payloads, priorities, attempts, iterations, dues, created, tokens, _ = columns
             decoded = decode_payloads(payloads)
-            tasks = tuple(
-                map(Task._make, zip(ids, kinds, subjects, decoded, priorities, attempts, iterations, dues, created, strict=True))
-            )
+            fields = zip(ids, kinds, subjects, decoded, priorities, attempts, iterations, dues, created, strict=True)
+            tasks = tuple(map(Task._make, fields))
             connection.execute("begin")
             connection.execute(FINISH, (UUID(bytes=tokens[0]), [task.id for task in tasks]))
             connection.execute("commit")

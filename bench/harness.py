@@ -83,7 +83,8 @@ class Footprint:
         connection.execute("select pg_stat_force_next_flush()")
         time.sleep(1.1)  # other sessions report their statistics once a second
         row = connection.execute(
-            "select pg_current_wal_insert_lsn() - '0/0', xact_commit from pg_stat_database where datname = current_database()"
+            "select pg_current_wal_insert_lsn() - '0/0', xact_commit"
+            " from pg_stat_database where datname = current_database()"
         ).fetchone()
         assert row is not None
         tables = connection.execute(
@@ -134,7 +135,11 @@ def report(name: str, figures: dict[str, Any]) -> None:
                 "bench": name,
                 "at": datetime.now(UTC).isoformat(timespec="seconds"),
                 "commit": commit.strip(),
-                "machine": {"cores": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
+                "machine": {
+                    "cores": os.cpu_count(),
+                    "system": platform.platform(),
+                    "python": platform.python_version(),
+                },
                 **figures,
             },
             indent=2,

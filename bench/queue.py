@@ -56,7 +56,12 @@ def push(server: Bench, tasks: int = 1_000_000, rounds: int = ROUNDS) -> bool:
     for name, rates in found.items():
         print(f"{name:<24} {spread(rates)} tasks/s")
     report("push", {"tasks": tasks, "rates": found, "ratio": plain, "ratio_subjects": named})
-    return all([judged("push / raw COPY", plain, 0.7, at_least=True), judged("push with subjects / raw COPY", named, 0.4, at_least=True)])
+    return all(
+        [
+            judged("push / raw COPY", plain, 0.7, at_least=True),
+            judged("push with subjects / raw COPY", named, 0.4, at_least=True),
+        ]
+    )
 
 
 def pushed(server: Bench, rows: list[Json], names: list[str] | None) -> float:
@@ -141,7 +146,12 @@ def drain(server: Bench, tasks: int = 300_000, rounds: int = ROUNDS) -> bool:
     for name, figures in seen.items():
         print(f"{name:<24} " + ", ".join(f"{word} {value:.3f}" for word, value in figures.items()))
     report("drain", {"tasks": tasks, "rates": found, "ratio_1": one, "ratio_2": two, "postgresql_saw": seen})
-    return all([judged("drain / bare loop, 1 process", one, 0.75, at_least=True), judged("drain / bare loop, 2 processes", two, 0.75, at_least=True)])
+    return all(
+        [
+            judged("drain / bare loop, 1 process", one, 0.75, at_least=True),
+            judged("drain / bare loop, 2 processes", two, 0.75, at_least=True),
+        ]
+    )
 
 
 # --- depth ----------------------------------------------------------------------------------------------------------
@@ -226,7 +236,7 @@ def middle(call: Callable[[], object], times: int) -> float:
 
 
 def snapshot(server: Bench, tasks: int = 300_000, rounds: int = ROUNDS, part: int = 50_000) -> bool:
-    """While a transaction holds a snapshot nothing dead can be removed: the last tasks must still drain like the first."""
+    """While a snapshot is held nothing dead can be removed: the last tasks must still drain like the first."""
     rows = payloads(tasks)
     found: dict[str, list[float]] = {"first": [], "last": []}
     for n in range(rounds):
@@ -289,7 +299,8 @@ def size(server: Bench, tasks: int = 200_000) -> bool:
             if name == "push":
                 figures["bytes_per_waiting_task"] = sizes_of(connection, tasks)
     waiting = figures["bytes_per_waiting_task"]
-    print(f"bytes per waiting task: {sum(waiting.values()):.0f} = " + " + ".join(f"{v:.0f} {k}" for k, v in waiting.items()))
+    parts = " + ".join(f"{share:.0f} {relation}" for relation, share in waiting.items())
+    print(f"bytes per waiting task: {sum(waiting.values()):.0f} = {parts}")
     print("the seed says 116 for its one table, before indexes and with an empty payload")
     for name in ("push", "claim", "settle"):
         print(f"{name:<8} " + ", ".join(f"{word} {value:.3f}" for word, value in figures[name].items()))
@@ -310,7 +321,13 @@ def sizes_of(connection: psycopg.Connection, tasks: int) -> dict[str, float]:
     return {name: size / tasks for name, size in rows}
 
 
-BENCHES: dict[str, Callable[..., bool]] = {"push": push, "drain": drain, "depth": depth, "snapshot": snapshot, "size": size}
+BENCHES: dict[str, Callable[..., bool]] = {
+    "push": push,
+    "drain": drain,
+    "depth": depth,
+    "snapshot": snapshot,
+    "size": size,
+}
 
 
 def main() -> None:

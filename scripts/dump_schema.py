@@ -17,7 +17,7 @@ NOISE = re.compile(r"^(--.*|\\(un)?restrict .*|SET .*|SELECT pg_catalog\.set_con
 
 def dumped(pg_dump: Path, dsn: str) -> str:
     """The schema without history's partitions, versions and session settings."""
-    text = subprocess.run(  # noqa: S603
+    text = subprocess.run(  # noqa: S603 - our own pg_dump, no shell
         [pg_dump, "--schema-only", "--no-owner", "--schema=penstock", "--exclude-table=penstock.history_2*", dsn],
         check=True,
         capture_output=True,

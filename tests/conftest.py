@@ -1,4 +1,4 @@
-"""One embedded PostgreSQL for the whole run; a database per test, cloned from a template; and a clock that tests own."""
+"""One embedded PostgreSQL for the whole run; a database per test, cloned from a template; a clock that tests own."""
 
 from __future__ import annotations
 

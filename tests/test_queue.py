@@ -8,10 +8,20 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
-from conftest import Clock
 from psycopg import Connection
 
-from penstock import Conflict, LeaseLost, NewTask, NotFound, Outcome, Penstock, Queue, ValidationError
+from conftest import Clock
+from penstock import (
+    Conflict,
+    LeaseLost,
+    NewTask,
+    NotFound,
+    Outcome,
+    PayloadTooLarge,
+    Penstock,
+    Queue,
+    ValidationError,
+)
 
 
 def test_a_task_is_pushed_claimed_and_settled(queue: Queue) -> None:
@@ -90,6 +100,37 @@ def test_on_conflict_error_writes_nothing(queue: Queue) -> None:
     assert queue.status().pending == 1
 
 
+def test_on_conflict_error_undoes_every_chunk_and_names_the_item(queue: Queue) -> None:
+    queue.push(subject="s12345")
+    items = [NewTask({}, f"s{n:05}") for n in range(20_001)]
+    with pytest.raises(Conflict, match=r"^item 12345: subject 's12345' is taken"):
+        queue.push_many(items, on_conflict="error")
+    assert queue.status().pending == 1
+    assert queue.push_many([one for one in items if one.subject != "s12345"], on_conflict="error").created == 20_000
+
+
+def test_equal_subjects_in_one_strict_push_are_superseded(queue: Queue) -> None:
+    report = queue.push_many([NewTask({"n": 1}, "a"), NewTask({"n": 2}, "a")], on_conflict="error")
+    assert (report.created, report.superseded) == (1, 1)
+    assert queue.claim().tasks[0].payload == {"n": 2}
+
+
+def test_a_queue_has_its_own_limit_of_payloads(app: Penstock, sql: Connection) -> None:
+    sql.execute("select penstock.create_queue('small', p_settings => '{\"max_payload\": 20}')")
+    sql.execute("select penstock.create_queue('large', p_settings => '{\"max_payload\": 4000000}')")
+    small, large = app.queue("small"), app.queue("large")
+    fits, too_long = {"a": "x" * 12}, {"a": "x" * 13}
+    small.push(fits)
+    for push in (lambda: small.push(too_long), lambda: small.push_many([NewTask(too_long, "s")])):
+        with pytest.raises(PayloadTooLarge, match=r"item 0: payload: 21 bytes are more than 20"):
+            push()
+    with pytest.raises(PayloadTooLarge, match="item 2: payload: 21 bytes"):
+        small.push_many([fits, fits, too_long, too_long])
+    large.push({"a": "x" * 3_900_000})
+    assert large.push_many([{"a": "x" * 3_900_000}] * 3).created == 3
+    assert small.status().pending == 1
+
+
 def test_an_iterable_that_raises_leaves_nothing(queue: Queue) -> None:
     def broken() -> object:
         yield from ({"n": n} for n in range(25_000))
@@ -144,7 +185,7 @@ def test_each_outcome(queue: Queue, clock: Clock, sql: Connection) -> None:
     assert rows[ids[3]][:5] == ("dead", None, 0, "no such customer", "no such customer")
     assert rows[ids[4]][:3] == ("pending", 0, 0)
     assert rows[ids[5]][:3] == ("pending", 0, 1)
-    history = dict(sql.execute("select task_id, outcome from penstock.history").fetchall())
+    history: dict[int, str] = dict(sql.execute("select task_id, outcome from penstock.history").fetchall())
     assert history == dict(zip(ids, ("done", "again", "failed", "dead", "released", "again"), strict=True))
     assert sql.execute("select error_class from penstock.history where outcome = 'failed'").fetchone() == (
         "ValueError",
@@ -254,6 +295,22 @@ def test_integers_outside_64_bits_are_read_exactly(queue: Queue, sql: Connection
     assert [task.payload["n"] for task in queue.claim(2).tasks] == [123456789012345678901234567890, 2**64 - 1]
 
 
+def test_a_payload_too_deep_for_python_holds_nothing_up(queue: Queue, sql: Connection) -> None:
+    """Only SQL can push one. It ends dead, with the reason, and its batch-mates are given out."""
+    deep = '{"a": ' * 5000 + "1" + "}" * 5000
+    deeper_than_orjson = '{"a": ' * 1100 + "1" + "}" * 1100
+    sql.execute("set max_stack_depth = '6MB'")
+    for text in (deep, deeper_than_orjson, '{"fine": 1}'):
+        sql.execute("select penstock.push('work', %s::jsonb)", (text,))
+    claim = queue.claim(10)
+    assert claim.tasks[-1].payload == {"fine": 1}
+    assert queue.status().dead == 3 - len(claim)
+    assert sql.execute("select reason from penstock.task where ended = 'dead' limit 1").fetchone() == (
+        "payload: it is nested too deep to be read",
+    )
+    queue.settle(claim)
+
+
 def test_threads_share_a_client(app: Penstock, queue: Queue) -> None:
     queue.push_many({} for _ in range(2_000))
     seen: list[int] = []
@@ -288,7 +345,8 @@ def test_a_forked_child_has_connections_of_its_own(queue: Queue) -> None:
 def test_an_idle_connection_that_was_cut_is_replaced(queue: Queue, sql: Connection) -> None:
     queue.push()
     sql.execute(
-        "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where datname = current_database() and pid <> pg_backend_pid()"
     )
     queue.push()
     assert queue.status().pending == 2

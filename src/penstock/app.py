@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from types import TracebackType
+from typing import Self
 
 from penstock import embedded, migrate, queue
 from penstock.database import Database
@@ -32,7 +33,7 @@ class Penstock:
     def __repr__(self) -> str:
         return f"<Penstock {self._database!r}>"
 
-    def __enter__(self) -> Penstock:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -6,9 +6,10 @@ import logging
 import os
 import struct
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import psycopg
 import psycopg_pool
@@ -79,6 +80,7 @@ class Database:
             connection.close()
 
     def connect(self) -> Connection:
+        check_dsn(self.dsn)
         with translated(source=self.source, dsn=self.dsn):
             connection: Connection = psycopg.connect(self.dsn, **SETTINGS)
             configure(connection)
@@ -195,39 +197,60 @@ OURS: Mapping[str, type[PenstockError]] = {
     "PS413": PayloadTooLarge,
     "PS422": PayloadError,
 }
-INIT = "Run `penstock init` against this database."
+
+
+class Meaning(NamedTuple):
+    """What a SQLSTATE is for us: an error, the words before PostgreSQL's own, and what to do."""
+
+    error: Callable[..., PenstockError]
+    words: str = ""
+    hint: str | None = None
+
+
+UNREACHABLE = "08006"
+PASSWORD = Meaning(AuthError, "PostgreSQL refused the user or password", "Check the DSN and PGPASSFILE.")
+SCHEMA = Meaning(
+    SchemaVersionError, "the schema is missing or of another version", "Run `penstock init` against this database."
+)
+PAYLOAD = Meaning(partial(PayloadError, field="payload"), "payload")
+AGAIN = Meaning(partial(Unavailable, reason="retry"), "", "Try again.")
+DOWN = Meaning(Unavailable, "PostgreSQL is not available", "Is it running, and is this its address?")
+MEANINGS: Mapping[str, Meaning] = {
+    **dict.fromkeys(("28P01", "28000"), PASSWORD),
+    "3D000": Meaning(ConfigError, "", "Create it, or name another one in the DSN."),
+    "42501": Meaning(AuthError, "", "The role lacks a right that this verb needs."),
+    **dict.fromkeys(("42883", "42P01", "3F000", "42704", "42703"), SCHEMA),
+    "25006": Meaning(partial(Unavailable, reason="read_only"), "", "Connect to the primary."),
+    **dict.fromkeys(("22P05", "22P02", "22021", "22003", "22030", "54001"), PAYLOAD),
+    "23514": Meaning(ValidationError),
+    **dict.fromkeys(("40001", "40P01", "55P03", "57014"), AGAIN),
+    **dict.fromkeys(("08", "53", "57"), DOWN),  # whole classes
+}
 
 
 def as_ours(error: psycopg.Error, source: str | None = None, dsn: str | None = None) -> PenstockError:
     """One of ours for one of PostgreSQL's. No statement, parameter or password gets into the message."""
-    state = error.sqlstate or ""
     message = error.diag.message_primary or first_line(error)
+    state = error.sqlstate or guessed_state(error, message)
     if state in OURS:
         return OURS[state](message, hint=error.diag.message_hint)
-    where = f" ({described(dsn)}, from {source})" if dsn and source else ""
-    if state in ("28P01", "28000") or "password authentication failed" in message or "no password supplied" in message:
-        return AuthError(f"PostgreSQL refused the user or password{where}: {message}", hint="Check the DSN and PGPASSFILE.")
-    if state == "3D000" or ("database" in message and "does not exist" in message):
-        return ConfigError(f"{message}{where}", hint="Create it, or name another one in the DSN.")
-    if state == "42501":
-        return AuthError(message, hint="The role lacks a right that this verb needs.")
-    if state in ("42883", "42P01", "3F000", "42704", "42703"):
-        return SchemaVersionError(f"the schema is missing or of another version: {message}", hint=INIT)
-    if state == "25006":
-        return Unavailable(message, reason="read_only", hint="Connect to the primary.")
-    if state in ("22P05", "22P02", "22021", "22003", "22030", "54001"):
-        return PayloadError(f"payload: {message}", field="payload")
     if state == "23505" and error.diag.constraint_name == "task_subject":
         return Taken("a subject exists already")
-    if state == "23514":
-        return ValidationError(f"{error.diag.constraint_name}: {message}")
-    if state in ("40001", "40P01", "55P03", "57014"):
-        return Unavailable(message, reason="retry", hint="Try again.")
-    if isinstance(error, psycopg.OperationalError) or state[:2] in ("08", "53", "57"):
-        return Unavailable(f"PostgreSQL is not available{where}: {message}", hint="Is it running, and is this its address?")
-    if isinstance(error, psycopg.ProgrammingError) and not state:
-        return ConfigError(f"the DSN can not be read{where}", hint="Write postgresql://user@host/database, or key=value pairs.")
-    return PenstockError(f"{state} {message}".strip())
+    meaning = MEANINGS.get(state) or MEANINGS.get(state[:2])
+    if meaning is None:
+        return PenstockError(f"{state} {message}".strip())
+    where = f" ({described(dsn)}, from {source})" if dsn and source else ""
+    said = f"{meaning.words}{where}: {message}" if meaning.words else f"{message}{where}"
+    return meaning.error(said, hint=meaning.hint)
+
+
+def guessed_state(error: psycopg.Error, message: str) -> str:
+    """An error while connecting has no SQLSTATE, only words."""
+    if "password authentication failed" in message or "no password supplied" in message:
+        return "28P01"
+    if "database" in message and "does not exist" in message:
+        return "3D000"
+    return UNREACHABLE if isinstance(error, psycopg.OperationalError) else ""
 
 
 def first_line(error: psycopg.Error) -> str:
@@ -235,11 +258,29 @@ def first_line(error: psycopg.Error) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def described(dsn: str | None) -> str:
-    """Where a DSN leads, without user secrets."""
+def check_dsn(dsn: str) -> dict[str, Any]:
+    """Its parts. An @ or / that is not escaped ends a password early, and libpq would print the rest of it as the name
+    of a host, port or database: such a DSN is refused here, and nothing of it is shown."""
     try:
-        parts = psycopg.conninfo.conninfo_to_dict(dsn or "")
+        parts = psycopg.conninfo.conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
+        raise ConfigError("the DSN can not be read", hint=DSN_HINT) from None
+    if any("@" in str(parts.get(name, "")) for name in ("host", "port", "dbname")):
+        raise ConfigError("dsn: an @ or / in its password is not escaped", hint="Write %40 for @ and %2F for /.")
+    for port in str(parts.get("port") or "").split(","):
+        if port and not (port.isdecimal() and 1 <= int(port) <= 65535):
+            raise ConfigError("dsn: its port is not a number from 1 to 65535", hint=DSN_HINT)
+    return parts
+
+
+DSN_HINT = "Write postgresql://user@host:port/database, or key=value pairs."
+
+
+def described(dsn: str | None) -> str:
+    """Where a DSN leads, without secrets."""
+    try:
+        parts = check_dsn(dsn or "")
+    except ConfigError:
         return "a DSN that can not be read"
     host, port, name = parts.get("host"), parts.get("port"), parts.get("dbname")
     return f"{name or 'the default database'} at {host or 'the default host'}{f':{port}' if port else ''}"
@@ -275,19 +316,20 @@ class IdArray:
 
 class TextArrayDumper(Dumper):
     format = pq.Format.BINARY
-    oid: ClassVar[int] = 1009  # text[]
+    oid = 1009  # text[]
 
     def dump(self, obj: TextArray) -> Buffer:
         pack = struct.Struct("!i").pack
         if None in obj.values:
             body = [b"\xff\xff\xff\xff" if one is None else pack(len(one)) + one for one in obj.values]
             return array_head(len(body), 25, nulls=1) + b"".join(body)
-        return array_head(len(obj.values), 25) + b"".join([pack(len(one)) + one for one in obj.values if one is not None])
+        values = cast("Sequence[bytes]", obj.values)
+        return array_head(len(values), 25) + b"".join([pack(len(one)) + one for one in values])
 
 
 class IdArrayDumper(Dumper):
     format = pq.Format.BINARY
-    oid: ClassVar[int] = 1016  # bigint[]
+    oid = 1016  # bigint[]
 
     def dump(self, obj: IdArray) -> Buffer:
         pack = struct.Struct("!iq").pack

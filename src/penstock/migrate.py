@@ -27,7 +27,8 @@ class Step:
 
 def migrations() -> list[Step]:
     found = sorted((files("penstock") / "sql" / "migrations").iterdir(), key=lambda file: file.name)
-    return [Step(int(file.name[:4]), file.name, file.read_text("utf-8")) for file in found if file.name.endswith(".sql")]
+    texts = [(file.name, file.read_text("utf-8")) for file in found if file.name.endswith(".sql")]
+    return [Step(int(name[:4]), name, text) for name, text in texts]
 
 
 def functions() -> Step:
@@ -84,7 +85,8 @@ def recorded(connection: Connection) -> dict[int, str]:
     present = connection.execute("select to_regclass('penstock.migration') is not null").fetchone()
     if not present or not present[0]:
         return {}
-    return {int(number): str(checksum) for number, checksum in connection.execute("select number, checksum from penstock.migration")}
+    rows = connection.execute("select number, checksum from penstock.migration")
+    return {int(number): str(checksum) for number, checksum in rows}
 
 
 def apply(connection: Connection, step: Step) -> None:
@@ -97,7 +99,8 @@ def apply(connection: Connection, step: Step) -> None:
 
 def note(step: Step) -> str:
     name = step.name.replace("'", "''")
+    values = f"{step.number}, '{name}', '{step.checksum}'"
     return (
-        f"insert into penstock.migration (number, name, checksum) values ({step.number}, '{name}', '{step.checksum}') "
-        "on conflict (number) do update set checksum = excluded.checksum, applied_at = clock_timestamp();"
+        f"insert into penstock.migration (number, name, checksum) values ({values})"  # noqa: S608 - our own file
+        " on conflict (number) do update set checksum = excluded.checksum, applied_at = clock_timestamp();"
     )

@@ -134,7 +134,9 @@ class Outcome(NamedTuple):
         return DONE
 
     @classmethod
-    def again(cls, due: datetime | None = None, *, delay: Duration | None = None, payload: Json | None = None) -> Outcome:
+    def again(
+        cls, due: datetime | None = None, *, delay: Duration | None = None, payload: Json | None = None
+    ) -> Outcome:
         """It succeeded and shall run again: at `due`, after `delay`, or at once."""
         return cls("again", due=due, delay=delay, payload=payload)
 

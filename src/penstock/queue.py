@@ -116,7 +116,7 @@ class Queue:
         is new stays in memory; one transaction."""
         counts = {"created": spool.rows}
         with self._database.transaction() as connection:
-            if self._enter(connection, batch, 0, spool.rows, spool.checksum, counts) is None:
+            if self._enter(connection, (batch, 0, spool.rows, spool.checksum), counts) is None:
                 for chunk in spool.chunks():
                     copy(connection, *copy_text(queue_id, chunk))
                     if progress:
@@ -162,7 +162,7 @@ class Queue:
 
     def _push_strictly(self, spool: Spool, queue_id: int, batch: UUID, progress: Progress | None) -> PushReport:
         """`on_conflict="error"`: a taken subject undoes everything, so everything is one transaction. Subjects are in
-        order only within a chunk: two such pushes may meet in a deadlock, which ends one of them, and it is repeated."""
+        order only within a chunk: two such pushes may meet in a deadlock; PostgreSQL ends one, and it is repeated."""
 
         def attempt(write: Callable[..., dict[str, int]], target: object) -> Counter[str]:
             totals: Counter[str] = Counter()
@@ -184,14 +184,14 @@ class Queue:
         if not distinct(chunk.subjects):
             raise Taken("a subject is given twice")
         counts = {"created": len(chunk.payloads)}
-        known = self._enter(connection, batch, chunk.part, len(chunk.payloads), chunk.checksum, counts)
+        known = self._enter(connection, (batch, chunk.part, len(chunk.payloads), chunk.checksum), counts)
         if known is None:
             ids = connection.execute(RESERVE, (len(chunk.payloads),)).fetchall()
             copy(connection, *copy_text(queue_id, chunk, [id_ for (id_,) in ids]))
         return counts if known is None else known
 
     def _merge_part(self, connection: Connection, chunk: Chunk, on_conflict: str, batch: UUID) -> dict[str, int]:
-        known = self._enter(connection, batch, chunk.part, len(chunk.payloads), chunk.checksum, {})
+        known = self._enter(connection, (batch, chunk.part, len(chunk.payloads), chunk.checksum), {})
         if known is not None:
             return known
         columns = (
@@ -209,12 +209,12 @@ class Queue:
         return counts
 
     def _enter(
-        self, connection: Connection, batch: UUID, part: int, rows: int, checksum: int, counts: Mapping[str, int]
+        self, connection: Connection, entry: tuple[UUID, int, int, int], counts: Mapping[str, int]
     ) -> dict[str, int] | None:
-        """What was reported when this part was written before, if it was."""
+        """Notes batch, part, rows and checksum in the ledger. Answers what was reported if it was there already."""
         row = connection.execute(
-            "select penstock.enter_part(%s, %s, %s, %s, %s, %s::jsonb)::text",
-            (self.name, batch, part, rows, str(checksum), orjson.dumps(counts).decode()),
+            "select penstock.enter_part(%s, %s, %s, %s, %s::text, %s::jsonb)::text",
+            (self.name, *entry, orjson.dumps(counts).decode()),
         ).fetchone()
         assert row is not None
         return None if row[0] is None else orjson.loads(row[0])
@@ -416,7 +416,9 @@ def settled(rows: list[tuple[str, list[int]]]) -> dict[int, str]:
     refused, revoked, unknown = (found.get(word, []) for word in ("refused", "revoked", "unknown"))
     if refused or revoked:
         raise LeaseLost(
-            f"{len(refused)} refused, {len(revoked)} cancelled: they are no longer ours", refused=refused, revoked=revoked
+            f"{len(refused)} refused, {len(revoked)} cancelled: they are no longer ours",
+            refused=refused,
+            revoked=revoked,
         )
     if unknown:
         raise NotFound(f"id: {unknown[0]} was never in this lease ({len(unknown)} in all)")
@@ -527,17 +529,20 @@ def settings(database: Database) -> list[QueueSettings]:
             "select name, lease, max_attempts, retry::text, sla, keep_done, paused, created"
             " from penstock.queue order by name"
         ).fetchall()
-    return [QueueSettings(*row[:3], orjson.loads(row[3]), *row[4:]) for row in rows]
+    return [QueueSettings(*(*row[:3], orjson.loads(row[3]), *row[4:])) for row in rows]
+
+
+STATUS = """
+    select queue, planned, pending, active, done, dead, cancelled, extract(epoch from oldest_pending_age)::float8,
+           extract(epoch from sla)::float8, paused, totals::text, at
+    from penstock.status(%s)
+"""
 
 
 def status(database: Database, name: str | None = None) -> list[QueueStatus]:
     with database.transaction() as connection:
-        rows = connection.execute(
-            "select queue, planned, pending, active, done, dead, cancelled, extract(epoch from oldest_pending_age)::float8,"
-            " extract(epoch from sla)::float8, paused, totals::text, at from penstock.status(%s)",
-            (None if name is None else validate.queue_name(name),),
-        ).fetchall()
-    return [QueueStatus(*row[:10], orjson.loads(row[10]), row[11]) for row in rows]
+        rows = connection.execute(STATUS, (None if name is None else validate.queue_name(name),)).fetchall()
+    return [QueueStatus(*(*row[:10], orjson.loads(row[10]), row[11])) for row in rows]
 
 
 def verify(database: Database, name: str | None = None) -> Verification:

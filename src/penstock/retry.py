@@ -10,7 +10,8 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from penstock.errors import ValidationError, shown
-from penstock.validate import LONGEST_DELAY, Duration, positive
+from penstock.model import Duration
+from penstock.validate import LONGEST_DELAY, positive
 
 LONGEST = LONGEST_DELAY.total_seconds()
 
@@ -139,7 +140,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Progressive:
-    """By age, not failures: young tasks often, old ones rarely, and at last no more. Tiers are (younger than, every)."""
+    """By age, not failures: young tasks often, old ones rarely, at last no more. Tiers are (younger than, every)."""
 
     tiers: tuple[tuple[float, float], ...]
 
@@ -214,10 +215,10 @@ def parse(text: str) -> Strategy:
     try:
         match name:
             case "fibonacci" if len(plain) <= 1 and named.keys() <= {"cap"}:
-                return Fibonacci(*plain, cap=named.get("cap"))
+                return Fibonacci(plain[0] if plain else "1m", cap=named.get("cap"))
             case "exponential" if len(plain) <= 1 and named.keys() <= {"factor", "cap", "jitter"}:
                 return Exponential(
-                    *plain,
+                    plain[0] if plain else "5s",
                     factor=float(named.get("factor", 2)),
                     cap=named.get("cap", "1h"),
                     jitter=float(named.get("jitter", 0.1)),
@@ -232,5 +233,3 @@ def parse(text: str) -> Strategy:
         if isinstance(error, ValidationError):
             raise ValidationError(f"retry: {shown(text)}: {error.bare}", hint=GRAMMAR, field="retry") from None
     raise ValidationError(f"retry: {shown(text)} is not a strategy", hint=GRAMMAR, field="retry")
-
-

@@ -20,7 +20,7 @@ from penstock.model import Json, NewTask
 # tasks: a repeated batch must find its parts in the ledger.
 CHUNK = 10_000
 CHUNK_BYTES = 8 << 20
-BATCH = 64  # items looked at together: enough to be fast, few enough for any size of payload
+BATCH = 50  # items looked at together: enough to be fast, few enough for any payload; a divisor of CHUNK
 IN_MEMORY = 32 << 20
 
 
@@ -42,7 +42,7 @@ class Spool:
 
     def __init__(self, *, largest: int = validate.LARGEST_PAYLOAD) -> None:
         self._largest = largest
-        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY, prefix="penstock-")
+        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY, prefix="penstock-")  # noqa: SIM115 - __exit__
         self._sizes: list[int] = []
         self._longest = 0
         self.rows = 0
@@ -83,7 +83,7 @@ class Spool:
         first = 0
         for part, size in enumerate(self._sizes):
             data = self._file.read(size)
-            chunk = Chunk(*marshal.loads(data), zlib.crc32(data), part, first)  # noqa: S302 - our own private file
+            chunk = Chunk(*(*marshal.loads(data), zlib.crc32(data), part, first))  # noqa: S302 - our own private file
             yield chunk
             first += len(chunk.payloads)
 

@@ -1,4 +1,4 @@
-"""PostgreSQL is killed, or the network is cut at the worst moment: nothing lost, nothing twice, no token handed out again."""
+"""PostgreSQL is killed, or the network cut at the worst moment: nothing lost, nothing twice, no token given again."""
 
 from __future__ import annotations
 
@@ -142,11 +142,10 @@ def receive(end: socket.socket) -> bytes:
 
 @contextmanager
 def through_proxy(dsn: str) -> Iterator[tuple[Proxy, Queue]]:
-    parts = psycopg.conninfo.conninfo_to_dict(dsn)
-    proxy = Proxy(int(str(parts["port"])))
-    parts.update(host="127.0.0.1", port=str(proxy.port), sslmode="disable")
+    proxy = Proxy(int(str(psycopg.conninfo.conninfo_to_dict(dsn)["port"])))
+    proxied = psycopg.conninfo.make_conninfo(dsn, host="127.0.0.1", port=proxy.port, sslmode="disable")
     try:
-        with Penstock(psycopg.conninfo.make_conninfo(**parts)) as penstock:
+        with Penstock(proxied) as penstock:
             yield proxy, penstock.queue("work")
     finally:
         proxy.close()

@@ -134,7 +134,10 @@ def test_verify_finds_what_is_off(queue: Queue, app: Penstock, sql: Connection) 
     claim = queue.claim(1)
     cases: list[tuple[str, str, Callable[[], int]]] = [
         (
-            "update penstock.counter_log set delta = delta + 1 where ctid = (select ctid from penstock.counter_log where metric = 'pending' limit 1)",
+            (
+                "update penstock.counter_log set delta = delta + 1"
+                " where ctid = (select ctid from penstock.counter_log where metric = 'pending' limit 1)"
+            ),
             "drift",
             lambda: app.verify().drift,
         ),
@@ -149,12 +152,18 @@ def test_verify_finds_what_is_off(queue: Queue, app: Penstock, sql: Connection) 
             lambda: app.verify().history,
         ),
         (
-            "insert into penstock.counter_log (queue_id, metric, delta) select id, 'pushed_total', 1 from penstock.queue",
+            (
+                "insert into penstock.counter_log (queue_id, metric, delta)"
+                " select id, 'pushed_total', 1 from penstock.queue"
+            ),
             "balance",
             lambda: app.verify().balance,
         ),
         (
-            f"insert into penstock.agenda select {claim.ids[0]}, now(), id, 5, 0, 0, 0, true, false from penstock.queue",
+            (
+                "insert into penstock.agenda"
+                f" select {claim.ids[0]}, now(), id, 5, 0, 0, 0, true, false from penstock.queue"
+            ),
             "orphans",
             lambda: app.verify().orphans,
         ),

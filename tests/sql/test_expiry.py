@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import psycopg
 import pytest
-from conftest import Clock
 from psycopg import Connection
 
+from conftest import Clock
 from penstock import Fixed, LeaseLost, Outcome, Penstock, Queue
 
 

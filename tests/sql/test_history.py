@@ -1,12 +1,14 @@
-"""History: one row per finished attempt, a partition per UTC day, made ahead, by settle, and dropped with its sums kept."""
+"""History: one row per finished attempt; a partition per UTC day, made ahead or by settle, dropped with sums kept."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
-from conftest import Clock
+import psycopg
 from psycopg import Connection
 
+from conftest import Clock
 from penstock import Outcome, Penstock, Queue
 
 
@@ -14,7 +16,8 @@ def partitions(sql: Connection) -> list[str]:
     return [
         row[0]
         for row in sql.execute(
-            "select c.relname from pg_inherits as i join pg_class as c on c.oid = i.inhrelid where inhparent = 'penstock.history'::regclass order by 1"
+            "select c.relname from pg_inherits as i join pg_class as c on c.oid = i.inhrelid"
+            " where inhparent = 'penstock.history'::regclass order by 1"
         )
     ]
 
@@ -32,6 +35,23 @@ def test_settle_makes_the_day_that_is_missing(queue: Queue, clock: Clock, sql: C
     queue.settle(queue.claim())
     assert f"history_{clock.now().astimezone(UTC):%Y%m%d}" in partitions(sql)
     assert sql.execute("select count(*) from penstock.history").fetchone() == (1,)
+
+
+SOMEBODY_WAITS = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+
+
+def test_the_first_settles_of_a_day_may_come_together(queue: Queue, clock: Clock, sql: Connection, dsn: str) -> None:
+    clock.advance(60 * 86400)
+    queue.push_many([{}, {}])
+    first, second = queue.claim(), queue.claim()
+    with ThreadPoolExecutor() as pool, psycopg.connect(dsn) as other:
+        other.execute("select * from penstock.settle(%s, %s)", (first.token, first.ids))  # has made the day
+        waiting = pool.submit(queue.settle, second)  # has not seen it, and waits
+        while not sql.execute(SOMEBODY_WAITS).fetchone():
+            assert not waiting.done()
+        other.commit()
+        assert waiting.result(timeout=30) == {second.ids[0]: "done"}
+    assert sql.execute("select count(*) from penstock.history").fetchone() == (2,)
 
 
 def test_days_are_utc_whatever_the_session_says(queue: Queue, sql: Connection) -> None:
@@ -53,7 +73,8 @@ def test_a_row_tells_the_attempt(queue: Queue, clock: Clock, sql: Connection) ->
     clock.advance(3)
     queue.settle(claim, {pushed.id: Outcome.failed(KeyError("x"))})
     row = sql.execute(
-        "select task_id, kind, subject, attempt, iteration, outcome, created, due, claimed_at, finished_at, worker, error_class, error from penstock.history"
+        "select task_id, kind, subject, attempt, iteration, outcome, created, due, claimed_at, finished_at,"
+        " worker, error_class, error from penstock.history"
     ).fetchone()
     assert row == (pushed.id, "k", "s", 1, 0, "failed", created, created, claimed, clock.now(), "w1", "KeyError", "'x'")
     assert sql.execute("select xid > 0 from penstock.history").fetchone() == (True,)

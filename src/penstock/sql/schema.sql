@@ -8,6 +8,25 @@ CREATE TYPE penstock.place AS (
 CREATE FUNCTION penstock.at_place(p_priority smallint, p_due timestamp with time zone, p_task_id bigint) RETURNS penstock.place
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN CASE WHEN (p_task_id IS NOT NULL) THEN ROW(p_priority, p_due, p_task_id)::penstock.place ELSE NULL::penstock.place END;
+CREATE FUNCTION penstock.check_claim(p_limit integer, p_lease interval, p_worker text, p_may_alone boolean, p_durable boolean) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    if p_limit is null or p_limit not between 1 and 10000 then
+        perform penstock.refuse('PS400', format('limit: %s is not between 1 and 10000', coalesce(p_limit::text, 'null')));
+    elsif p_lease not between '100 milliseconds' and '24 hours' then
+        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', p_lease));
+    elsif p_worker is null or octet_length(p_worker) > 200 then
+        perform penstock.refuse('PS400', 'worker: it is null or longer than 200 bytes');
+    elsif p_may_alone is null or p_durable is null then
+        perform penstock.refuse('PS400', 'may_alone and durable must not be null');
+    elsif current_setting('transaction_isolation') <> 'read committed' then
+        perform penstock.refuse('PS400', format('claim can not run in a %s transaction', current_setting('transaction_isolation')),
+            'Begin it with: begin isolation level read committed.');
+    end if;
+end
+$$;
 CREATE FUNCTION penstock.check_distinct(p_ids bigint[]) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -26,8 +45,9 @@ CREATE FUNCTION penstock.check_push(p_payloads text[], p_subjects text[], p_kind
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
-    v_latest constant timestamptz := penstock.clock() + interval '10 years';
-    v_bad    record;
+    v_earliest constant timestamptz := '0001-01-02 00:00:00+00';    -- Python can not read anything earlier
+    v_latest   constant timestamptz := penstock.clock() + interval '10 years';
+    v_bad      record;
 begin
     select i.n - 1 as index, case
         when i.payload is null then array['PS422', 'payload: null is not a JSON object']
@@ -39,8 +59,8 @@ begin
         when octet_length(i.kind) not between 1 and 128
             then array['PS400', format('kind: %s bytes are not between 1 and 128', octet_length(i.kind))]
         when i.priority not between 0 and 9 then array['PS400', format('priority: %s is not between 0 and 9', i.priority)]
-        when not isfinite(i.due) or i.due > v_latest
-            then array['PS400', format('due: %s is not a moment within ten years', i.due)]
+        when i.due not between v_earliest and v_latest
+            then array['PS400', format('due: %s is not between %s and ten years ahead', i.due, v_earliest)]
         end as said
     into v_bad
     from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
@@ -51,10 +71,42 @@ begin
        or octet_length(i.subject) not between 1 and 512
        or octet_length(i.kind) not between 1 and 128
        or i.priority not between 0 and 9
-       or i.due is not null and (not isfinite(i.due) or i.due > v_latest)
+       or i.due not between v_earliest and v_latest
     order by i.n limit 1;
     if found then
         perform penstock.refuse(v_bad.said[1], format('item %s: %s', v_bad.index, v_bad.said[2]));
+    end if;
+end
+$$;
+CREATE FUNCTION penstock.check_retry(p_strategy jsonb) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_least   constant numeric := 0.000001;
+    v_longest constant numeric := 3650 * 86400;
+    v_good    boolean;
+begin
+    v_good := case p_strategy->>'type'
+        when 'fibonacci' then penstock.is_number(p_strategy->'unit', v_least, v_longest)
+        when 'exponential' then penstock.is_number(p_strategy->'base', v_least, v_longest)
+                            and (not p_strategy ? 'factor' or penstock.is_number(p_strategy->'factor', 1, 1000))
+        when 'fixed' then penstock.is_number(p_strategy->'delay', v_least, v_longest)
+        when 'schedule' then case when jsonb_typeof(p_strategy->'delays') = 'array' then (
+            select count(*) between 1 and 1000 and bool_and(penstock.is_number(d.value, v_least, v_longest))
+            from jsonb_array_elements(p_strategy->'delays') as d) end
+        when 'progressive' then case when jsonb_typeof(p_strategy->'tiers') = 'array' then (
+            select count(*) between 1 and 100
+               and bool_and(penstock.is_number(t.value->0, v_least, 10 * v_longest)
+                            and penstock.is_number(t.value->1, v_least, v_longest))
+            from jsonb_array_elements(p_strategy->'tiers') as t) end
+        end;
+    if v_good is not true
+       or (p_strategy ? 'cap' and not penstock.is_number(p_strategy->'cap', v_least, v_longest))
+       or (p_strategy ? 'jitter' and not penstock.is_number(p_strategy->'jitter', 0, 1)) then
+        perform penstock.refuse('PS400', format('retry: %s is not a strategy', coalesce(left(p_strategy::text, 80), 'null')),
+            'One of {"type": "fibonacci", "unit": s}, {"type": "exponential", "base": s, "factor": f}, {"type": "fixed", "delay": s}, '
+            '{"type": "schedule", "delays": [s, …]}, {"type": "progressive", "tiers": [[younger than, s], …]}, with "cap" and "jitter".');
     end if;
 end
 $$;
@@ -63,8 +115,10 @@ CREATE FUNCTION penstock.check_settle(p_token uuid, p_ids bigint[], p_outcomes t
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
-    v_count constant int := cardinality(p_ids);
-    v_bad   record;
+    v_count    constant int := cardinality(p_ids);
+    v_earliest constant timestamptz := '0001-01-02 00:00:00+00';
+    v_latest   constant timestamptz := penstock.clock() + interval '10 years';
+    v_bad      record;
 begin
     if p_token is null then
         perform penstock.refuse('PS400', 'token: it is null');
@@ -74,8 +128,10 @@ begin
         perform penstock.refuse('PS400', format('ids: %s are more than 10000 in one call', v_count));
     elsif coalesce(cardinality(p_outcomes), v_count) <> v_count or coalesce(cardinality(p_dues), v_count) <> v_count
        or coalesce(cardinality(p_delays), v_count) <> v_count or coalesce(cardinality(p_payloads), v_count) <> v_count
-       or coalesce(cardinality(p_errors), v_count) <> v_count or coalesce(cardinality(p_classes), v_count) <> v_count then
-        perform penstock.refuse('PS400', format('outcomes, dues, delays, payloads, errors, classes: as many as ids (%s), or null', v_count));
+       or coalesce(cardinality(p_errors), v_count) <> v_count or coalesce(cardinality(p_classes), v_count) <> v_count
+       or greatest(array_ndims(p_outcomes), array_ndims(p_dues), array_ndims(p_delays), array_ndims(p_payloads),
+                   array_ndims(p_errors), array_ndims(p_classes)) > 1 then
+        perform penstock.refuse('PS400', format('outcomes, dues, delays, payloads, errors, classes: flat, and as many as ids (%s), or null', v_count));
     end if;
     if p_outcomes is null then
         return;
@@ -83,15 +139,15 @@ begin
     select s.n - 1 as index, case
         when s.outcome is null or s.outcome not in ('done', 'again', 'failed', 'dead', 'release')
             then array['PS400', format('outcome: %s is not done, again, failed, dead or release', coalesce(quote_literal(left(s.outcome, 80)), 'null'))]
-        when s.delay not between '0' and '10 years' then array['PS400', format('delay: %s is not between 0 and 10 years', s.delay)]
-        when not isfinite(s.due) or s.due > penstock.clock() + interval '10 years'
-            then array['PS400', format('due: %s is not a moment within ten years', s.due)]
+        when s.delay not between '0' and '3650 days' then array['PS400', format('delay: %s is not between 0 and 3650 days', s.delay)]
+        when s.due not between v_earliest and v_latest
+            then array['PS400', format('due: %s is not between %s and ten years ahead', s.due, v_earliest)]
         else array['PS422', 'payload: it is not a JSON object'] end as said
     into v_bad
     from unnest(p_outcomes, p_dues, p_delays, p_payloads) with ordinality as s(outcome, due, delay, payload, n)
     where s.outcome is null or s.outcome not in ('done', 'again', 'failed', 'dead', 'release')
-       or s.delay not between '0' and '10 years'
-       or not isfinite(s.due) or s.due > penstock.clock() + interval '10 years'
+       or s.delay not between '0' and '3650 days'
+       or s.due not between v_earliest and v_latest
        or ltrim(s.payload, E' \t\r\n') not like '{%'
     order by s.n limit 1;
     if found then
@@ -110,7 +166,7 @@ CREATE FUNCTION penstock.claim(p_queue text, p_limit integer DEFAULT 1, p_lease 
 declare
     v_queue     constant penstock.queue := penstock.the_queue(p_queue);
     v_token     constant uuid := gen_random_uuid();
-    v_lease     constant interval := coalesce(p_lease, v_queue.lease);
+    v_lease     constant interval := penstock.in_seconds(coalesce(p_lease, v_queue.lease));
     v_now       timestamptz := penstock.clock();
     v_hint      penstock.place := p_hint;
     v_places    tid[];
@@ -123,18 +179,8 @@ declare
     v_tried     boolean;
     v_count     int;
 begin
-    if p_limit is null or p_limit not between 1 and 10000 then
-        perform penstock.refuse('PS400', format('limit: %s is not between 1 and 10000', coalesce(p_limit::text, 'null')));
-    elsif v_lease not between '100 milliseconds' and '24 hours' then
-        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', v_lease));
-    elsif p_worker is null or octet_length(p_worker) > 200 then
-        perform penstock.refuse('PS400', 'worker: it is null or longer than 200 bytes');
-    elsif p_may_alone is null or p_durable is null then
-        perform penstock.refuse('PS400', 'may_alone and durable must not be null');
-    elsif current_setting('transaction_isolation') <> 'read committed' then
-        perform penstock.refuse('PS400', format('claim can not run in a %s transaction', current_setting('transaction_isolation')),
-            'Begin it with: begin isolation level read committed.');
-    elsif v_queue.paused then
+    perform penstock.check_claim(p_limit, v_lease, p_worker, p_may_alone, p_durable);
+    if v_queue.paused then
         return;
     end if;
     if not p_durable then
@@ -468,20 +514,26 @@ begin
     if p_name is null or p_name !~ '^[a-z0-9][a-z0-9_.-]{0,62}$' then
         perform penstock.refuse('PS400', format('queue: %s is not a name', coalesce(quote_literal(left(p_name, 80)), 'null')),
             'A name has 1 to 63 of a-z, 0-9, _ . - and begins with a letter or digit.');
-    elsif p_lease is null or p_lease not between '100 milliseconds' and '24 hours' then
+    elsif p_lease is null or penstock.in_seconds(p_lease) not between '100 milliseconds' and '24 hours' then
         perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', coalesce(p_lease::text, 'null')));
     elsif p_max_attempts not between 1 and 32767 then
         perform penstock.refuse('PS400', format('max_attempts: %s is not between 1 and 32767', p_max_attempts));
-    elsif p_sla <= '0' then
-        perform penstock.refuse('PS400', format('sla: %s is not positive', p_sla));
-    elsif least(p_keep_done, p_keep_dead, p_keep_cancelled) < '0' then
-        perform penstock.refuse('PS400', 'keep_done, keep_dead, keep_cancelled: a retention is not negative');
-    elsif p_retry is null or p_settings is null then
-        perform penstock.refuse('PS400', 'retry and settings must not be null');
+    elsif penstock.in_seconds(p_sla) <= '0' or p_sla > '3650 days' then
+        perform penstock.refuse('PS400', format('sla: %s is not more than 0 and at most 3650 days', p_sla));
+    elsif least(p_keep_done, p_keep_dead, p_keep_cancelled) < '0'
+       or greatest(p_keep_done, p_keep_dead, p_keep_cancelled) > '3650 days' then
+        perform penstock.refuse('PS400', 'keep_done, keep_dead, keep_cancelled: a retention is between 0 and 3650 days');
+    elsif p_settings is null or jsonb_typeof(p_settings) <> 'object' then
+        perform penstock.refuse('PS400', format('settings: %s is not a JSON object', coalesce(left(p_settings::text, 80), 'null')));
+    elsif p_settings ? 'max_payload' and not penstock.is_number(p_settings->'max_payload', 2, 16777216) then
+        perform penstock.refuse('PS400', format('max_payload: %s is not between 2 and 16777216', left(p_settings->>'max_payload', 80)));
+    elsif p_exist_ok is null then
+        perform penstock.refuse('PS400', 'exist_ok: it is null');
     end if;
-    perform penstock.retry_delay(p_retry, 1);
+    perform penstock.check_retry(p_retry);
     insert into penstock.queue (name, lease, max_attempts, retry, sla, keep_done, keep_dead, keep_cancelled, settings)
-    values (p_name, p_lease, p_max_attempts, p_retry, p_sla, p_keep_done, p_keep_dead, p_keep_cancelled, p_settings)
+    values (p_name, penstock.in_seconds(p_lease), p_max_attempts, p_retry, penstock.in_seconds(p_sla), p_keep_done, p_keep_dead,
+            p_keep_cancelled, p_settings)
     on conflict (name) do nothing
     returning id into v_id;
     if v_id is not null then
@@ -623,13 +675,13 @@ declare
 begin
     if p_token is null then
         perform penstock.refuse('PS400', 'token: it is null');
-    elsif p_lease not between '100 milliseconds' and '24 hours' then
+    elsif penstock.in_seconds(p_lease) not between '100 milliseconds' and '24 hours' then
         perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', p_lease));
     end if;
     return query
     with extended as (
         update penstock.lease as l
-        set until = v_now + coalesce(p_lease, (select q.lease from penstock.queue as q where q.id = l.queue_id))
+        set until = v_now + penstock.in_seconds(coalesce(p_lease, (select q.lease from penstock.queue as q where q.id = l.queue_id)))
         where l.token = p_token
         returning l.queue_id, l.until, l.revoked
     ), lowered as (
@@ -701,6 +753,36 @@ begin
         select t.id from penstock.task as t where t.id = any(p_ids) except select unnest(v_free));
 end
 $$;
+CREATE FUNCTION penstock.in_seconds(p_length interval) RETURNS interval
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN ((p_length >= '-100 years'::interval) AND (p_length <= '100 years'::interval)) THEN make_interval(secs => (EXTRACT(epoch FROM p_length))::double precision) ELSE p_length END;
+CREATE FUNCTION penstock.is_number(p_value jsonb, p_least numeric, p_most numeric) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN (jsonb_typeof(p_value) = 'number'::text) THEN (((p_value)::numeric >= p_least) AND ((p_value)::numeric <= p_most)) ELSE false END;
+CREATE TABLE penstock.queue (
+    id integer NOT NULL,
+    name text NOT NULL COLLATE pg_catalog."C",
+    lease interval DEFAULT '00:00:30'::interval NOT NULL,
+    max_attempts integer DEFAULT 20,
+    retry jsonb DEFAULT '{"cap": 3600, "base": 5, "type": "exponential", "factor": 2, "jitter": 0.1}'::jsonb NOT NULL,
+    sla interval,
+    paused boolean DEFAULT false NOT NULL,
+    keep_done interval,
+    keep_dead interval,
+    keep_cancelled interval,
+    settings jsonb DEFAULT '{}'::jsonb NOT NULL,
+    created timestamp with time zone DEFAULT penstock.clock() NOT NULL,
+    CONSTRAINT lease_in_range CHECK (((lease >= '00:00:00.1'::interval) AND (lease <= '24:00:00'::interval))),
+    CONSTRAINT max_attempts_in_range CHECK (((max_attempts >= 1) AND (max_attempts <= 32767))),
+    CONSTRAINT name_is_plain CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
+    CONSTRAINT retry_has_type CHECK ((retry ? 'type'::text)),
+    CONSTRAINT sla_is_positive CHECK ((sla > '00:00:00'::interval))
+);
+COMMENT ON COLUMN penstock.queue.max_attempts IS 'null: the retry strategy alone decides when to stop';
+COMMENT ON COLUMN penstock.queue.keep_done IS 'null: a done task is deleted at settle';
+CREATE FUNCTION penstock.largest_payload(p_queue penstock.queue) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN COALESCE((((p_queue).settings ->> 'max_payload'::text))::bigint, (1048576)::bigint);
 CREATE FUNCTION penstock.lock_named(p_ids bigint[]) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -726,36 +808,16 @@ begin
         return false;
     end if;
     perform pg_advisory_xact_lock(hashtext('penstock.make_history'));
-    if to_regclass('penstock.' || v_name) is not null then
-        return false;
-    end if;
-    execute format('create table penstock.%I (like penstock.history including all)', v_name);
+    begin
+        execute format('create table penstock.%I (like penstock.history including all)', v_name);
+    exception when duplicate_table then
+        return false;    -- made while we waited for the lock
+    end;
     execute format('alter table penstock.history attach partition penstock.%I for values from (%L) to (%L)',
                    v_name, p_day::timestamptz, (p_day + 1)::timestamptz);
     return true;
 end
 $$;
-CREATE TABLE penstock.queue (
-    id integer NOT NULL,
-    name text NOT NULL COLLATE pg_catalog."C",
-    lease interval DEFAULT '00:00:30'::interval NOT NULL,
-    max_attempts integer DEFAULT 20,
-    retry jsonb DEFAULT '{"cap": 3600, "base": 5, "type": "exponential", "factor": 2, "jitter": 0.1}'::jsonb NOT NULL,
-    sla interval,
-    paused boolean DEFAULT false NOT NULL,
-    keep_done interval,
-    keep_dead interval,
-    keep_cancelled interval,
-    settings jsonb DEFAULT '{}'::jsonb NOT NULL,
-    created timestamp with time zone DEFAULT penstock.clock() NOT NULL,
-    CONSTRAINT lease_in_range CHECK (((lease >= '00:00:00.1'::interval) AND (lease <= '24:00:00'::interval))),
-    CONSTRAINT max_attempts_in_range CHECK (((max_attempts >= 1) AND (max_attempts <= 32767))),
-    CONSTRAINT name_is_plain CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
-    CONSTRAINT retry_has_type CHECK ((retry ? 'type'::text)),
-    CONSTRAINT sla_is_positive CHECK ((sla > '00:00:00'::interval))
-);
-COMMENT ON COLUMN penstock.queue.max_attempts IS 'null: the retry strategy alone decides when to stop';
-COMMENT ON COLUMN penstock.queue.keep_done IS 'null: a done task is deleted at settle';
 CREATE FUNCTION penstock.nearest_queue(p_name text) RETURNS text
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -821,8 +883,9 @@ begin
     elsif v_count > 10000 then
         perform penstock.refuse('PS400', format('payloads: %s are more than 10000 in one call', v_count));
     elsif coalesce(cardinality(p_subjects), v_count) <> v_count or coalesce(cardinality(p_kinds), v_count) <> v_count
-       or coalesce(cardinality(p_dues), v_count) <> v_count or coalesce(cardinality(p_priorities), v_count) <> v_count then
-        perform penstock.refuse('PS400', format('subjects, kinds, dues, priorities: as many as payloads (%s), or null', v_count));
+       or coalesce(cardinality(p_dues), v_count) <> v_count or coalesce(cardinality(p_priorities), v_count) <> v_count
+       or greatest(array_ndims(p_subjects), array_ndims(p_kinds), array_ndims(p_dues), array_ndims(p_priorities)) > 1 then
+        perform penstock.refuse('PS400', format('subjects, kinds, dues, priorities: flat, and as many as payloads (%s), or null', v_count));
     elsif p_on_conflict is null or p_on_conflict not in ('skip', 'error') then
         perform penstock.refuse('PS400', format('on_conflict: %s is not known', coalesce(quote_literal(p_on_conflict), 'null')),
             'Say skip or error.');
@@ -830,7 +893,7 @@ begin
         return;
     end if;
     perform penstock.check_push(p_payloads, p_subjects, p_kinds, p_dues, p_priorities,
-        least(coalesce((v_queue.settings->>'max_payload')::bigint, 1048576), 16777216));
+        penstock.largest_payload(v_queue));
     -- The last of equal subjects wins.
     select array_agg(s.n) into v_twice
     from (
@@ -975,6 +1038,9 @@ begin
         perform penstock.refuse('PS400', format('retry: type %s is not known', coalesce(p_strategy->>'type', 'null')),
             'Types are fibonacci, progressive, exponential, fixed and schedule.');
     end case;
+    if v_seconds is null then
+        return null;    -- the schedule is at its end, or the task older than every tier
+    end if;
     v_seconds := least(v_seconds, v_cap);
     if v_seconds > 0 and p_strategy ? 'jitter' then
         v_seconds := v_seconds * (1 + (p_strategy->>'jitter')::double precision
@@ -990,7 +1056,7 @@ CREATE FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) RETURNS
 CREATE FUNCTION penstock.safe_text(p_text text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
-    RETURN CASE WHEN (p_text IS NULL) THEN NULL::text ELSE regexp_replace(CASE WHEN (octet_length(p_text) <= 8192) THEN p_text ELSE ((("left"(p_text, (8000 / GREATEST(1, (octet_length(p_text) / length(p_text))))) || ' … (cut from '::text) || octet_length(p_text)) || ' bytes)'::text) END, '[\x01-\x08\x0B-\x1F\x7F\u0080-\u009F]'::text, '?'::text, 'g'::text) END;
+    RETURN CASE WHEN (p_text IS NULL) THEN NULL::text ELSE regexp_replace(CASE WHEN (octet_length(p_text) <= 8192) THEN p_text WHEN (octet_length("left"(p_text, 8000)) <= 8000) THEN ("left"(p_text, 8000) || ' … (cut)'::text) ELSE ("left"(p_text, 2000) || ' … (cut)'::text) END, '[\x01-\x08\x0B-\x1F\x7F\u0080-\u009F]'::text, '?'::text, 'g'::text) END;
 CREATE FUNCTION penstock.settle(p_token uuid, p_ids bigint[], p_outcomes text[] DEFAULT NULL::text[], p_dues timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_delays interval[] DEFAULT NULL::interval[], p_payloads text[] DEFAULT NULL::text[], p_errors text[] DEFAULT NULL::text[], p_classes text[] DEFAULT NULL::text[]) RETURNS TABLE(id bigint, result text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'

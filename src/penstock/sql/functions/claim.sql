@@ -1,5 +1,25 @@
 -- Claim: what waits becomes somebody's lease.
 
+create or replace function penstock.check_claim(
+    p_limit int, p_lease interval, p_worker text, p_may_alone boolean, p_durable boolean
+) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+    if p_limit is null or p_limit not between 1 and 10000 then
+        perform penstock.refuse('PS400', format('limit: %s is not between 1 and 10000', coalesce(p_limit::text, 'null')));
+    elsif p_lease not between '100 milliseconds' and '24 hours' then
+        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', p_lease));
+    elsif p_worker is null or octet_length(p_worker) > 200 then
+        perform penstock.refuse('PS400', 'worker: it is null or longer than 200 bytes');
+    elsif p_may_alone is null or p_durable is null then
+        perform penstock.refuse('PS400', 'may_alone and durable must not be null');
+    elsif current_setting('transaction_isolation') <> 'read committed' then
+        perform penstock.refuse('PS400', format('claim can not run in a %s transaction', current_setting('transaction_isolation')),
+            'Begin it with: begin isolation level read committed.');
+    end if;
+end
+$$;
+
 -- Two statements, on purpose. The first takes agenda rows; the second reads the documents in a NEW snapshot: in one
 -- statement an update committed between snapshot and lock, and reported as done, would run with the old payload.
 create or replace function penstock.claim(
@@ -33,18 +53,8 @@ declare
     v_tried     boolean;
     v_count     int;
 begin
-    if p_limit is null or p_limit not between 1 and 10000 then
-        perform penstock.refuse('PS400', format('limit: %s is not between 1 and 10000', coalesce(p_limit::text, 'null')));
-    elsif v_lease not between '100 milliseconds' and '24 hours' then
-        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', v_lease));
-    elsif p_worker is null or octet_length(p_worker) > 200 then
-        perform penstock.refuse('PS400', 'worker: it is null or longer than 200 bytes');
-    elsif p_may_alone is null or p_durable is null then
-        perform penstock.refuse('PS400', 'may_alone and durable must not be null');
-    elsif current_setting('transaction_isolation') <> 'read committed' then
-        perform penstock.refuse('PS400', format('claim can not run in a %s transaction', current_setting('transaction_isolation')),
-            'Begin it with: begin isolation level read committed.');
-    elsif v_queue.paused then
+    perform penstock.check_claim(p_limit, v_lease, p_worker, p_may_alone, p_durable);
+    if v_queue.paused then
         return;
     end if;
     if not p_durable then

@@ -97,6 +97,9 @@ begin
             'Types are fibonacci, progressive, exponential, fixed and schedule.');
     end case;
 
+    if v_seconds is null then
+        return null;    -- the schedule is at its end, or the task older than every tier
+    end if;
     v_seconds := least(v_seconds, v_cap);
     if v_seconds > 0 and p_strategy ? 'jitter' then
         v_seconds := v_seconds * (1 + (p_strategy->>'jitter')::double precision

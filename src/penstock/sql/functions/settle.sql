@@ -11,16 +11,14 @@ begin
         return false;
     end if;
     perform pg_advisory_xact_lock(hashtext('penstock.make_history'));
-    if to_regclass('penstock.' || v_name) is not null then
-        return false;
-    end if;
-    execute format('create table penstock.%I (like penstock.history including all)', v_name);
+    begin
+        execute format('create table penstock.%I (like penstock.history including all)', v_name);
+    exception when duplicate_table then
+        return false;    -- made while we waited for the lock
+    end;
     execute format('alter table penstock.history attach partition penstock.%I for values from (%L) to (%L)',
                    v_name, p_day::timestamptz, (p_day + 1)::timestamptz);
     return true;
-exception when duplicate_table then
-    -- Made while we waited for the lock, which does not tell our caches of it.
-    return false;
 end
 $$;
 
