@@ -12,7 +12,7 @@ from uuid import UUID
 import psycopg
 
 from penstock import Penstock
-from penstock.database import configure, fetch_raw
+from penstock.database import IdArray, configure, fetch_raw
 from penstock.model import Task
 from penstock.validate import decode_payloads
 
@@ -83,7 +83,7 @@ def bare(dsn: str, batch: int) -> Marks:
             fields = zip(ids, kinds, subjects, decoded, priorities, attempts, iterations, dues, created, strict=True)
             tasks = tuple(map(Task._make, fields))
             connection.execute("begin")
-            connection.execute(FINISH, (UUID(bytes=tokens[0]), [task.id for task in tasks]))
+            connection.execute(FINISH, (UUID(bytes=tokens[0]), IdArray([task.id for task in tasks])))
             connection.execute("commit")
             marks.append((time.time(), len(tasks)))
 
