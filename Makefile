@@ -1,6 +1,6 @@
 # The one door. `make demo` and `make test` set everything up themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format schema bench clean
+.PHONY: help setup demo test test-all check format generate schema bench clean
 
 BIN := .venv/bin
 SQL := $(wildcard src/penstock/sql/migrations/*.sql)
@@ -32,6 +32,9 @@ check: .venv/ready  ## ruff, mypy, import rows, SQL lint
 format: .venv/ready  ## let ruff format the code
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+generate: .venv/ready  ## write the sync client anew from the async one
+	@$(BIN)/python scripts/make_sync.py
 
 schema: .venv/ready  ## write src/penstock/sql/schema.sql anew
 	@$(BIN)/python scripts/dump_schema.py

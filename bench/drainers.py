@@ -12,9 +12,10 @@ from uuid import UUID
 import psycopg
 
 from penstock import Penstock
-from penstock.database import IdArray, configure, fetch_raw
+from penstock.database import fetch_raw
 from penstock.model import Task
 from penstock.validate import decode_payloads
+from penstock.wire import IdArray, configure
 
 SPAWN = multiprocessing.get_context("spawn")
 Marks = list[tuple[float, int]]

@@ -1,21 +1,20 @@
-"""Penstock: the way in. Environment and files are read here (and in the shell), nowhere else."""
+# Made from src/penstock/async_app.py by scripts/make_sync.py (`make generate`): edit that, never this.
+"""Penstock: the way in."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from penstock import embedded, migrate, queue
+from penstock import migrate, queue
+from penstock.colour import in_thread
 from penstock.database import Database
-from penstock.errors import ConfigError
-from penstock.model import Duration, QueueSettings, QueueStatus, Verification
+from penstock.dsn import find_dsn
+from penstock.model import Duration, QueueSettings, QueueStatus, Repair, Verification
 from penstock.queue import Queue
 from penstock.retry import Strategy
 from penstock.validate import queue_name
-
-LIBPQ = ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
 
 
 class Penstock:
@@ -52,13 +51,14 @@ class Penstock:
     def close(self) -> None:
         self._database.close()
 
-    def init(self) -> list[str]:
-        """Brings the schema up to date; answers the names of what was applied."""
-        return [step.name for step in migrate.init(self._database)]
+    def init(self, *, roles: bool = True) -> list[str]:
+        """Brings the schema up to date; answers the names of what was applied. `roles=False` creates no roles, for
+        those who may not."""
+        return in_thread(migrate.init, self.dsn, self.dsn_source, roles=roles)
 
-    def plan(self) -> list[str]:
+    def plan(self, *, roles: bool = True) -> list[str]:
         """What `init` would apply."""
-        return [step.name for step in migrate.plan(self._database)]
+        return in_thread(migrate.plan, self.dsn, self.dsn_source, roles=roles)
 
     def create_queue(
         self,
@@ -66,20 +66,26 @@ class Penstock:
         *,
         lease: Duration = "30s",
         max_attempts: int | None = 20,
-        retry: Strategy | str | None = None,
+        retry: Strategy | str = "exponential:5s,factor=2,cap=1h,jitter=0.1",
         sla: Duration | None = None,
         keep_done: Duration | None = None,
+        keep_dead: Duration | None = None,
+        keep_cancelled: Duration | None = None,
+        max_payload: int = 1 << 20,
         exist_ok: bool = False,
     ) -> Queue:
         queue.create(
             self._database,
             name,
+            exist_ok=exist_ok,
             lease=lease,
             max_attempts=max_attempts,
             retry=retry,
             sla=sla,
             keep_done=keep_done,
-            exist_ok=exist_ok,
+            keep_dead=keep_dead,
+            keep_cancelled=keep_cancelled,
+            max_payload=max_payload,
         )
         return self.queue(name)
 
@@ -101,28 +107,16 @@ class Penstock:
         """Recounts everything and compares it with the books."""
         return queue.verify(self._database)
 
+    def repair(self, name: str | None = None) -> list[Repair]:
+        """Puts right what verify finds, and says what it did."""
+        return queue.repair(self._database, name)
+
     def upkeep(self) -> dict[str, int]:
         """What anybody may do at any time: expire, promote, squeeze, sample, history partitions, retention."""
         return queue.upkeep(self._database)
 
-
-def find_dsn(given: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
-    """The DSN and where it came from."""
-    if given == "embedded":
-        server = embedded.Server.start(embedded.home(environ), environ=environ)
-        return server.dsn, "the embedded server"
-    if given:
-        return given, "the dsn given"
-    for name in ("PENSTOCK_DSN", "DATABASE_URL"):
-        if environ.get(name):
-            return find_dsn(environ[name], environ)[0], name
-    named = [name for name in LIBPQ if environ.get(name)]
-    if named:
-        return "", f"libpq's {', '.join(named)}"
-    running = embedded.Server.running(embedded.home(environ))
-    if running is not None:
-        return running.dsn, f"the embedded server in {running.home}"
-    raise ConfigError(
-        "no database is named, and no embedded server runs in this directory",
-        hint="Give --dsn, set PENSTOCK_DSN, DATABASE_URL or PGHOST, or start a server with `penstock up`.",
-    )
+    def beat(
+        self, worker: str, queues: list[str], *, slots: int = 1, busy: int = 0, host: str = "", pid: int | None = None
+    ) -> dict[str, str]:
+        """A worker lives: idle ones are woken by pushes. Answers the channel of each queue, to LISTEN on."""
+        return queue.beat(self._database, worker, queues, slots=slots, busy=busy, host=host, pid=pid)

@@ -13,7 +13,7 @@ from uuid import UUID
 
 Json = dict[str, Any]
 State = Literal["planned", "pending", "active", "done", "dead", "cancelled"]
-OnConflict = Literal["skip", "error"]
+OnConflict = Literal["skip", "update", "error"]
 Duration = str | int | float | timedelta  # "1m30s", seconds, or a timedelta
 PUSH_RESULTS = ("created", "updated", "renewed", "reopened", "skipped", "superseded")
 GAUGES = ("planned", "pending", "active", "done", "dead", "cancelled")
@@ -172,8 +172,11 @@ class QueueSettings:
     retry: Mapping[str, Any]
     sla: timedelta | None
     keep_done: timedelta | None
+    keep_dead: timedelta | None
+    keep_cancelled: timedelta | None
     paused: bool
     created: datetime
+    max_payload: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +199,34 @@ class QueueStatus:
     @property
     def waiting(self) -> int:
         return self.planned + self.pending
+
+
+class Listed(NamedTuple):
+    """A task as `tasks` shows it. `due` and `attempts` only while it waits."""
+
+    id: int
+    queue: str
+    kind: str
+    subject: str | None
+    state: str
+    priority: int
+    due: datetime | None
+    attempts: int | None
+    iterations: int
+    created: datetime
+    last_iteration: datetime | None
+    ended_at: datetime | None
+    reason: str | None
+    error: str | None
+    payload: Json
+
+
+class Repair(NamedTuple):
+    """Something repair put right."""
+
+    queue: str
+    what: str
+    rows: int
 
 
 class Finding(NamedTuple):

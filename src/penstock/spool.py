@@ -8,11 +8,11 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from datetime import UTC
-from itertools import islice
 from types import TracebackType
 from typing import IO, NamedTuple, Self
 
 from penstock import validate
+from penstock.colour import batches
 from penstock.errors import ValidationError
 from penstock.model import Json, NewTask
 
@@ -45,6 +45,9 @@ class Spool:
         self._file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY, prefix="penstock-")  # noqa: SIM115 - __exit__
         self._sizes: list[int] = []
         self._longest = 0
+        self._tasks: list[NewTask] = []
+        self._payloads: list[bytes] = []
+        self._bytes = 0
         self.rows = 0
         self.checksum = 0
         self.named = False
@@ -57,26 +60,38 @@ class Spool:
     ) -> None:
         self._file.close()
 
+    def add(self, batch: list[Json | NewTask | None]) -> None:
+        """Takes some items, BATCH of them but for the last. One that we do not accept ends the call."""
+        try:
+            fresh = checked(batch)
+            raws = validate.payloads(batch if fresh is None else [task.payload for task in fresh], self._largest)  # type: ignore[arg-type]
+        except ValidationError as error:
+            raise error.at(self.rows + len(self._payloads) + (error.index or 0)) from None
+        self._tasks += fresh or [PLAIN] * len(batch)
+        self._payloads += raws
+        self._bytes += sum(map(len, raws))
+        if len(self._payloads) >= CHUNK or self._bytes >= CHUNK_BYTES:
+            self.finish()
+
+    def finish(self) -> None:
+        """What is left becomes the last chunk."""
+        if not self._payloads:
+            return
+        columns = (self._payloads, *task_columns(self._tasks))
+        data = marshal.dumps(columns, 2)  # version 2: the same bytes for the same values, always
+        self._file.write(data)
+        self._sizes.append(len(data))
+        self._longest = max(self._longest, *map(len, self._payloads))
+        self.rows += len(self._payloads)
+        self.checksum = zlib.crc32(data, self.checksum)
+        self.named = self.named or columns[1] is not None
+        self._tasks, self._payloads, self._bytes = [], [], 0
+
     def fill(self, items: Iterable[Json | NewTask | None]) -> None:
-        """Takes all items. An item we do not accept, or an error of the iterable itself, ends the call."""
-        source = iter(items)
-        tasks: list[NewTask] = []
-        payloads: list[bytes] = []
-        size = 0
-        while batch := list(islice(source, BATCH)):
-            try:
-                fresh = checked(batch)
-                raws = validate.payloads(batch if fresh is None else [task.payload for task in fresh], self._largest)  # type: ignore[arg-type]
-            except ValidationError as error:
-                raise error.at(self.rows + len(payloads) + (error.index or 0)) from None
-            tasks += fresh or [PLAIN] * len(batch)
-            payloads += raws
-            size += sum(map(len, raws))
-            if len(payloads) >= CHUNK or size >= CHUNK_BYTES:
-                self._add(payloads, tasks)
-                tasks, payloads, size = [], [], 0
-        if payloads:
-            self._add(payloads, tasks)
+        """Takes all items."""
+        for batch in batches(items, BATCH):
+            self.add(batch)
+        self.finish()
 
     def chunks(self) -> Iterator[Chunk]:
         self._file.seek(0)
@@ -93,16 +108,6 @@ class Spool:
             for chunk in self.chunks():
                 for n, raw in enumerate(chunk.payloads, chunk.first):
                     validate.at(n, validate.size, raw, largest)
-
-    def _add(self, payloads: list[bytes], tasks: list[NewTask]) -> None:
-        columns = (payloads, *task_columns(tasks))
-        data = marshal.dumps(columns, 2)  # version 2: the same bytes for the same values, always
-        self._file.write(data)
-        self._sizes.append(len(data))
-        self._longest = max(self._longest, *map(len, payloads))
-        self.rows += len(payloads)
-        self.checksum = zlib.crc32(data, self.checksum)
-        self.named = self.named or columns[1] is not None
 
 
 PLAIN = NewTask({})

@@ -15,8 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from penstock.app import Penstock
-from penstock.database import described
 from penstock.errors import ConfigError, PenstockError
+from penstock.wire import described
 
 Dsn = Annotated[
     str | None,

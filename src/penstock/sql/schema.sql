@@ -5,9 +5,92 @@ CREATE TYPE penstock.place AS (
 	due timestamp with time zone,
 	task_id bigint
 );
+CREATE FUNCTION penstock.asked_ids(p_queue_id integer, p_ids bigint[], p_subjects text[]) RETURNS bigint[]
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+begin
+    if coalesce(cardinality(p_ids), 0) + coalesce(cardinality(p_subjects), 0) > 10000 then
+        perform penstock.refuse('PS400', format('ids, subjects: %s are more than 10000 in one call',
+                                                coalesce(cardinality(p_ids), 0) + coalesce(cardinality(p_subjects), 0)));
+    elsif array_position(p_ids, null) is not null or array_position(p_subjects, null) is not null
+       or greatest(array_ndims(p_ids), array_ndims(p_subjects)) > 1 then
+        perform penstock.refuse('PS400', 'ids, subjects: nested, or with a null in it');
+    elsif p_ids is null and p_subjects is null then
+        perform penstock.refuse('PS400', 'ids: neither ids nor subjects are given');
+    end if;
+    perform penstock.check_distinct(p_ids);
+    return array(
+        select unnest(p_ids)
+        union
+        select t.id from penstock.task as t where t.queue_id = p_queue_id and t.subject = any(p_subjects));
+end
+$$;
 CREATE FUNCTION penstock.at_place(p_priority smallint, p_due timestamp with time zone, p_task_id bigint) RETURNS penstock.place
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN CASE WHEN (p_task_id IS NOT NULL) THEN ROW(p_priority, p_due, p_task_id)::penstock.place ELSE NULL::penstock.place END;
+CREATE FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer DEFAULT 1, p_busy integer DEFAULT 0, p_host text DEFAULT ''::text, p_pid integer DEFAULT NULL::integer) RETURNS TABLE(queue text, channel text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_now constant timestamptz := penstock.clock();
+begin
+    if p_worker is null or octet_length(p_worker) not between 1 and 200 then
+        perform penstock.refuse('PS400', 'worker: it is null, or not 1 to 200 bytes long');
+    elsif p_queues is null or array_position(p_queues, null) is not null or array_ndims(p_queues) > 1 then
+        perform penstock.refuse('PS400', 'queues: it is null, nested, or has a null in it');
+    elsif p_slots is null or p_slots not between 1 and 100000 then
+        perform penstock.refuse('PS400', format('slots: %s is not between 1 and 100000', coalesce(p_slots::text, 'null')));
+    elsif p_busy is null or p_busy not between 0 and p_slots then
+        perform penstock.refuse('PS400', format('busy: %s is not between 0 and %s slots', coalesce(p_busy::text, 'null'), p_slots));
+    elsif p_host is null or octet_length(p_host) > 200 then
+        perform penstock.refuse('PS400', 'host: it is null or longer than 200 bytes');
+    end if;
+    perform penstock.the_queue(q.name) from unnest(p_queues) as q(name);
+    insert into penstock.worker as w (name, host, pid, queues, slots, busy, started_at, first_claim_at, beat)
+    values (p_worker, p_host, p_pid, p_queues, p_slots, p_busy, v_now, case when p_busy > 0 then v_now end, v_now)
+    on conflict (name) do update
+    set host = excluded.host, pid = excluded.pid, queues = excluded.queues, slots = excluded.slots, busy = excluded.busy,
+        first_claim_at = coalesce(w.first_claim_at, excluded.first_claim_at), beat = excluded.beat;
+    return query
+    select q.name, 'penstock_' || q.id from penstock.queue as q where q.name = any(p_queues) order by q.name;
+end
+$$;
+CREATE FUNCTION penstock.cancel(p_queue text, p_ids bigint[] DEFAULT NULL::bigint[], p_subjects text[] DEFAULT NULL::text[], p_reason text DEFAULT 'cancelled'::text) RETURNS TABLE(id bigint, result text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+    v_queue   constant penstock.queue := penstock.the_queue(p_queue);
+    v_ids     constant bigint[] := penstock.asked_ids(v_queue.id, p_ids, p_subjects);
+    v_now     constant timestamptz := penstock.clock();
+    v_live    bigint[] := penstock.hold_live(v_queue.id, v_ids);
+    v_waiting bigint[] := penstock.hold_waiting(v_live);
+    v_revoked bigint[];
+begin
+    delete from penstock.agenda as a where a.task_id = any(v_waiting);
+    v_revoked := penstock.revoke(v_queue.id, array(select unnest(v_live) except select unnest(v_waiting)), v_now);
+    update penstock.task as t
+    set ended = 'cancelled', ended_at = v_now, reason = penstock.safe_text(coalesce(p_reason, 'cancelled')), renew = null
+    where t.id = any(v_waiting || v_revoked);
+    if v_waiting || v_revoked <> '{}' then
+        insert into penstock.counter_log (queue_id, metric, delta)
+        values (v_queue.id, 'cancelled_total', cardinality(v_waiting || v_revoked));
+        perform penstock.note_audit('cancel', p_queue, jsonb_build_object('tasks', cardinality(v_waiting || v_revoked)));
+    end if;
+    return query
+    select w.id, 'cancelled' from unnest(v_waiting) as w(id)
+    union all
+    select r.id, 'revoked' from unnest(v_revoked) as r(id)
+    union all
+    select o.id, replace(o.result, 'active', 'busy') from penstock.left_out(v_queue.id, v_ids, v_waiting || v_revoked) as o;
+end
+$$;
 CREATE FUNCTION penstock.check_claim(p_limit integer, p_lease interval, p_worker text, p_may_alone boolean, p_durable boolean) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -37,6 +120,16 @@ begin
     select s.id into v_twice from unnest(p_ids) as s(id) group by s.id having count(*) > 1 limit 1;
     if found then
         perform penstock.refuse('PS400', format('ids: %s is there twice', v_twice));
+    end if;
+end
+$$;
+CREATE FUNCTION penstock.check_limit(p_limit integer) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    if p_limit is null or p_limit not between 1 and 10000 then
+        perform penstock.refuse('PS400', format('limit: %s is not between 1 and 10000', coalesce(p_limit::text, 'null')));
     end if;
 end
 $$;
@@ -78,6 +171,57 @@ begin
     end if;
 end
 $$;
+CREATE FUNCTION penstock.clock() RETURNS timestamp with time zone
+    LANGUAGE sql PARALLEL SAFE
+    RETURN clock_timestamp();
+CREATE TABLE penstock.queue (
+    id integer NOT NULL,
+    name text NOT NULL COLLATE pg_catalog."C",
+    lease interval DEFAULT '00:00:30'::interval NOT NULL,
+    max_attempts integer DEFAULT 20,
+    retry jsonb DEFAULT '{"cap": 3600, "base": 5, "type": "exponential", "factor": 2, "jitter": 0.1}'::jsonb NOT NULL,
+    sla interval,
+    paused boolean DEFAULT false NOT NULL,
+    keep_done interval,
+    keep_dead interval,
+    keep_cancelled interval,
+    settings jsonb DEFAULT '{}'::jsonb NOT NULL,
+    created timestamp with time zone DEFAULT penstock.clock() NOT NULL,
+    CONSTRAINT lease_in_range CHECK (((lease >= '00:00:00.1'::interval) AND (lease <= '24:00:00'::interval))),
+    CONSTRAINT max_attempts_in_range CHECK (((max_attempts >= 1) AND (max_attempts <= 32767))),
+    CONSTRAINT name_is_plain CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
+    CONSTRAINT retry_has_type CHECK ((retry ? 'type'::text)),
+    CONSTRAINT sla_is_positive CHECK ((sla > '00:00:00'::interval))
+);
+COMMENT ON COLUMN penstock.queue.max_attempts IS 'null: the retry strategy alone decides when to stop';
+COMMENT ON COLUMN penstock.queue.keep_done IS 'null: a done task is deleted at settle';
+CREATE FUNCTION penstock.check_queue(p_queue penstock.queue) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+begin
+    if p_queue.name is null or p_queue.name !~ '^[a-z0-9][a-z0-9_.-]{0,62}$' then
+        perform penstock.refuse('PS400', format('queue: %s is not a name', coalesce(quote_literal(left(p_queue.name, 80)), 'null')),
+            'A name has 1 to 63 of a-z, 0-9, _ . - and begins with a letter or digit.');
+    elsif p_queue.lease is null or penstock.in_seconds(p_queue.lease) not between '100 milliseconds' and '24 hours' then
+        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', coalesce(p_queue.lease::text, 'null')));
+    elsif p_queue.max_attempts not between 1 and 32767 then
+        perform penstock.refuse('PS400', format('max_attempts: %s is not between 1 and 32767', p_queue.max_attempts));
+    elsif penstock.in_seconds(p_queue.sla) <= '0' or p_queue.sla > '3650 days' then
+        perform penstock.refuse('PS400', format('sla: %s is not more than 0 and at most 3650 days', p_queue.sla));
+    elsif least(p_queue.keep_done, p_queue.keep_dead, p_queue.keep_cancelled) < '0'
+       or greatest(p_queue.keep_done, p_queue.keep_dead, p_queue.keep_cancelled) > '3650 days' then
+        perform penstock.refuse('PS400', 'keep_done, keep_dead, keep_cancelled: a retention is between 0 and 3650 days');
+    elsif p_queue.settings is null or jsonb_typeof(p_queue.settings) <> 'object' then
+        perform penstock.refuse('PS400', format('settings: %s is not a JSON object', coalesce(left(p_queue.settings::text, 80), 'null')));
+    elsif p_queue.settings ? 'max_payload' and not penstock.is_number(p_queue.settings->'max_payload', 2, 16777216) then
+        perform penstock.refuse('PS400', format('max_payload: %s is not between 2 and 16777216', left(p_queue.settings->>'max_payload', 80)));
+    elsif p_queue.paused is null then
+        perform penstock.refuse('PS400', 'paused: it is null');
+    end if;
+    perform penstock.check_retry(p_queue.retry);
+end
+$_$;
 CREATE FUNCTION penstock.check_retry(p_strategy jsonb) RETURNS void
     LANGUAGE plpgsql IMMUTABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -189,9 +333,9 @@ begin
     end if;
     loop
         if v_hint is null then
+            perform penstock.squeeze(v_queue.id);
             perform penstock.expire(v_queue.id, 1000);
             perform penstock.promote(v_queue.id, greatest(2 * p_limit, 1000));
-            perform penstock.squeeze(v_queue.id);
             v_now := penstock.clock();
         end if;
         with chosen as materialized (
@@ -257,9 +401,6 @@ begin
     end if;
 end
 $$;
-CREATE FUNCTION penstock.clock() RETURNS timestamp with time zone
-    LANGUAGE sql PARALLEL SAFE
-    RETURN clock_timestamp();
 CREATE TABLE penstock.lease (
     token uuid DEFAULT gen_random_uuid() NOT NULL,
     claimed_at timestamp with time zone NOT NULL,
@@ -414,6 +555,9 @@ begin
     from dated as d;
 end
 $$;
+CREATE FUNCTION penstock.contract() RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN 1;
 CREATE FUNCTION penstock.count_agenda() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -478,6 +622,7 @@ begin
         select n.queue_id, 'pushed_total', count(*) from arrived as n group by n.queue_id
         union all
         select n.queue_id, n.ended, count(*) from arrived as n where n.ended is not null group by n.queue_id, n.ended;
+        perform penstock.meet(array(select distinct n.queue_id from arrived as n));
         -- A live document is born into the agenda, whoever wrote it. Given a due it is planned, else pending:
         -- only the database's clock decides.
         insert into penstock.agenda (task_id, due, queue_id, priority, pending, named)
@@ -507,30 +652,25 @@ $$;
 CREATE FUNCTION penstock.create_queue(p_name text, p_lease interval DEFAULT '00:00:30'::interval, p_max_attempts integer DEFAULT 20, p_retry jsonb DEFAULT '{"cap": 3600, "base": 5, "type": "exponential", "factor": 2, "jitter": 0.1}'::jsonb, p_sla interval DEFAULT NULL::interval, p_keep_done interval DEFAULT NULL::interval, p_keep_dead interval DEFAULT NULL::interval, p_keep_cancelled interval DEFAULT NULL::interval, p_settings jsonb DEFAULT '{}'::jsonb, p_exist_ok boolean DEFAULT false) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $_$
+    AS $$
 declare
-    v_id int;
+    v_new penstock.queue;
+    v_id  int;
 begin
-    if p_name is null or p_name !~ '^[a-z0-9][a-z0-9_.-]{0,62}$' then
-        perform penstock.refuse('PS400', format('queue: %s is not a name', coalesce(quote_literal(left(p_name, 80)), 'null')),
-            'A name has 1 to 63 of a-z, 0-9, _ . - and begins with a letter or digit.');
-    elsif p_lease is null or penstock.in_seconds(p_lease) not between '100 milliseconds' and '24 hours' then
-        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', coalesce(p_lease::text, 'null')));
-    elsif p_max_attempts not between 1 and 32767 then
-        perform penstock.refuse('PS400', format('max_attempts: %s is not between 1 and 32767', p_max_attempts));
-    elsif penstock.in_seconds(p_sla) <= '0' or p_sla > '3650 days' then
-        perform penstock.refuse('PS400', format('sla: %s is not more than 0 and at most 3650 days', p_sla));
-    elsif least(p_keep_done, p_keep_dead, p_keep_cancelled) < '0'
-       or greatest(p_keep_done, p_keep_dead, p_keep_cancelled) > '3650 days' then
-        perform penstock.refuse('PS400', 'keep_done, keep_dead, keep_cancelled: a retention is between 0 and 3650 days');
-    elsif p_settings is null or jsonb_typeof(p_settings) <> 'object' then
-        perform penstock.refuse('PS400', format('settings: %s is not a JSON object', coalesce(left(p_settings::text, 80), 'null')));
-    elsif p_settings ? 'max_payload' and not penstock.is_number(p_settings->'max_payload', 2, 16777216) then
-        perform penstock.refuse('PS400', format('max_payload: %s is not between 2 and 16777216', left(p_settings->>'max_payload', 80)));
-    elsif p_exist_ok is null then
+    v_new.name := p_name;
+    v_new.lease := p_lease;
+    v_new.max_attempts := p_max_attempts;
+    v_new.retry := p_retry;
+    v_new.sla := p_sla;
+    v_new.paused := false;
+    v_new.keep_done := p_keep_done;
+    v_new.keep_dead := p_keep_dead;
+    v_new.keep_cancelled := p_keep_cancelled;
+    v_new.settings := p_settings;
+    perform penstock.check_queue(v_new);
+    if p_exist_ok is null then
         perform penstock.refuse('PS400', 'exist_ok: it is null');
     end if;
-    perform penstock.check_retry(p_retry);
     insert into penstock.queue (name, lease, max_attempts, retry, sla, keep_done, keep_dead, keep_cancelled, settings)
     values (p_name, penstock.in_seconds(p_lease), p_max_attempts, p_retry, penstock.in_seconds(p_sla), p_keep_done, p_keep_dead,
             p_keep_cancelled, p_settings)
@@ -543,7 +683,7 @@ begin
     end if;
     return v_id is not null;
 end
-$_$;
+$$;
 CREATE FUNCTION penstock.distance(p_one text, p_other text) RETURNS integer
     LANGUAGE plpgsql IMMUTABLE STRICT
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -596,6 +736,37 @@ begin
     return v_count;
 end
 $_$;
+CREATE FUNCTION penstock.drop_queue(p_queue text, p_force boolean DEFAULT false) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '5s'
+    AS $$
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_tasks bigint;
+begin
+    if p_force is null then
+        perform penstock.refuse('PS400', 'force: it is null');
+    end if;
+    lock table penstock.lease, penstock.task, penstock.agenda in share row exclusive mode;
+    select count(*) into v_tasks from penstock.task as t where t.queue_id = v_queue.id;
+    if v_tasks > 0 and not p_force then
+        perform penstock.refuse('PS409', format('queue %L has %s tasks in it', p_queue, v_tasks), 'Purge it first, or force it.');
+    end if;
+    delete from penstock.lease as l where l.queue_id = v_queue.id;
+    delete from penstock.agenda as a where a.queue_id = v_queue.id;
+    delete from penstock.task as t where t.queue_id = v_queue.id;
+    delete from penstock.kind as k where k.queue_id = v_queue.id;
+    delete from penstock.counter as c where c.queue_id = v_queue.id;
+    delete from penstock.counter_log as l where l.queue_id = v_queue.id;
+    delete from penstock.low as l where l.queue_id = v_queue.id;
+    delete from penstock.sample as s where s.queue_id = v_queue.id;
+    delete from penstock.history_dropped as d where d.queue_id = v_queue.id;
+    delete from penstock.queue as q where q.id = v_queue.id;
+    perform penstock.note_audit('drop', p_queue, jsonb_build_object('tasks', v_tasks));
+    return v_tasks;
+end
+$$;
 CREATE FUNCTION penstock.enter_part(p_queue text, p_batch_id uuid, p_part integer, p_rows bigint, p_checksum text, p_report jsonb) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -664,7 +835,7 @@ begin
     return v_count;
 end
 $$;
-CREATE FUNCTION penstock.extend(p_token uuid, p_lease interval DEFAULT NULL::interval) RETURNS TABLE(until timestamp with time zone, revoked bigint[])
+CREATE FUNCTION penstock.extend(p_token uuid, p_lease interval DEFAULT NULL::interval) RETURNS TABLE(until timestamp with time zone, revoked bigint[], open integer)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -683,11 +854,11 @@ begin
         update penstock.lease as l
         set until = v_now + penstock.in_seconds(coalesce(p_lease, (select q.lease from penstock.queue as q where q.id = l.queue_id)))
         where l.token = p_token
-        returning l.queue_id, l.until, l.revoked
+        returning l.queue_id, l.until, l.revoked, bit_count(l.open)::int as open
     ), lowered as (
         update penstock.low as b set until = e.until from extended as e where b.queue_id = e.queue_id and b.until > e.until
     )
-    select e.until, e.revoked from extended as e;
+    select e.until, e.revoked, e.open from extended as e;
 end
 $$;
 CREATE FUNCTION penstock.find_subjects(p_queue_id integer, p_subjects text[], p_which integer[]) RETURNS TABLE(n integer, id bigint, state text)
@@ -753,36 +924,54 @@ begin
         select t.id from penstock.task as t where t.id = any(p_ids) except select unnest(v_free));
 end
 $$;
+CREATE FUNCTION penstock.hold_live(p_queue_id integer, p_ids bigint[]) RETURNS bigint[]
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+    select array(select t.id from penstock.task as t
+                 where t.id = any(p_ids) and t.queue_id = p_queue_id and t.ended is null for update skip locked)
+$$;
+CREATE FUNCTION penstock.hold_waiting(p_ids bigint[]) RETURNS bigint[]
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+    select array(select a.task_id from penstock.agenda as a where a.task_id = any(p_ids) for update skip locked)
+$$;
 CREATE FUNCTION penstock.in_seconds(p_length interval) RETURNS interval
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN CASE WHEN ((p_length >= '-100 years'::interval) AND (p_length <= '100 years'::interval)) THEN make_interval(secs => (EXTRACT(epoch FROM p_length))::double precision) ELSE p_length END;
 CREATE FUNCTION penstock.is_number(p_value jsonb, p_least numeric, p_most numeric) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN CASE WHEN (jsonb_typeof(p_value) = 'number'::text) THEN (((p_value)::numeric >= p_least) AND ((p_value)::numeric <= p_most)) ELSE false END;
-CREATE TABLE penstock.queue (
-    id integer NOT NULL,
-    name text NOT NULL COLLATE pg_catalog."C",
-    lease interval DEFAULT '00:00:30'::interval NOT NULL,
-    max_attempts integer DEFAULT 20,
-    retry jsonb DEFAULT '{"cap": 3600, "base": 5, "type": "exponential", "factor": 2, "jitter": 0.1}'::jsonb NOT NULL,
-    sla interval,
-    paused boolean DEFAULT false NOT NULL,
-    keep_done interval,
-    keep_dead interval,
-    keep_cancelled interval,
-    settings jsonb DEFAULT '{}'::jsonb NOT NULL,
-    created timestamp with time zone DEFAULT penstock.clock() NOT NULL,
-    CONSTRAINT lease_in_range CHECK (((lease >= '00:00:00.1'::interval) AND (lease <= '24:00:00'::interval))),
-    CONSTRAINT max_attempts_in_range CHECK (((max_attempts >= 1) AND (max_attempts <= 32767))),
-    CONSTRAINT name_is_plain CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
-    CONSTRAINT retry_has_type CHECK ((retry ? 'type'::text)),
-    CONSTRAINT sla_is_positive CHECK ((sla > '00:00:00'::interval))
-);
-COMMENT ON COLUMN penstock.queue.max_attempts IS 'null: the retry strategy alone decides when to stop';
-COMMENT ON COLUMN penstock.queue.keep_done IS 'null: a done task is deleted at settle';
 CREATE FUNCTION penstock.largest_payload(p_queue penstock.queue) RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN COALESCE((((p_queue).settings ->> 'max_payload'::text))::bigint, (1048576)::bigint);
+CREATE FUNCTION penstock.left_out(p_queue_id integer, p_ids bigint[], p_taken bigint[]) RETURNS TABLE(id bigint, result text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+    return query
+    select g.id, case
+        when t.id is null then 'unknown'
+        when t.ended is not null then 'ended'
+        when a.task_id is null and not exists (
+            -- held, and by somebody who may be bringing it back
+            select from penstock.task as f where f.id = g.id for update skip locked) then 'busy'
+        when a.task_id is null then 'active'
+        else 'busy' end
+    from (select unnest(p_ids) except select unnest(p_taken)) as g(id)
+    left join (select d.id, d.ended from penstock.task as d where d.id = any(p_ids) and d.queue_id = p_queue_id) as t on t.id = g.id
+    left join (select w.task_id from penstock.agenda as w where w.task_id = any(p_ids)) as a on a.task_id = g.id;
+end
+$$;
 CREATE FUNCTION penstock.lock_named(p_ids bigint[]) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -818,10 +1007,38 @@ begin
     return true;
 end
 $$;
+CREATE FUNCTION penstock.meet(p_queue_ids integer[]) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_queue record;
+begin
+    for v_queue in
+        select a.id, q.name
+        from unnest(p_queue_ids) as a(id) left join penstock.queue as q on q.id = a.id
+    loop
+        if v_queue.name is null then
+            perform penstock.refuse('PS404', format('queue_id: there is no queue %s', v_queue.id));
+        end if;
+        if pg_notification_queue_usage() < 0.5 and exists (
+            select from penstock.worker as w
+            where w.busy < w.slots and v_queue.name = any(w.queues) and w.beat > penstock.clock() - interval '1 minute') then
+            perform pg_notify('penstock_' || v_queue.id, '');
+        end if;
+    end loop;
+end
+$$;
 CREATE FUNCTION penstock.nearest_queue(p_name text) RETURNS text
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN (SELECT q.name FROM (SELECT q_1.name, penstock.distance("left"(nearest_queue.p_name, 80), q_1.name) AS steps FROM penstock.queue q_1 ORDER BY q_1.name LIMIT 1000) q WHERE (q.steps <= GREATEST(2, (length(nearest_queue.p_name) / 3))) ORDER BY q.steps, q.name LIMIT 1);
+CREATE FUNCTION penstock.note_audit(p_verb text, p_queue text, p_detail jsonb) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    insert into penstock.audit (actor, verb, queue, detail) values (session_user, p_verb, p_queue, p_detail)
+$$;
 CREATE FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) RETURNS void
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -849,6 +1066,66 @@ begin
         for update skip locked));
     get diagnostics v_count = row_count;
     return v_count;
+end
+$$;
+CREATE FUNCTION penstock.purge(p_queue text, p_states text[], p_ids bigint[] DEFAULT NULL::bigint[], p_kind text DEFAULT NULL::text, p_error text DEFAULT NULL::text, p_before timestamp with time zone DEFAULT NULL::timestamp with time zone, p_limit integer DEFAULT 10000) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+declare
+    v_queue  constant penstock.queue := penstock.the_queue(p_queue);
+    v_bad    text;
+    v_active bigint;
+    v_gone   bigint[];
+begin
+    perform penstock.check_limit(p_limit);
+    if p_states is null or p_states = '{}' or array_position(p_states, null) is not null then
+        perform penstock.refuse('PS400', 'states: none is given, or one is null');
+    end if;
+    select s.state into v_bad from unnest(p_states) as s(state)
+    where s.state not in ('planned', 'pending', 'done', 'dead', 'cancelled') limit 1;
+    if v_bad = 'active' then
+        perform penstock.refuse('PS409', 'state: active tasks are not purged', 'Cancel them first.');
+    elsif v_bad is not null then
+        perform penstock.refuse('PS400', format('state: %L is not planned, pending, done, dead or cancelled', left(v_bad, 80)));
+    end if;
+    if p_ids is not null then
+        select t.id into v_active from penstock.task as t
+        where t.id = any(penstock.asked_ids(v_queue.id, p_ids, null)) and t.queue_id = v_queue.id and t.ended is null
+          and not exists (select from penstock.agenda as a where a.task_id = t.id) limit 1;
+        if v_active is not null then
+            perform penstock.refuse('PS409', format('id: %s is active; active tasks are not purged', v_active), 'Cancel it first.');
+        end if;
+    end if;
+    v_gone := array(
+        select t.id from penstock.task as t
+        where t.queue_id = v_queue.id and t.ended = any(p_states)
+          and (p_ids is null or t.id = any(p_ids))
+          and (p_kind is null or t.kind = p_kind)
+          and (p_error is null or strpos(coalesce(t.error, '') || ' ' || coalesce(t.reason, ''), p_error) > 0)
+          and (p_before is null or t.ended_at < p_before)
+        limit p_limit
+        for update skip locked);
+    if cardinality(v_gone) < p_limit and p_states && array['planned', 'pending'] then
+        v_gone := v_gone || penstock.hold_waiting(array(
+            select t.id from penstock.task as t join penstock.agenda as a on a.task_id = t.id
+            where a.queue_id = v_queue.id
+              and case when a.pending then 'pending' else 'planned' end = any(p_states)
+              and (p_ids is null or t.id = any(p_ids))
+              and (p_kind is null or t.kind = p_kind)
+              and (p_error is null or strpos(coalesce(t.error, '') || ' ' || coalesce(t.reason, ''), p_error) > 0)
+              and (p_before is null or t.created < p_before)
+            limit p_limit - cardinality(v_gone)
+            for update of t skip locked));
+        delete from penstock.agenda as a where a.task_id = any(v_gone);
+    end if;
+    delete from penstock.task as t where t.id = any(v_gone);
+    if v_gone <> '{}' then
+        perform penstock.note_audit('purge', p_queue, jsonb_build_object('tasks', cardinality(v_gone), 'states', p_states));
+    end if;
+    return cardinality(v_gone);
 end
 $$;
 CREATE FUNCTION penstock.push(p_queue text, p_payload jsonb DEFAULT '{}'::jsonb, p_subject text DEFAULT NULL::text, p_kind text DEFAULT NULL::text, p_due timestamp with time zone DEFAULT NULL::timestamp with time zone, p_priority smallint DEFAULT 5, p_on_conflict text DEFAULT 'skip'::text) RETURNS TABLE(id bigint, result text, state text)
@@ -886,9 +1163,9 @@ begin
        or coalesce(cardinality(p_dues), v_count) <> v_count or coalesce(cardinality(p_priorities), v_count) <> v_count
        or greatest(array_ndims(p_subjects), array_ndims(p_kinds), array_ndims(p_dues), array_ndims(p_priorities)) > 1 then
         perform penstock.refuse('PS400', format('subjects, kinds, dues, priorities: flat, and as many as payloads (%s), or null', v_count));
-    elsif p_on_conflict is null or p_on_conflict not in ('skip', 'error') then
-        perform penstock.refuse('PS400', format('on_conflict: %s is not known', coalesce(quote_literal(p_on_conflict), 'null')),
-            'Say skip or error.');
+    elsif p_on_conflict is null or p_on_conflict not in ('skip', 'update', 'error') then
+        perform penstock.refuse('PS400', format('on_conflict: %s is not known', coalesce(quote_literal(left(p_on_conflict, 80)), 'null')),
+            'Say skip, update or error.');
     elsif v_count = 0 then
         return;
     end if;
@@ -906,6 +1183,12 @@ begin
     end if;
     -- What is neither inserted nor found has ended meanwhile: insert it again. Bounded, for a very busy subject's sake.
     for v_round in 1 .. 10 loop
+        if p_on_conflict = 'update' then
+            return query
+            select u.n, u.id, u.result, u.state
+            from penstock.upsert(v_queue.id, p_payloads, p_subjects, p_kinds, p_dues, p_priorities, v_left) as u;
+            exit;
+        end if;
         -- Ids in the order given, so that the first runs first; written in one order everywhere, by subject, so that two
         -- pushes never wait for each other in a circle.
         with asked as materialized (
@@ -950,6 +1233,106 @@ begin
     where v_twice is not null;
 end
 $$;
+CREATE FUNCTION penstock.redrive(p_queue text, p_ids bigint[] DEFAULT NULL::bigint[], p_subjects text[] DEFAULT NULL::text[], p_kind text DEFAULT NULL::text, p_error text DEFAULT NULL::text, p_since timestamp with time zone DEFAULT NULL::timestamp with time zone, p_limit integer DEFAULT 10000) RETURNS TABLE(id bigint, result text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_now   constant timestamptz := penstock.clock();
+    v_named constant boolean := p_ids is not null or p_subjects is not null;
+    v_ids   bigint[];
+    v_free  bigint[];
+    v_done  bigint;
+begin
+    perform penstock.check_limit(p_limit);
+    if v_named then
+        v_ids := penstock.asked_ids(v_queue.id, p_ids, p_subjects);
+        select t.id into v_done from penstock.task as t
+        where t.id = any(v_ids) and t.queue_id = v_queue.id and t.ended = 'done' limit 1;
+        if v_done is not null then
+            perform penstock.refuse('PS409', format('id: %s is done; only dead and cancelled tasks are redriven', v_done));
+        end if;
+    end if;
+    v_free := array(
+        select t.id from penstock.task as t
+        where t.queue_id = v_queue.id
+          and (case when v_named then t.id = any(v_ids) and t.ended in ('dead', 'cancelled') else t.ended = 'dead' end)
+          and (p_kind is null or t.kind = p_kind)
+          and (p_error is null or strpos(coalesce(t.error, '') || ' ' || coalesce(t.reason, ''), p_error) > 0)
+          and (p_since is null or t.ended_at >= p_since)
+        order by t.ended_at, t.id
+        limit p_limit
+        for update skip locked);
+    perform penstock.reopen(v_free, null, v_now);
+    if v_free <> '{}' then
+        insert into penstock.counter_log (queue_id, metric, delta) values (v_queue.id, 'redriven_total', cardinality(v_free));
+        perform penstock.note_audit('redrive', p_queue, jsonb_build_object('tasks', cardinality(v_free)));
+    end if;
+    return query
+    select f.id, 'redriven' from unnest(v_free) as f(id)
+    union all
+    select g.id, case when t.id is null then 'unknown' when t.ended is null then 'live' else 'busy' end
+    from (select unnest(v_ids) except select unnest(v_free)) as g(id)
+    left join (select d.id, d.ended from penstock.task as d where d.id = any(v_ids) and d.queue_id = v_queue.id) as t on t.id = g.id;
+end
+$$;
+CREATE FUNCTION penstock.refresh(p_ns integer[], p_ids bigint[], p_ended text[], p_dues timestamp with time zone[]) RETURNS TABLE(n integer, id bigint, result text, state text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_nestloop TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+    v_now     constant timestamptz := penstock.clock();
+    v_waiting bigint[];
+    v_pending boolean[];
+    v_active  bigint[];
+begin
+    -- It waits: the new priority, the new due if one was given.
+    with given as (
+        select g.id, g.due from unnest(p_ids, p_ended, p_dues) as g(id, ended, due) where g.ended is null
+    ), written as (
+        update penstock.agenda as a
+        set priority = t.priority, due = coalesce(t.given, a.due), pending = a.pending and t.given is null
+        from (select d.id, d.priority, g.due as given from given as g
+              join (select d.id, d.priority from penstock.task as d where d.id = any(p_ids)) as d on d.id = g.id) as t
+        where a.task_id = t.id and a.task_id = any(p_ids)
+        returning a.task_id, a.pending
+    )
+    select array_agg(w.task_id), array_agg(w.pending) into v_waiting, v_pending from written as w;
+    return query
+    select g.n, g.id, 'updated', case when w.pending then 'pending' else 'planned' end
+    from unnest(p_ns, p_ids) as g(n, id) join unnest(v_waiting, v_pending) as w(id, pending) on w.id = g.id;
+    -- It has ended: it begins anew.
+    if array_position(p_ended, 'done') is not null or array_position(p_ended, 'dead') is not null
+       or array_position(p_ended, 'cancelled') is not null then
+        return query
+        select g.n, g.id, 'reopened', r.state
+        from unnest(p_ns, p_ids, p_ended) as g(n, id, ended)
+        join penstock.reopen(p_ids, p_dues, v_now) as r on r.id = g.id
+        where g.ended is not null;
+    end if;
+    -- Somebody works on it.
+    select array_agg(g.id) into v_active
+    from unnest(p_ids, p_ended) as g(id, ended)
+    left join unnest(v_waiting) as w(id) on w.id = g.id
+    where g.ended is null and w.id is null;
+    if v_active is not null then
+        update penstock.task as t
+        set renew = coalesce(g.due, v_now)
+        from unnest(p_ids, p_dues) as g(id, due)
+        where t.id = any(v_active) and g.id = t.id;
+        return query
+        select g.n, g.id, 'renewed', 'active' from unnest(p_ns, p_ids) as g(n, id) join unnest(v_active) as a(id) on a.id = g.id;
+    end if;
+end
+$$;
 CREATE FUNCTION penstock.refuse(p_code text, p_message text, p_hint text DEFAULT NULL::text) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -988,6 +1371,199 @@ begin
     select s.id, s.result
     from penstock.settle(p_token, coalesce(v_ids, '{}'), array_fill('release'::text, array[coalesce(cardinality(v_ids), 0)]),
                          p_delays => array_fill(p_delay, array[coalesce(cardinality(v_ids), 0)])) as s;
+end
+$$;
+CREATE FUNCTION penstock.reopen(p_ids bigint[], p_dues timestamp with time zone[], p_now timestamp with time zone) RETURNS TABLE(id bigint, state text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_nestloop TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+    return query
+    with opened as (
+        update penstock.task as t
+        set ended = null, ended_at = null, reason = null, error = null, renew = null, since = p_now
+        where t.id = any(p_ids) and t.ended is not null
+        returning t.id, t.queue_id, t.priority, t.subject
+    ), waiting as (
+        insert into penstock.agenda (task_id, due, queue_id, priority, pending, named)
+        select o.id, coalesce(g.due, p_now), o.queue_id, o.priority, g.due is null, o.subject is not null
+        from opened as o join unnest(p_ids, p_dues) as g(id, due) on g.id = o.id
+        returning task_id, pending
+    )
+    select w.task_id, case when w.pending then 'pending' else 'planned' end from waiting as w;
+end
+$$;
+CREATE FUNCTION penstock.repair(p_queue text DEFAULT NULL::text) RETURNS TABLE(queue text, what text, rows bigint)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '5s'
+    AS $$
+#variable_conflict use_column
+declare
+    v_now   constant timestamptz := penstock.clock();
+    v_lease record;
+begin
+    if p_queue is not null then
+        perform penstock.the_queue(p_queue);
+    end if;
+    lock table penstock.lease, penstock.task, penstock.agenda in share row exclusive mode;
+    -- Of a task leased twice the later lease counts; what has no live document is in no lease.
+    for v_lease in
+        select q.name, l.token, l.open, l.ids, array_agg(h.n::int - 1) as stray
+        from penstock.queue as q
+        join penstock.lease as l on l.queue_id = q.id
+        cross join lateral unnest(l.ids) with ordinality as h(id, n)
+        left join penstock.task as t on t.id = h.id and t.ended is null
+        where (p_queue is null or q.name = p_queue)
+          and get_bit(l.open, h.n::int - 1) = 1
+          and (t.id is null or exists (
+              select from penstock.lease as later
+              where later.queue_id = q.id and (later.claimed_at, later.token) > (l.claimed_at, l.token)
+                and h.id = any(later.ids) and get_bit(later.open, array_position(later.ids, h.id) - 1) = 1))
+        group by q.name, l.token, l.open, l.ids
+    loop
+        for n in 1 .. cardinality(v_lease.stray) loop
+            v_lease.open := set_bit(v_lease.open, v_lease.stray[n], 0);
+        end loop;
+        update penstock.lease as l set open = v_lease.open where l.token = v_lease.token;
+        return query select v_lease.name, 'taken out of a lease', cardinality(v_lease.stray)::bigint;
+    end loop;
+    return query
+    with opened as materialized (
+        select h.id from penstock.lease as l, unnest(l.ids) with ordinality as h(id, n) where get_bit(l.open, h.n::int - 1) = 1
+    ), stray as (
+        delete from penstock.agenda as a
+        using penstock.queue as q
+        where q.id = a.queue_id and (p_queue is null or q.name = p_queue)
+          and (not exists (select from penstock.task as t where t.id = a.task_id and t.ended is null)
+               or a.task_id in (select o.id from opened as o))
+        returning q.name
+    )
+    select s.name, 'taken out of the agenda', count(*) from stray as s group by s.name;
+    return query
+    with opened as materialized (
+        select h.id from penstock.lease as l, unnest(l.ids) with ordinality as h(id, n) where get_bit(l.open, h.n::int - 1) = 1
+    ), lost as (
+        insert into penstock.agenda (task_id, due, queue_id, priority, pending, named)
+        select t.id, v_now, t.queue_id, t.priority, true, t.subject is not null
+        from penstock.task as t join penstock.queue as q on q.id = t.queue_id
+        where (p_queue is null or q.name = p_queue) and t.ended is null
+          and not exists (select from penstock.agenda as a where a.task_id = t.id)
+          and t.id not in (select o.id from opened as o)
+        returning queue_id
+    )
+    select q.name, 'put back into the agenda', count(*) from lost as l join penstock.queue as q on q.id = l.queue_id group by q.name;
+    -- Now the books: gauges and outcomes by what is there, then pushed by what is there and was removed.
+    return query
+    with off as (
+        select v.queue, v.area, v.what, v.expected - v.found as delta from penstock.verify(p_queue) as v where v.area in ('drift', 'history')
+    ), noted as (
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select q.id, case o.area when 'drift' then o.what else o.what || '_total' end, o.delta
+        from off as o join penstock.queue as q on q.name = o.queue
+    )
+    select o.queue, 'counter ' || o.what || ' corrected', abs(o.delta) from off as o;
+    return query
+    with off as (
+        select v.queue, v.found - v.expected as delta from penstock.verify(p_queue) as v where v.area = 'balance'
+    ), noted as (
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select q.id, 'pushed_total', o.delta from off as o join penstock.queue as q on q.name = o.queue
+    )
+    select o.queue, 'counter pushed corrected', abs(o.delta) from off as o;
+    perform penstock.note_audit('repair', p_queue, '{}');
+end
+$$;
+CREATE FUNCTION penstock.reprioritise(p_queue text, p_priority smallint, p_ids bigint[] DEFAULT NULL::bigint[], p_subjects text[] DEFAULT NULL::text[]) RETURNS TABLE(id bigint, result text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_ids   constant bigint[] := penstock.asked_ids(v_queue.id, p_ids, p_subjects);
+    v_live  bigint[];
+    v_busy  bigint[];
+begin
+    if p_priority is null or p_priority not between 0 and 9 then
+        perform penstock.refuse('PS400', format('priority: %s is not between 0 and 9', coalesce(p_priority::text, 'null')));
+    end if;
+    v_live := penstock.hold_live(v_queue.id, v_ids);
+    v_busy := array(select a.task_id from penstock.agenda as a where a.task_id = any(v_live)
+                    except select unnest(penstock.hold_waiting(v_live)));    -- a claim is taking them now
+    v_live := array(select unnest(v_live) except select unnest(v_busy));
+    update penstock.agenda as a set priority = p_priority where a.task_id = any(v_live);
+    update penstock.task as t set priority = p_priority where t.id = any(v_live);
+    if v_live <> '{}' then
+        perform penstock.note_audit('reprioritise', p_queue, jsonb_build_object('tasks', cardinality(v_live), 'priority', p_priority));
+    end if;
+    return query
+    select w.id, 'reprioritised' from unnest(v_live) as w(id)
+    union all
+    select o.id, o.result from penstock.left_out(v_queue.id, v_ids, v_live) as o;
+end
+$$;
+CREATE FUNCTION penstock.reschedule(p_queue text, p_due timestamp with time zone, p_ids bigint[] DEFAULT NULL::bigint[], p_subjects text[] DEFAULT NULL::text[]) RETURNS TABLE(id bigint, result text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+    v_queue   constant penstock.queue := penstock.the_queue(p_queue);
+    v_ids     constant bigint[] := penstock.asked_ids(v_queue.id, p_ids, p_subjects);
+    v_waiting bigint[];
+begin
+    if p_due is null then
+        perform penstock.refuse('PS400', 'due: it is null');
+    end if;
+    perform penstock.check_push(array['{}'], null, null, array[p_due], null, 2);
+    v_waiting := penstock.hold_waiting(penstock.hold_live(v_queue.id, v_ids));
+    update penstock.agenda as a set due = p_due, pending = false where a.task_id = any(v_waiting);
+    update penstock.task as t set due = p_due where t.id = any(v_waiting);
+    if v_waiting <> '{}' then
+        perform penstock.note_audit('reschedule', p_queue, jsonb_build_object('tasks', cardinality(v_waiting), 'due', p_due));
+    end if;
+    return query
+    select w.id, 'rescheduled' from unnest(v_waiting) as w(id)
+    union all
+    select o.id, o.result from penstock.left_out(v_queue.id, v_ids, v_waiting) as o;
+end
+$$;
+CREATE FUNCTION penstock.retire(p_limit integer DEFAULT 10000) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+declare
+    v_now   constant timestamptz := penstock.clock();
+    v_kept  record;
+    v_count bigint;
+    v_all   bigint := 0;
+begin
+    for v_kept in
+        select q.id, k.ended, k.keep
+        from penstock.queue as q
+        cross join lateral (values ('done', q.keep_done), ('dead', q.keep_dead), ('cancelled', q.keep_cancelled)) as k(ended, keep)
+        where k.keep is not null
+    loop
+        delete from penstock.task as t
+        where t.ctid = any(array(
+            select d.ctid from penstock.task as d
+            where d.queue_id = v_kept.id and d.ended = v_kept.ended and d.ended_at < v_now - v_kept.keep
+            order by d.ended_at
+            limit p_limit
+            for update skip locked));
+        get diagnostics v_count = row_count;
+        v_all := v_all + v_count;
+    end loop;
+    return v_all;
 end
 $$;
 CREATE FUNCTION penstock.retry_delay(p_strategy jsonb, p_failures integer, p_age interval DEFAULT '00:00:00'::interval, p_seed bigint DEFAULT 0) RETURNS interval
@@ -1053,10 +1629,89 @@ CREATE FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) RETURNS
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN ((mod(((mod(abs(p_seed), '2147483648'::bigint) * '2654435761'::bigint) + ((p_failures)::bigint * 1013904223)), '4294967296'::bigint))::double precision / (4294967296.0)::double precision);
+CREATE FUNCTION penstock.revoke(p_queue_id integer, p_ids bigint[], p_now timestamp with time zone) RETURNS bigint[]
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_nestloop TO 'off'
+    AS $$
+declare
+    v_lease penstock.lease;
+    v_hit   bigint[];
+    v_all   bigint[] := '{}';
+    v_n     int;
+begin
+    if p_ids = '{}' then
+        return v_all;
+    end if;
+    perform penstock.make_history((p_now at time zone 'UTC')::date);
+    for v_lease in
+        select l.* from penstock.lease as l where l.queue_id = p_queue_id and l.ids && p_ids for update skip locked
+    loop
+        v_hit := '{}';
+        for v_n in
+            select h.n::int - 1 from unnest(v_lease.ids) with ordinality as h(id, n) where h.id = any(p_ids)
+        loop
+            if get_bit(v_lease.open, v_n) = 1 then
+                v_lease.open := set_bit(v_lease.open, v_n, 0);
+                v_hit := v_hit || v_lease.ids[v_n + 1];
+            end if;
+        end loop;
+        update penstock.lease as l set open = v_lease.open, revoked = l.revoked || v_hit where l.token = v_lease.token;
+        insert into penstock.history (task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt, outcome,
+                                      kind, worker, subject)
+        select t.id, t.created, h.due, v_lease.claimed_at, p_now, p_queue_id, t.iterations, coalesce(h.attempts, 0) + 1, 'revoked',
+               t.kind, v_lease.worker, t.subject
+        from penstock.task as t join unnest(v_lease.ids, v_lease.dues, v_lease.attempts) as h(id, due, attempts) on h.id = t.id
+        where t.id = any(v_hit);
+        v_all := v_all || v_hit;
+    end loop;
+    if v_all <> '{}' then
+        insert into penstock.counter_log (queue_id, metric, delta) values (p_queue_id, 'revoked_total', cardinality(v_all));
+    end if;
+    return v_all;
+end
+$$;
 CREATE FUNCTION penstock.safe_text(p_text text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN CASE WHEN (p_text IS NULL) THEN NULL::text ELSE regexp_replace(CASE WHEN (octet_length(p_text) <= 8192) THEN p_text WHEN (octet_length("left"(p_text, 8000)) <= 8000) THEN ("left"(p_text, 8000) || ' … (cut)'::text) ELSE ("left"(p_text, 2000) || ' … (cut)'::text) END, '[\x01-\x08\x0B-\x1F\x7F\u0080-\u009F]'::text, '?'::text, 'g'::text) END;
+CREATE FUNCTION penstock.set_queue(p_name text, p_changes jsonb) RETURNS penstock.queue
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_old constant penstock.queue := penstock.the_queue(p_name);
+    v_new penstock.queue := v_old;
+    v_bad text;
+begin
+    if p_changes is null or jsonb_typeof(p_changes) <> 'object' then
+        perform penstock.refuse('PS400', 'changes: it is not a JSON object');
+    end if;
+    select k.key into v_bad from jsonb_object_keys(p_changes) as k(key)
+    where k.key not in ('lease', 'max_attempts', 'retry', 'sla', 'paused', 'keep_done', 'keep_dead', 'keep_cancelled', 'max_payload');
+    if v_bad is not null then
+        perform penstock.refuse('PS400', format('changes: %L is not a setting', left(v_bad, 80)),
+            'Settings are lease, max_attempts, retry, sla, paused, keep_done, keep_dead, keep_cancelled and max_payload.');
+    end if;
+    begin
+        v_new := jsonb_populate_record(v_old, p_changes - 'max_payload');
+    exception when others then
+        perform penstock.refuse('PS400', 'changes: ' || sqlerrm);
+    end;
+    if p_changes ? 'max_payload' then
+        v_new.settings := v_old.settings || jsonb_build_object('max_payload', p_changes->'max_payload');
+    end if;
+    perform penstock.check_queue(v_new);
+    update penstock.queue as q
+    set lease = penstock.in_seconds(v_new.lease), max_attempts = v_new.max_attempts, retry = v_new.retry,
+        sla = penstock.in_seconds(v_new.sla), paused = v_new.paused, keep_done = v_new.keep_done, keep_dead = v_new.keep_dead,
+        keep_cancelled = v_new.keep_cancelled, settings = v_new.settings
+    where q.id = v_old.id
+    returning * into v_new;
+    perform penstock.note_audit('set', p_name, p_changes);
+    return v_new;
+end
+$$;
 CREATE FUNCTION penstock.settle(p_token uuid, p_ids bigint[], p_outcomes text[] DEFAULT NULL::text[], p_dues timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_delays interval[] DEFAULT NULL::interval[], p_payloads text[] DEFAULT NULL::text[], p_errors text[] DEFAULT NULL::text[], p_classes text[] DEFAULT NULL::text[]) RETURNS TABLE(id bigint, result text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1148,8 +1803,10 @@ begin
         return 0;
     end if;
     if v_low.system <> penstock.system() then
-        -- Restored from another cluster: its log is all in the past, whatever the numbers say.
+        -- Restored from another cluster: its log is all in the past, whatever the numbers say, and its workers are not ours.
         v_low.xid := 0;
+        update penstock.lease as l set until = '-infinity' where l.queue_id = p_queue_id;
+        update penstock.low as l set until = '-infinity' where l.queue_id = p_queue_id;
     elsif v_low.xid >= v_horizon then
         return 0;
     end if;
@@ -1280,10 +1937,16 @@ CREATE FUNCTION penstock.upkeep(p_keep_history interval DEFAULT '30 days'::inter
 declare
     v_now constant timestamptz := penstock.clock();
 begin
+    return query select 'squeezed', coalesce(sum(penstock.squeeze(q.id)), 0)::bigint from penstock.queue as q;
     return query select 'expired', coalesce(sum(penstock.expire(q.id, p_thorough => true)), 0)::bigint from penstock.queue as q;
     return query select 'promoted', coalesce(sum(penstock.promote(q.id)), 0)::bigint from penstock.queue as q;
-    return query select 'squeezed', coalesce(sum(penstock.squeeze(q.id)), 0)::bigint from penstock.queue as q;
     return query select 'sampled', penstock.take_samples()::bigint;
+    return query select 'ended tasks retired', penstock.retire();
+    return query
+        with gone as (
+            delete from penstock.worker as w where w.beat < v_now - interval '5 minutes' returning 1
+        )
+        select 'workers forgotten', count(*) from gone;
     return query
         select 'history days made', count(*) filter (where penstock.make_history(v_now::date + d.n))
         from generate_series(0, 14) as d(n);
@@ -1302,6 +1965,55 @@ begin
             delete from penstock.ledger as l using old where l.ctid = old.ctid returning 1
         )
         select 'ledger parts dropped', count(*) from gone;
+end
+$$;
+CREATE FUNCTION penstock.upsert(p_queue_id integer, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_left integer[]) RETURNS TABLE(n integer, id bigint, result text, state text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_nestloop TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+    v_ns    int[];    -- positions of those that were there, and their documents
+    v_ids   bigint[];
+    v_ended text[];
+    v_dues  timestamptz[];
+    v_new   int[];
+    v_made  bigint[];
+    v_plan  boolean[];
+begin
+    with asked as materialized (
+        select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind, i.due, i.priority
+        from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
+             with ordinality as i(payload, subject, kind, due, priority, n)
+        where p_left is null or i.n in (select unnest(p_left))
+    ), written as (
+        insert into penstock.task as t (id, queue_id, priority, kind, subject, payload, due)
+        select a.id, p_queue_id, coalesce(a.priority, 5::smallint), coalesce(a.kind, 'default'), a.subject, a.payload::jsonb, a.due
+        from asked as a
+        order by a.subject collate "C", a.id
+        on conflict (queue_id, subject) where subject is not null do update
+        set payload = excluded.payload, kind = excluded.kind, priority = excluded.priority, due = coalesce(excluded.due, t.due)
+        returning t.id, t.subject, t.ended
+    ), matched as materialized (
+        select coalesce(c.n, s.n) as n, w.id, w.ended, c.n is not null as created, coalesce(c.due, s.due) as due
+        from written as w
+        left join asked as c on c.id = w.id
+        left join asked as s on s.subject = w.subject
+    )
+    select array_agg(m.n) filter (where not m.created), array_agg(m.id) filter (where not m.created),
+           array_agg(m.ended) filter (where not m.created), array_agg(m.due) filter (where not m.created),
+           array_agg(m.n) filter (where m.created), array_agg(m.id) filter (where m.created),
+           array_agg(m.due is not null) filter (where m.created)
+    into v_ns, v_ids, v_ended, v_dues, v_new, v_made, v_plan
+    from matched as m;
+    return query
+    select c.n, c.id, 'created', case when c.planned then 'planned' else 'pending' end from unnest(v_new, v_made, v_plan) as c(n, id, planned);
+    if v_ids is not null then
+        return query select r.n, r.id, r.result, r.state from penstock.refresh(v_ns, v_ids, v_ended, v_dues) as r;
+    end if;
 end
 $$;
 CREATE FUNCTION penstock.verify(p_queue text DEFAULT NULL::text) RETURNS TABLE(area text, queue text, what text, expected bigint, found bigint)
@@ -1371,7 +2083,7 @@ begin
     union all
     select 'history', s.queue, o.outcome, coalesce(f.rows, 0), (s.totals->>o.outcome)::bigint
     from stated as s
-    cross join unnest(array['done', 'again', 'failed', 'dead', 'released', 'expired']) as o(outcome)
+    cross join unnest(array['done', 'again', 'failed', 'dead', 'released', 'expired', 'revoked']) as o(outcome)
     left join finished as f on f.queue_id = s.id and f.outcome = o.outcome
     where coalesce(f.rows, 0) <> (s.totals->>o.outcome)::bigint
     union all
@@ -1640,3 +2352,137 @@ CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.counter_log FOR EACH 
 CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.history FOR EACH STATEMENT EXECUTE FUNCTION penstock.refuse_truncate();
 CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.lease FOR EACH STATEMENT EXECUTE FUNCTION penstock.refuse_truncate();
 CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.task FOR EACH STATEMENT EXECUTE FUNCTION penstock.refuse_truncate();
+GRANT USAGE ON SCHEMA penstock TO penstock_producer;
+GRANT USAGE ON SCHEMA penstock TO penstock_worker;
+GRANT USAGE ON SCHEMA penstock TO penstock_reader;
+GRANT USAGE ON SCHEMA penstock TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.asked_ids(p_queue_id integer, p_ids bigint[], p_subjects text[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.at_place(p_priority smallint, p_due timestamp with time zone, p_task_id bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.at_place(p_priority smallint, p_due timestamp with time zone, p_task_id bigint) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer, p_busy integer, p_host text, p_pid integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer, p_busy integer, p_host text, p_pid integer) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.cancel(p_queue text, p_ids bigint[], p_subjects text[], p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.cancel(p_queue text, p_ids bigint[], p_subjects text[], p_reason text) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.check_claim(p_limit integer, p_lease interval, p_worker text, p_may_alone boolean, p_durable boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.check_distinct(p_ids bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.check_limit(p_limit integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.check_push(p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_largest bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.clock() FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.clock() TO penstock_producer;
+GRANT ALL ON FUNCTION penstock.clock() TO penstock_worker;
+GRANT ALL ON FUNCTION penstock.clock() TO penstock_reader;
+GRANT SELECT ON TABLE penstock.queue TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.check_queue(p_queue penstock.queue) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.check_retry(p_strategy jsonb) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.check_settle(p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.claim(p_queue text, p_limit integer, p_lease interval, p_worker text, p_hint penstock.place, p_may_alone boolean, p_durable boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.claim(p_queue text, p_limit integer, p_lease interval, p_worker text, p_hint penstock.place, p_may_alone boolean, p_durable boolean) TO penstock_worker;
+GRANT SELECT ON TABLE penstock.lease TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.close(p_lease penstock.lease, p_ids bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.conclude(p_lease penstock.lease, p_now timestamp with time zone, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.contract() FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.contract() TO penstock_producer;
+GRANT ALL ON FUNCTION penstock.contract() TO penstock_worker;
+GRANT ALL ON FUNCTION penstock.contract() TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.count_agenda() FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.count_lease() FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.count_task() FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.create_queue(p_name text, p_lease interval, p_max_attempts integer, p_retry jsonb, p_sla interval, p_keep_done interval, p_keep_dead interval, p_keep_cancelled interval, p_settings jsonb, p_exist_ok boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.create_queue(p_name text, p_lease interval, p_max_attempts integer, p_retry jsonb, p_sla interval, p_keep_done interval, p_keep_dead interval, p_keep_cancelled interval, p_settings jsonb, p_exist_ok boolean) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.distance(p_one text, p_other text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.drop_history(p_before timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.drop_queue(p_queue text, p_force boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.drop_queue(p_queue text, p_force boolean) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.enter_part(p_queue text, p_batch_id uuid, p_part integer, p_rows bigint, p_checksum text, p_report jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.enter_part(p_queue text, p_batch_id uuid, p_part integer, p_rows bigint, p_checksum text, p_report jsonb) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.expire(p_queue_id integer, p_limit integer, p_thorough boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.extend(p_token uuid, p_lease interval) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.extend(p_token uuid, p_lease interval) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.find_subjects(p_queue_id integer, p_subjects text[], p_which integer[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.finish(p_lease penstock.lease, p_now timestamp with time zone, p_ids bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.held_elsewhere(p_ids bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.hold_live(p_queue_id integer, p_ids bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.hold_waiting(p_ids bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.in_seconds(p_length interval) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.is_number(p_value jsonb, p_least numeric, p_most numeric) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_producer;
+GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_worker;
+GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.left_out(p_queue_id integer, p_ids bigint[], p_taken bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.lock_named(p_ids bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.make_history(p_day date) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.meet(p_queue_ids integer[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.nearest_queue(p_name text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.note_audit(p_verb text, p_queue text, p_detail jsonb) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.promote(p_queue_id integer, p_limit integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.purge(p_queue text, p_states text[], p_ids bigint[], p_kind text, p_error text, p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.purge(p_queue text, p_states text[], p_ids bigint[], p_kind text, p_error text, p_before timestamp with time zone, p_limit integer) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.push(p_queue text, p_payload jsonb, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.push(p_queue text, p_payload jsonb, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.redrive(p_queue text, p_ids bigint[], p_subjects text[], p_kind text, p_error text, p_since timestamp with time zone, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.redrive(p_queue text, p_ids bigint[], p_subjects text[], p_kind text, p_error text, p_since timestamp with time zone, p_limit integer) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.refresh(p_ns integer[], p_ids bigint[], p_ended text[], p_dues timestamp with time zone[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.refuse(p_code text, p_message text, p_hint text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.refuse_truncate() FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.release(p_token uuid, p_ids bigint[], p_delay interval) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.release(p_token uuid, p_ids bigint[], p_delay interval) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.reopen(p_ids bigint[], p_dues timestamp with time zone[], p_now timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.repair(p_queue text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.repair(p_queue text) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.reprioritise(p_queue text, p_priority smallint, p_ids bigint[], p_subjects text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.reprioritise(p_queue text, p_priority smallint, p_ids bigint[], p_subjects text[]) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.reschedule(p_queue text, p_due timestamp with time zone, p_ids bigint[], p_subjects text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.reschedule(p_queue text, p_due timestamp with time zone, p_ids bigint[], p_subjects text[]) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.retire(p_limit integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.retry_delay(p_strategy jsonb, p_failures integer, p_age interval, p_seed bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.retry_delay(p_strategy jsonb, p_failures integer, p_age interval, p_seed bigint) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.revoke(p_queue_id integer, p_ids bigint[], p_now timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.safe_text(p_text text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.set_queue(p_name text, p_changes jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.set_queue(p_name text, p_changes jsonb) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.settle(p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.settle(p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.squeeze(p_queue_id integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.status(p_queue text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.status(p_queue text) TO penstock_producer;
+GRANT ALL ON FUNCTION penstock.status(p_queue text) TO penstock_worker;
+GRANT ALL ON FUNCTION penstock.status(p_queue text) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.system() FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.take_samples() FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.the_queue(p_name text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.the_queue(p_name text) TO penstock_producer;
+GRANT ALL ON FUNCTION penstock.the_queue(p_name text) TO penstock_worker;
+GRANT ALL ON FUNCTION penstock.the_queue(p_name text) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.upkeep(p_keep_history interval, p_keep_samples interval, p_keep_ledger interval) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.upkeep(p_keep_history interval, p_keep_samples interval, p_keep_ledger interval) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.upsert(p_queue_id integer, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_left integer[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.verify(p_queue text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.verify(p_queue text) TO penstock_reader;
+GRANT SELECT ON TABLE penstock.agenda TO penstock_reader;
+GRANT SELECT ON TABLE penstock.audit TO penstock_reader;
+GRANT SELECT ON TABLE penstock.counter TO penstock_reader;
+GRANT SELECT ON TABLE penstock.counter_log TO penstock_reader;
+GRANT SELECT ON TABLE penstock.history TO penstock_reader;
+GRANT SELECT ON TABLE penstock.history_dropped TO penstock_reader;
+GRANT SELECT ON TABLE penstock.kind TO penstock_reader;
+GRANT SELECT ON TABLE penstock.ledger TO penstock_reader;
+GRANT SELECT ON TABLE penstock.low TO penstock_reader;
+GRANT SELECT ON TABLE penstock.migration TO penstock_reader;
+GRANT SELECT ON TABLE penstock.sample TO penstock_reader;
+GRANT SELECT ON TABLE penstock.task TO penstock_reader;
+GRANT INSERT(id) ON TABLE penstock.task TO penstock_producer;
+GRANT INSERT(queue_id) ON TABLE penstock.task TO penstock_producer;
+GRANT INSERT(priority) ON TABLE penstock.task TO penstock_producer;
+GRANT INSERT(kind) ON TABLE penstock.task TO penstock_producer;
+GRANT INSERT(subject) ON TABLE penstock.task TO penstock_producer;
+GRANT INSERT(payload) ON TABLE penstock.task TO penstock_producer;
+GRANT INSERT(due) ON TABLE penstock.task TO penstock_producer;
+GRANT USAGE ON SEQUENCE penstock.task_id_seq TO penstock_producer;
+GRANT SELECT ON TABLE penstock.tasks TO penstock_reader;
+GRANT SELECT ON TABLE penstock.worker TO penstock_reader;

@@ -63,9 +63,9 @@ begin
     end if;
     loop
         if v_hint is null then
+            perform penstock.squeeze(v_queue.id);
             perform penstock.expire(v_queue.id, 1000);
             perform penstock.promote(v_queue.id, greatest(2 * p_limit, 1000));
-            perform penstock.squeeze(v_queue.id);
             v_now := penstock.clock();
         end if;
 
@@ -141,9 +141,10 @@ create or replace function penstock.at_place(p_priority smallint, p_due timestam
 language sql immutable parallel safe
 return case when p_task_id is not null then row(p_priority, p_due, p_task_id)::penstock.place end;
 
--- A lease goes on. No row: it is lost. Tasks cancelled meanwhile are named, so that their work can stop.
+-- A lease goes on. No row: it is lost. Tasks cancelled meanwhile are named, so that their work can stop; `open` are left.
+drop function if exists penstock.extend(uuid, interval);
 create or replace function penstock.extend(p_token uuid, p_lease interval default null)
-returns table (until timestamptz, revoked bigint[])
+returns table (until timestamptz, revoked bigint[], open int)
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
 #variable_conflict use_column
 declare
@@ -159,11 +160,42 @@ begin
         update penstock.lease as l
         set until = v_now + penstock.in_seconds(coalesce(p_lease, (select q.lease from penstock.queue as q where q.id = l.queue_id)))
         where l.token = p_token
-        returning l.queue_id, l.until, l.revoked
+        returning l.queue_id, l.until, l.revoked, bit_count(l.open)::int as open
     ), lowered as (
         update penstock.low as b set until = e.until from extended as e where b.queue_id = e.queue_id and b.until > e.until
     )
-    select e.until, e.revoked from extended as e;
+    select e.until, e.revoked, e.open from extended as e;
+end
+$$;
+
+-- A worker lives: which queues it serves, how many tasks it may run at once, and how many it runs now. Pushes wake it when
+-- it is idle; the channel of each queue is answered, to listen on. After five minutes of silence upkeep forgets it.
+create or replace function penstock.beat(
+    p_worker text, p_queues text[], p_slots int default 1, p_busy int default 0, p_host text default '', p_pid int default null
+) returns table (queue text, channel text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_now constant timestamptz := penstock.clock();
+begin
+    if p_worker is null or octet_length(p_worker) not between 1 and 200 then
+        perform penstock.refuse('PS400', 'worker: it is null, or not 1 to 200 bytes long');
+    elsif p_queues is null or array_position(p_queues, null) is not null or array_ndims(p_queues) > 1 then
+        perform penstock.refuse('PS400', 'queues: it is null, nested, or has a null in it');
+    elsif p_slots is null or p_slots not between 1 and 100000 then
+        perform penstock.refuse('PS400', format('slots: %s is not between 1 and 100000', coalesce(p_slots::text, 'null')));
+    elsif p_busy is null or p_busy not between 0 and p_slots then
+        perform penstock.refuse('PS400', format('busy: %s is not between 0 and %s slots', coalesce(p_busy::text, 'null'), p_slots));
+    elsif p_host is null or octet_length(p_host) > 200 then
+        perform penstock.refuse('PS400', 'host: it is null or longer than 200 bytes');
+    end if;
+    perform penstock.the_queue(q.name) from unnest(p_queues) as q(name);
+    insert into penstock.worker as w (name, host, pid, queues, slots, busy, started_at, first_claim_at, beat)
+    values (p_worker, p_host, p_pid, p_queues, p_slots, p_busy, v_now, case when p_busy > 0 then v_now end, v_now)
+    on conflict (name) do update
+    set host = excluded.host, pid = excluded.pid, queues = excluded.queues, slots = excluded.slots, busy = excluded.busy,
+        first_claim_at = coalesce(w.first_claim_at, excluded.first_claim_at), beat = excluded.beat;
+    return query
+    select q.name, 'penstock_' || q.id from penstock.queue as q where q.name = any(p_queues) order by q.name;
 end
 $$;
 

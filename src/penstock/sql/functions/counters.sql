@@ -9,6 +9,7 @@ begin
         select n.queue_id, 'pushed_total', count(*) from arrived as n group by n.queue_id
         union all
         select n.queue_id, n.ended, count(*) from arrived as n where n.ended is not null group by n.queue_id, n.ended;
+        perform penstock.meet(array(select distinct n.queue_id from arrived as n));
 
         -- A live document is born into the agenda, whoever wrote it. Given a due it is planned, else pending:
         -- only the database's clock decides.
@@ -36,6 +37,30 @@ begin
         having sum(c.delta) <> 0;
     end if;
     return null;
+end
+$$;
+
+-- New tasks have come to these queues: they must exist (one may have been dropped while we waited), and an idle worker of
+-- theirs is woken. A hint, never a duty: not when nobody is idle, not when the notification queue fills up. PostgreSQL
+-- sends equal ones of a transaction once.
+create or replace function penstock.meet(p_queue_ids int[]) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_queue record;
+begin
+    for v_queue in
+        select a.id, q.name
+        from unnest(p_queue_ids) as a(id) left join penstock.queue as q on q.id = a.id
+    loop
+        if v_queue.name is null then
+            perform penstock.refuse('PS404', format('queue_id: there is no queue %s', v_queue.id));
+        end if;
+        if pg_notification_queue_usage() < 0.5 and exists (
+            select from penstock.worker as w
+            where w.busy < w.slots and v_queue.name = any(w.queues) and w.beat > penstock.clock() - interval '1 minute') then
+            perform pg_notify('penstock_' || v_queue.id, '');
+        end if;
+    end loop;
 end
 $$;
 
@@ -156,8 +181,10 @@ begin
         return 0;
     end if;
     if v_low.system <> penstock.system() then
-        -- Restored from another cluster: its log is all in the past, whatever the numbers say.
+        -- Restored from another cluster: its log is all in the past, whatever the numbers say, and its workers are not ours.
         v_low.xid := 0;
+        update penstock.lease as l set until = '-infinity' where l.queue_id = p_queue_id;
+        update penstock.low as l set until = '-infinity' where l.queue_id = p_queue_id;
     elsif v_low.xid >= v_horizon then
         return 0;
     end if;

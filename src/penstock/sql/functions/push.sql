@@ -69,9 +69,9 @@ begin
        or coalesce(cardinality(p_dues), v_count) <> v_count or coalesce(cardinality(p_priorities), v_count) <> v_count
        or greatest(array_ndims(p_subjects), array_ndims(p_kinds), array_ndims(p_dues), array_ndims(p_priorities)) > 1 then
         perform penstock.refuse('PS400', format('subjects, kinds, dues, priorities: flat, and as many as payloads (%s), or null', v_count));
-    elsif p_on_conflict is null or p_on_conflict not in ('skip', 'error') then
-        perform penstock.refuse('PS400', format('on_conflict: %s is not known', coalesce(quote_literal(p_on_conflict), 'null')),
-            'Say skip or error.');
+    elsif p_on_conflict is null or p_on_conflict not in ('skip', 'update', 'error') then
+        perform penstock.refuse('PS400', format('on_conflict: %s is not known', coalesce(quote_literal(left(p_on_conflict, 80)), 'null')),
+            'Say skip, update or error.');
     elsif v_count = 0 then
         return;
     end if;
@@ -91,6 +91,12 @@ begin
 
     -- What is neither inserted nor found has ended meanwhile: insert it again. Bounded, for a very busy subject's sake.
     for v_round in 1 .. 10 loop
+        if p_on_conflict = 'update' then
+            return query
+            select u.n, u.id, u.result, u.state
+            from penstock.upsert(v_queue.id, p_payloads, p_subjects, p_kinds, p_dues, p_priorities, v_left) as u;
+            exit;
+        end if;
         -- Ids in the order given, so that the first runs first; written in one order everywhere, by subject, so that two
         -- pushes never wait for each other in a circle.
         with asked as materialized (
@@ -137,6 +143,137 @@ begin
     return query
     select f.n, f.id, 'superseded', f.state from penstock.find_subjects(v_queue.id, p_subjects, v_twice) as f
     where v_twice is not null;
+end
+$$;
+
+-- Push that brings what exists up to date. One pass, in the order of subjects, inserts or locks each document; whoever
+-- holds a document owns its agenda row too, once a claim under way has finished.
+create or replace function penstock.upsert(
+    p_queue_id int, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamptz[], p_priorities smallint[],
+    p_left int[]
+) returns table (n int, id bigint, result text, state text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
+#variable_conflict use_column
+declare
+    v_ns    int[];    -- positions of those that were there, and their documents
+    v_ids   bigint[];
+    v_ended text[];
+    v_dues  timestamptz[];
+    v_new   int[];
+    v_made  bigint[];
+    v_plan  boolean[];
+begin
+    with asked as materialized (
+        select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind, i.due, i.priority
+        from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
+             with ordinality as i(payload, subject, kind, due, priority, n)
+        where p_left is null or i.n in (select unnest(p_left))
+    ), written as (
+        insert into penstock.task as t (id, queue_id, priority, kind, subject, payload, due)
+        select a.id, p_queue_id, coalesce(a.priority, 5::smallint), coalesce(a.kind, 'default'), a.subject, a.payload::jsonb, a.due
+        from asked as a
+        order by a.subject collate "C", a.id
+        on conflict (queue_id, subject) where subject is not null do update
+        set payload = excluded.payload, kind = excluded.kind, priority = excluded.priority, due = coalesce(excluded.due, t.due)
+        returning t.id, t.subject, t.ended
+    ), matched as materialized (
+        select coalesce(c.n, s.n) as n, w.id, w.ended, c.n is not null as created, coalesce(c.due, s.due) as due
+        from written as w
+        left join asked as c on c.id = w.id
+        left join asked as s on s.subject = w.subject
+    )
+    select array_agg(m.n) filter (where not m.created), array_agg(m.id) filter (where not m.created),
+           array_agg(m.ended) filter (where not m.created), array_agg(m.due) filter (where not m.created),
+           array_agg(m.n) filter (where m.created), array_agg(m.id) filter (where m.created),
+           array_agg(m.due is not null) filter (where m.created)
+    into v_ns, v_ids, v_ended, v_dues, v_new, v_made, v_plan
+    from matched as m;
+
+    return query
+    select c.n, c.id, 'created', case when c.planned then 'planned' else 'pending' end from unnest(v_new, v_made, v_plan) as c(n, id, planned);
+    if v_ids is not null then
+        return query select r.n, r.id, r.result, r.state from penstock.refresh(v_ns, v_ids, v_ended, v_dues) as r;
+    end if;
+end
+$$;
+
+-- Documents that we hold have new content; now what waits for them. Its agenda row is WRITTEN, even when nothing in it
+-- changes: a claim that took it first has the old payload, and then no row is hit, and the task is renewed: it runs again.
+create or replace function penstock.refresh(p_ns int[], p_ids bigint[], p_ended text[], p_dues timestamptz[])
+returns table (n int, id bigint, result text, state text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
+#variable_conflict use_column
+declare
+    v_now     constant timestamptz := penstock.clock();
+    v_waiting bigint[];
+    v_pending boolean[];
+    v_active  bigint[];
+begin
+    -- It waits: the new priority, the new due if one was given.
+    with given as (
+        select g.id, g.due from unnest(p_ids, p_ended, p_dues) as g(id, ended, due) where g.ended is null
+    ), written as (
+        update penstock.agenda as a
+        set priority = t.priority, due = coalesce(t.given, a.due), pending = a.pending and t.given is null
+        from (select d.id, d.priority, g.due as given from given as g
+              join (select d.id, d.priority from penstock.task as d where d.id = any(p_ids)) as d on d.id = g.id) as t
+        where a.task_id = t.id and a.task_id = any(p_ids)
+        returning a.task_id, a.pending
+    )
+    select array_agg(w.task_id), array_agg(w.pending) into v_waiting, v_pending from written as w;
+
+    return query
+    select g.n, g.id, 'updated', case when w.pending then 'pending' else 'planned' end
+    from unnest(p_ns, p_ids) as g(n, id) join unnest(v_waiting, v_pending) as w(id, pending) on w.id = g.id;
+
+    -- It has ended: it begins anew.
+    if array_position(p_ended, 'done') is not null or array_position(p_ended, 'dead') is not null
+       or array_position(p_ended, 'cancelled') is not null then
+        return query
+        select g.n, g.id, 'reopened', r.state
+        from unnest(p_ns, p_ids, p_ended) as g(n, id, ended)
+        join penstock.reopen(p_ids, p_dues, v_now) as r on r.id = g.id
+        where g.ended is not null;
+    end if;
+
+    -- Somebody works on it.
+    select array_agg(g.id) into v_active
+    from unnest(p_ids, p_ended) as g(id, ended)
+    left join unnest(v_waiting) as w(id) on w.id = g.id
+    where g.ended is null and w.id is null;
+    if v_active is not null then
+        update penstock.task as t
+        set renew = coalesce(g.due, v_now)
+        from unnest(p_ids, p_dues) as g(id, due)
+        where t.id = any(v_active) and g.id = t.id;
+        return query
+        select g.n, g.id, 'renewed', 'active' from unnest(p_ns, p_ids) as g(n, id) join unnest(v_active) as a(id) on a.id = g.id;
+    end if;
+end
+$$;
+
+-- Ended documents, which the caller holds, go back to the agenda with nothing held against them.
+create or replace function penstock.reopen(p_ids bigint[], p_dues timestamptz[], p_now timestamptz)
+returns table (id bigint, state text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
+#variable_conflict use_column
+begin
+    return query
+    with opened as (
+        update penstock.task as t
+        set ended = null, ended_at = null, reason = null, error = null, renew = null, since = p_now
+        where t.id = any(p_ids) and t.ended is not null
+        returning t.id, t.queue_id, t.priority, t.subject
+    ), waiting as (
+        insert into penstock.agenda (task_id, due, queue_id, priority, pending, named)
+        select o.id, coalesce(g.due, p_now), o.queue_id, o.priority, g.due is null, o.subject is not null
+        from opened as o join unnest(p_ids, p_dues) as g(id, due) on g.id = o.id
+        returning task_id, pending
+    )
+    select w.task_id, case when w.pending then 'pending' else 'planned' end from waiting as w;
 end
 $$;
 

@@ -64,6 +64,33 @@ begin
 end
 $$;
 
+-- Refuses settings that could not be kept.
+create or replace function penstock.check_queue(p_queue penstock.queue) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+    if p_queue.name is null or p_queue.name !~ '^[a-z0-9][a-z0-9_.-]{0,62}$' then
+        perform penstock.refuse('PS400', format('queue: %s is not a name', coalesce(quote_literal(left(p_queue.name, 80)), 'null')),
+            'A name has 1 to 63 of a-z, 0-9, _ . - and begins with a letter or digit.');
+    elsif p_queue.lease is null or penstock.in_seconds(p_queue.lease) not between '100 milliseconds' and '24 hours' then
+        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', coalesce(p_queue.lease::text, 'null')));
+    elsif p_queue.max_attempts not between 1 and 32767 then
+        perform penstock.refuse('PS400', format('max_attempts: %s is not between 1 and 32767', p_queue.max_attempts));
+    elsif penstock.in_seconds(p_queue.sla) <= '0' or p_queue.sla > '3650 days' then
+        perform penstock.refuse('PS400', format('sla: %s is not more than 0 and at most 3650 days', p_queue.sla));
+    elsif least(p_queue.keep_done, p_queue.keep_dead, p_queue.keep_cancelled) < '0'
+       or greatest(p_queue.keep_done, p_queue.keep_dead, p_queue.keep_cancelled) > '3650 days' then
+        perform penstock.refuse('PS400', 'keep_done, keep_dead, keep_cancelled: a retention is between 0 and 3650 days');
+    elsif p_queue.settings is null or jsonb_typeof(p_queue.settings) <> 'object' then
+        perform penstock.refuse('PS400', format('settings: %s is not a JSON object', coalesce(left(p_queue.settings::text, 80), 'null')));
+    elsif p_queue.settings ? 'max_payload' and not penstock.is_number(p_queue.settings->'max_payload', 2, 16777216) then
+        perform penstock.refuse('PS400', format('max_payload: %s is not between 2 and 16777216', left(p_queue.settings->>'max_payload', 80)));
+    elsif p_queue.paused is null then
+        perform penstock.refuse('PS400', 'paused: it is null');
+    end if;
+    perform penstock.check_retry(p_queue.retry);
+end
+$$;
+
 create or replace function penstock.create_queue(
     p_name           text,
     p_lease          interval default '30 seconds',
@@ -78,28 +105,23 @@ create or replace function penstock.create_queue(
 ) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-    v_id int;
+    v_new penstock.queue;
+    v_id  int;
 begin
-    if p_name is null or p_name !~ '^[a-z0-9][a-z0-9_.-]{0,62}$' then
-        perform penstock.refuse('PS400', format('queue: %s is not a name', coalesce(quote_literal(left(p_name, 80)), 'null')),
-            'A name has 1 to 63 of a-z, 0-9, _ . - and begins with a letter or digit.');
-    elsif p_lease is null or penstock.in_seconds(p_lease) not between '100 milliseconds' and '24 hours' then
-        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', coalesce(p_lease::text, 'null')));
-    elsif p_max_attempts not between 1 and 32767 then
-        perform penstock.refuse('PS400', format('max_attempts: %s is not between 1 and 32767', p_max_attempts));
-    elsif penstock.in_seconds(p_sla) <= '0' or p_sla > '3650 days' then
-        perform penstock.refuse('PS400', format('sla: %s is not more than 0 and at most 3650 days', p_sla));
-    elsif least(p_keep_done, p_keep_dead, p_keep_cancelled) < '0'
-       or greatest(p_keep_done, p_keep_dead, p_keep_cancelled) > '3650 days' then
-        perform penstock.refuse('PS400', 'keep_done, keep_dead, keep_cancelled: a retention is between 0 and 3650 days');
-    elsif p_settings is null or jsonb_typeof(p_settings) <> 'object' then
-        perform penstock.refuse('PS400', format('settings: %s is not a JSON object', coalesce(left(p_settings::text, 80), 'null')));
-    elsif p_settings ? 'max_payload' and not penstock.is_number(p_settings->'max_payload', 2, 16777216) then
-        perform penstock.refuse('PS400', format('max_payload: %s is not between 2 and 16777216', left(p_settings->>'max_payload', 80)));
-    elsif p_exist_ok is null then
+    v_new.name := p_name;
+    v_new.lease := p_lease;
+    v_new.max_attempts := p_max_attempts;
+    v_new.retry := p_retry;
+    v_new.sla := p_sla;
+    v_new.paused := false;
+    v_new.keep_done := p_keep_done;
+    v_new.keep_dead := p_keep_dead;
+    v_new.keep_cancelled := p_keep_cancelled;
+    v_new.settings := p_settings;
+    perform penstock.check_queue(v_new);
+    if p_exist_ok is null then
         perform penstock.refuse('PS400', 'exist_ok: it is null');
     end if;
-    perform penstock.check_retry(p_retry);
 
     insert into penstock.queue (name, lease, max_attempts, retry, sla, keep_done, keep_dead, keep_cancelled, settings)
     values (p_name, penstock.in_seconds(p_lease), p_max_attempts, p_retry, penstock.in_seconds(p_sla), p_keep_done, p_keep_dead,
@@ -115,3 +137,46 @@ begin
     return v_id is not null;
 end
 $$;
+
+-- Changes settings of a queue: an object with any of lease, max_attempts, retry, sla, paused, keep_done, keep_dead,
+-- keep_cancelled (lengths of time as text or seconds; null: none) and max_payload. Answers the queue as it is then.
+create or replace function penstock.set_queue(p_name text, p_changes jsonb) returns penstock.queue
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_old constant penstock.queue := penstock.the_queue(p_name);
+    v_new penstock.queue := v_old;
+    v_bad text;
+begin
+    if p_changes is null or jsonb_typeof(p_changes) <> 'object' then
+        perform penstock.refuse('PS400', 'changes: it is not a JSON object');
+    end if;
+    select k.key into v_bad from jsonb_object_keys(p_changes) as k(key)
+    where k.key not in ('lease', 'max_attempts', 'retry', 'sla', 'paused', 'keep_done', 'keep_dead', 'keep_cancelled', 'max_payload');
+    if v_bad is not null then
+        perform penstock.refuse('PS400', format('changes: %L is not a setting', left(v_bad, 80)),
+            'Settings are lease, max_attempts, retry, sla, paused, keep_done, keep_dead, keep_cancelled and max_payload.');
+    end if;
+    begin
+        v_new := jsonb_populate_record(v_old, p_changes - 'max_payload');
+    exception when others then
+        perform penstock.refuse('PS400', 'changes: ' || sqlerrm);
+    end;
+    if p_changes ? 'max_payload' then
+        v_new.settings := v_old.settings || jsonb_build_object('max_payload', p_changes->'max_payload');
+    end if;
+    perform penstock.check_queue(v_new);
+    update penstock.queue as q
+    set lease = penstock.in_seconds(v_new.lease), max_attempts = v_new.max_attempts, retry = v_new.retry,
+        sla = penstock.in_seconds(v_new.sla), paused = v_new.paused, keep_done = v_new.keep_done, keep_dead = v_new.keep_dead,
+        keep_cancelled = v_new.keep_cancelled, settings = v_new.settings
+    where q.id = v_old.id
+    returning * into v_new;
+    perform penstock.note_audit('set', p_name, p_changes);
+    return v_new;
+end
+$$;
+
+-- What a client may rely on: grows when a function is called differently or answers differently.
+create or replace function penstock.contract() returns int
+language sql immutable parallel safe
+return 1;

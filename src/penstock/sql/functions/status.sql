@@ -132,7 +132,7 @@ begin
     union all
     select 'history', s.queue, o.outcome, coalesce(f.rows, 0), (s.totals->>o.outcome)::bigint
     from stated as s
-    cross join unnest(array['done', 'again', 'failed', 'dead', 'released', 'expired']) as o(outcome)
+    cross join unnest(array['done', 'again', 'failed', 'dead', 'released', 'expired', 'revoked']) as o(outcome)
     left join finished as f on f.queue_id = s.id and f.outcome = o.outcome
     where coalesce(f.rows, 0) <> (s.totals->>o.outcome)::bigint
     union all
@@ -141,5 +141,90 @@ begin
     from stated as s
     where (s.totals->>'pushed')::bigint
        <> s.planned + s.pending + s.active + s.done + s.dead + s.cancelled + (s.totals->>'removed')::bigint;
+end
+$$;
+
+-- Puts right what verify finds, and says what it did. Everything else stands still meanwhile (seconds on a large queue).
+create or replace function penstock.repair(p_queue text default null)
+returns table (queue text, what text, rows bigint)
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
+#variable_conflict use_column
+declare
+    v_now   constant timestamptz := penstock.clock();
+    v_lease record;
+begin
+    if p_queue is not null then
+        perform penstock.the_queue(p_queue);
+    end if;
+    lock table penstock.lease, penstock.task, penstock.agenda in share row exclusive mode;
+
+    -- Of a task leased twice the later lease counts; what has no live document is in no lease.
+    for v_lease in
+        select q.name, l.token, l.open, l.ids, array_agg(h.n::int - 1) as stray
+        from penstock.queue as q
+        join penstock.lease as l on l.queue_id = q.id
+        cross join lateral unnest(l.ids) with ordinality as h(id, n)
+        left join penstock.task as t on t.id = h.id and t.ended is null
+        where (p_queue is null or q.name = p_queue)
+          and get_bit(l.open, h.n::int - 1) = 1
+          and (t.id is null or exists (
+              select from penstock.lease as later
+              where later.queue_id = q.id and (later.claimed_at, later.token) > (l.claimed_at, l.token)
+                and h.id = any(later.ids) and get_bit(later.open, array_position(later.ids, h.id) - 1) = 1))
+        group by q.name, l.token, l.open, l.ids
+    loop
+        for n in 1 .. cardinality(v_lease.stray) loop
+            v_lease.open := set_bit(v_lease.open, v_lease.stray[n], 0);
+        end loop;
+        update penstock.lease as l set open = v_lease.open where l.token = v_lease.token;
+        return query select v_lease.name, 'taken out of a lease', cardinality(v_lease.stray)::bigint;
+    end loop;
+
+    return query
+    with opened as materialized (
+        select h.id from penstock.lease as l, unnest(l.ids) with ordinality as h(id, n) where get_bit(l.open, h.n::int - 1) = 1
+    ), stray as (
+        delete from penstock.agenda as a
+        using penstock.queue as q
+        where q.id = a.queue_id and (p_queue is null or q.name = p_queue)
+          and (not exists (select from penstock.task as t where t.id = a.task_id and t.ended is null)
+               or a.task_id in (select o.id from opened as o))
+        returning q.name
+    )
+    select s.name, 'taken out of the agenda', count(*) from stray as s group by s.name;
+
+    return query
+    with opened as materialized (
+        select h.id from penstock.lease as l, unnest(l.ids) with ordinality as h(id, n) where get_bit(l.open, h.n::int - 1) = 1
+    ), lost as (
+        insert into penstock.agenda (task_id, due, queue_id, priority, pending, named)
+        select t.id, v_now, t.queue_id, t.priority, true, t.subject is not null
+        from penstock.task as t join penstock.queue as q on q.id = t.queue_id
+        where (p_queue is null or q.name = p_queue) and t.ended is null
+          and not exists (select from penstock.agenda as a where a.task_id = t.id)
+          and t.id not in (select o.id from opened as o)
+        returning queue_id
+    )
+    select q.name, 'put back into the agenda', count(*) from lost as l join penstock.queue as q on q.id = l.queue_id group by q.name;
+
+    -- Now the books: gauges and outcomes by what is there, then pushed by what is there and was removed.
+    return query
+    with off as (
+        select v.queue, v.area, v.what, v.expected - v.found as delta from penstock.verify(p_queue) as v where v.area in ('drift', 'history')
+    ), noted as (
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select q.id, case o.area when 'drift' then o.what else o.what || '_total' end, o.delta
+        from off as o join penstock.queue as q on q.name = o.queue
+    )
+    select o.queue, 'counter ' || o.what || ' corrected', abs(o.delta) from off as o;
+    return query
+    with off as (
+        select v.queue, v.found - v.expected as delta from penstock.verify(p_queue) as v where v.area = 'balance'
+    ), noted as (
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select q.id, 'pushed_total', o.delta from off as o join penstock.queue as q on q.name = o.queue
+    )
+    select o.queue, 'counter pushed corrected', abs(o.delta) from off as o;
+    perform penstock.note_audit('repair', p_queue, '{}');
 end
 $$;

@@ -49,6 +49,36 @@ begin
 end
 $$;
 
+-- Ended tasks that a queue no longer keeps.
+create or replace function penstock.retire(p_limit int default 10000) returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off as $$
+declare
+    v_now   constant timestamptz := penstock.clock();
+    v_kept  record;
+    v_count bigint;
+    v_all   bigint := 0;
+begin
+    for v_kept in
+        select q.id, k.ended, k.keep
+        from penstock.queue as q
+        cross join lateral (values ('done', q.keep_done), ('dead', q.keep_dead), ('cancelled', q.keep_cancelled)) as k(ended, keep)
+        where k.keep is not null
+    loop
+        delete from penstock.task as t
+        where t.ctid = any(array(
+            select d.ctid from penstock.task as d
+            where d.queue_id = v_kept.id and d.ended = v_kept.ended and d.ended_at < v_now - v_kept.keep
+            order by d.ended_at
+            limit p_limit
+            for update skip locked));
+        get diagnostics v_count = row_count;
+        v_all := v_all + v_count;
+    end loop;
+    return v_all;
+end
+$$;
+
 create or replace function penstock.upkeep(
     p_keep_history interval default '30 days',
     p_keep_samples interval default '90 days',
@@ -58,10 +88,16 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set time
 declare
     v_now constant timestamptz := penstock.clock();
 begin
+    return query select 'squeezed', coalesce(sum(penstock.squeeze(q.id)), 0)::bigint from penstock.queue as q;
     return query select 'expired', coalesce(sum(penstock.expire(q.id, p_thorough => true)), 0)::bigint from penstock.queue as q;
     return query select 'promoted', coalesce(sum(penstock.promote(q.id)), 0)::bigint from penstock.queue as q;
-    return query select 'squeezed', coalesce(sum(penstock.squeeze(q.id)), 0)::bigint from penstock.queue as q;
     return query select 'sampled', penstock.take_samples()::bigint;
+    return query select 'ended tasks retired', penstock.retire();
+    return query
+        with gone as (
+            delete from penstock.worker as w where w.beat < v_now - interval '5 minutes' returning 1
+        )
+        select 'workers forgotten', count(*) from gone;
     return query
         select 'history days made', count(*) filter (where penstock.make_history(v_now::date + d.n))
         from generate_series(0, 14) as d(n);

@@ -1,0 +1,54 @@
+"""Makes the sync client from the async one: `make generate`. A test says that the files are what this would write."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent / "src" / "penstock"
+SOURCES = {
+    ROOT / "aio" / "database.py": ROOT / "database.py",
+    ROOT / "aio" / "queue.py": ROOT / "queue.py",
+    ROOT / "async_app.py": ROOT / "app.py",
+}
+RULES = (
+    (r"\basync (def|with|for)\b", r"\1"),
+    (r"\bawait\s+", ""),
+    (r"\b(__)a(enter|exit)__", r"\1\2__"),
+    (r"\basynccontextmanager\b", "contextmanager"),
+    (r"\bAsyncIterator\b", "Iterator"),
+    (r"\bAwaitable\[(T|dict\[str, int\])\]", r"\1"),
+    (r"\bAwaitable, ", ""),
+    (r"\bAsync(Connection(?:Pool)?|Cursor|Database|Queue|Penstock)\b", r"\1"),
+    (r"\bpenstock\.aio import queue\b", "penstock import queue"),
+    (r"\bpenstock\.aio\.", "penstock."),
+    # A pair of parentheses that only held an await.
+    (r"\((\w+(?:\.\w+)*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))\)(?=\.fetch|\.close|\[0\])", r"\1"),
+)
+HEADER = "# Made from {source} by scripts/make_sync.py (`make generate`): edit that, never this.\n"
+
+
+def sync(source: Path) -> str:
+    text = source.read_text("utf-8")
+    text = re.sub(r"`penstock\.app` is made from this file \(see `penstock\.aio`\)\.", "", text)
+    for pattern, replacement in RULES:
+        text = re.sub(pattern, replacement, text)
+    text = re.sub(r'(""".*?) *"""', r'\1"""', text, count=1)
+    text = HEADER.format(source=source.relative_to(ROOT.parent.parent)) + text
+    for command in (["check", "--fix-only", "--select", "I,UP", "-"], ["format", "-"]):
+        ruff = [str(Path(sys.executable).parent / "ruff"), *command, "--stdin-filename", str(SOURCES[source])]
+        done = subprocess.run(ruff, input=text, capture_output=True, text=True, check=True)  # noqa: S603 - our own ruff
+        text = done.stdout
+    return text
+
+
+def main() -> None:
+    for source, target in SOURCES.items():
+        target.write_text(sync(source), "utf-8")
+        sys.stdout.write(f"{target.relative_to(ROOT.parent.parent)} written\n")
+
+
+if __name__ == "__main__":
+    main()

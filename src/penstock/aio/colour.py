@@ -1,0 +1,44 @@
+"""What asyncio does its own way. The same names for threads are in `penstock.colour`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from itertools import islice
+from typing import ParamSpec, TypeVar
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+Items = Iterable[T] | AsyncIterable[T]
+Lock = asyncio.Lock
+sleep = asyncio.sleep
+
+
+def here() -> tuple[int, int]:
+    """A pool belongs to one process and one event loop."""
+    return os.getpid(), id(asyncio.get_running_loop())
+
+
+async def batches(items: Items[T], size: int) -> AsyncIterator[list[T]]:
+    """Lists of so many; the loop gets a turn between them."""
+    if isinstance(items, AsyncIterable):
+        batch: list[T] = []
+        async for item in items:
+            batch.append(item)
+            if len(batch) == size:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+        return
+    source = iter(items)
+    while batch := list(islice(source, size)):
+        yield batch
+        await asyncio.sleep(0)
+
+
+async def in_thread(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """For what is only there in sync: init, the embedded server."""
+    return await asyncio.to_thread(work, *arguments, **named)

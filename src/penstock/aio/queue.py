@@ -1,0 +1,541 @@
+"""The seam: one method per SQL function. Everything else talks to PostgreSQL through here."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+import orjson
+
+from penstock import statements as say
+from penstock import validate
+from penstock.aio.borrowed import run
+from penstock.aio.colour import Items, batches, sleep
+from penstock.aio.database import AsyncConnection, AsyncDatabase, fetch_raw
+from penstock.errors import LeaseLost, NotFound, PartialPush, Taken, Unavailable
+from penstock.model import (
+    Claim,
+    Duration,
+    Extended,
+    Json,
+    Listed,
+    NewTask,
+    OnConflict,
+    Outcome,
+    Pushed,
+    PushReport,
+    QueueSettings,
+    QueueStatus,
+    Repair,
+    State,
+    Verification,
+)
+from penstock.spool import BATCH, Chunk, Spool
+from penstock.wire import translated
+
+Progress = Callable[[int], None]
+Write = Callable[..., Awaitable[dict[str, int]]]
+T = TypeVar("T")
+RETRIES = 6
+
+
+class AsyncQueue:
+    """One queue. Thread-safe; cheap to make, but keep it: it remembers where in the queue to look next."""
+
+    def __init__(self, database: AsyncDatabase, name: str) -> None:
+        self.name = validate.queue_name(name)
+        self._database = database
+        self._hint = say.Hint()
+
+    def __repr__(self) -> str:
+        return f"<AsyncQueue {self.name}>"
+
+    # --- push -------------------------------------------------------------------------------------------------------
+
+    async def push(
+        self,
+        payload: Json | None = None,
+        *,
+        subject: str | None = None,
+        kind: str = "default",
+        due: datetime | None = None,
+        priority: int = 5,
+        on_conflict: OnConflict = "skip",
+        connection: object | None = None,
+    ) -> Pushed:
+        """One task. When this returns, it survives a crash of anything.
+
+        With `connection`, yours (psycopg, asyncpg, SQLAlchemy, a Django alias), it is written in your transaction and
+        is there when you commit; we begin, commit and retry nothing on it.
+        """
+        task = validate.new_task(NewTask(payload, subject, due, priority, kind))
+        if connection is not None:
+            return (await self._push_borrowed(connection, [task], on_conflict))[0]
+        raw = validate.payload(task.payload, validate.LARGEST_EVER)
+        parameters = (self.name, raw.decode(), subject, kind, task.due, priority, say.conflict(on_conflict))
+        async with self._database.transaction() as own:
+            row = await (await own.execute(say.PUSH, parameters)).fetchone()
+        assert row is not None
+        return Pushed(*row)
+
+    async def push_many(
+        self,
+        items: Items[Json | NewTask | None],
+        *,
+        on_conflict: OnConflict = "skip",
+        batch_id: UUID | None = None,
+        progress: Progress | None = None,
+        connection: object | None = None,
+    ) -> PushReport:
+        """Any number of tasks, in bounded memory, all or nothing: an item we do not accept refuses the whole call.
+
+        Without subjects, and with `on_conflict="error"`, it is one transaction. Else it is one per chunk; if PostgreSQL
+        fails between two, `PartialPush` carries the `batch_id` with which the same call completes it, doubling nothing.
+        With `connection` everything happens in your transaction (see `push`).
+        """
+        batch = uuid4() if batch_id is None else validate.token(batch_id)
+        say.conflict(on_conflict)
+        if connection is not None:
+            pushed = await self._push_borrowed(connection, items, on_conflict)
+            return PushReport(batch, **Counter(one.result for one in pushed))
+        with Spool(largest=validate.LARGEST_EVER) as spool:
+            async for some in batches(items, BATCH):
+                spool.add(some)
+            spool.finish()
+            if not spool.rows:
+                return PushReport(batch)
+            queue_id = await persistently(lambda: self._check_sizes(spool))
+            if not spool.named:
+                return await persistently(lambda: self._push_plain(spool, queue_id, batch, progress))
+            if on_conflict == "error":
+                return await self._push_strictly(spool, queue_id, batch, progress)
+            return await self._push_by_parts(spool, queue_id, batch, on_conflict, progress)
+
+    async def upsert_many(
+        self,
+        items: Items[Json | NewTask | None],
+        *,
+        batch_id: UUID | None = None,
+        progress: Progress | None = None,
+        connection: object | None = None,
+    ) -> PushReport:
+        """`push_many` that brings what exists up to date: a waiting task gets the new payload, kind, priority and due;
+        one that runs now runs again with them afterwards; an ended one begins anew."""
+        return await self.push_many(
+            items, on_conflict="update", batch_id=batch_id, progress=progress, connection=connection
+        )
+
+    async def _push_borrowed(
+        self, connection: object, items: Items[Json | NewTask | None], on_conflict: str
+    ) -> list[Pushed]:
+        say.conflict(on_conflict)
+        pushed: list[Pushed] = []
+        with Spool(largest=validate.LARGEST_EVER) as spool:
+            async for some in batches(items, BATCH):
+                spool.add(some)
+            spool.finish()
+            for chunk in spool.chunks():
+                rows = await run(connection, say.PUSH_AS_TEXT, say.text_columns(self.name, chunk, on_conflict))
+                pushed += [Pushed(id_, result, state) for _, id_, result, state in rows]
+        return pushed
+
+    async def _check_sizes(self, spool: Spool) -> int:
+        """The queue's id, if its limit allows everything in the spool."""
+        async with self._database.transaction() as connection:
+            row = await (await connection.execute(say.LIMIT, (self.name,))).fetchone()
+        assert row is not None
+        queue_id, largest = row
+        spool.check_sizes(largest)
+        return int(queue_id)
+
+    async def _push_plain(self, spool: Spool, queue_id: int, batch: UUID, progress: Progress | None) -> PushReport:
+        """COPY into the documents; their trigger writes the agenda. Chunk by chunk, so that the trigger's view of what
+        is new stays in memory; one transaction."""
+        counts = {"created": spool.rows}
+        async with self._database.transaction() as connection:
+            if await self._enter(connection, (batch, 0, spool.rows, spool.checksum), counts) is None:
+                for chunk in spool.chunks():
+                    await copy(connection, *say.copy_text(queue_id, chunk))
+                    if progress:
+                        progress(chunk.first + len(chunk.payloads))
+        return PushReport(batch, created=spool.rows)
+
+    async def _push_by_parts(
+        self, spool: Spool, queue_id: int, batch: UUID, on_conflict: str, progress: Progress | None
+    ) -> PushReport:
+        """One transaction per chunk. As long as no subject was taken, by COPY; from the first one that was, by the
+        function that knows what to do then, at twice the cost."""
+        totals: Counter[str] = Counter()
+        copying = True
+        for chunk in spool.chunks():
+            try:
+                if copying:
+                    try:
+                        counts = await self._alone(self._copy_part, chunk, queue_id, batch)
+                    except Taken:
+                        copying = False
+                if not copying:
+                    counts = await self._alone(self._merge_part, chunk, on_conflict, batch)
+            except Unavailable as error:
+                if error.reason == "read_only":
+                    raise
+                raise PartialPush(
+                    f"{chunk.first} of {spool.rows} tasks are written: {error.message}",
+                    batch_id=batch,
+                    written=chunk.first,
+                    hint=f"Repeat the call with batch_id={batch}.",
+                ) from error
+            totals.update(counts)
+            if progress:
+                progress(chunk.first + len(chunk.payloads))
+        return PushReport(batch, **totals)
+
+    async def _alone(self, write: Write, *arguments: object) -> dict[str, int]:
+        """One part in a transaction of its own."""
+
+        async def attempt() -> dict[str, int]:
+            async with self._database.transaction() as connection:
+                return await write(connection, *arguments)
+
+        return await persistently(attempt)
+
+    async def _push_strictly(self, spool: Spool, queue_id: int, batch: UUID, progress: Progress | None) -> PushReport:
+        """`on_conflict="error"`: a taken subject undoes everything, so everything is one transaction. Subjects are in
+        order only within a chunk: two such pushes may meet in a deadlock; PostgreSQL ends one, and it is repeated."""
+
+        async def attempt(write: Write, target: object) -> Counter[str]:
+            totals: Counter[str] = Counter()
+            async with self._database.transaction() as connection:
+                for chunk in spool.chunks():
+                    totals.update(await write(connection, chunk, target, batch))
+                    if progress:
+                        progress(chunk.first + len(chunk.payloads))
+            return totals
+
+        try:
+            return PushReport(batch, **await persistently(lambda: attempt(self._copy_part, queue_id)))
+        except Taken:
+            return PushReport(batch, **await persistently(lambda: attempt(self._merge_part, "error")))
+
+    async def _copy_part(self, connection: AsyncConnection, chunk: Chunk, queue_id: int, batch: UUID) -> dict[str, int]:
+        """Raises Taken for a subject that is. In the order of subjects, as everybody writes them, so that two pushes
+        never wait for each other in a circle; with ids in the order given, so that the first runs first."""
+        if not say.distinct(chunk.subjects):
+            raise Taken("a subject is given twice")
+        counts = {"created": len(chunk.payloads)}
+        known = await self._enter(connection, (batch, chunk.part, len(chunk.payloads), chunk.checksum), counts)
+        if known is None:
+            ids = await (await connection.execute(say.RESERVE, (len(chunk.payloads),))).fetchall()
+            await copy(connection, *say.copy_text(queue_id, chunk, [id_ for (id_,) in ids]))
+        return counts if known is None else known
+
+    async def _merge_part(
+        self, connection: AsyncConnection, chunk: Chunk, on_conflict: str, batch: UUID
+    ) -> dict[str, int]:
+        known = await self._enter(connection, (batch, chunk.part, len(chunk.payloads), chunk.checksum), {})
+        if known is not None:
+            return known
+        parameters = (self.name, *say.merge_columns(chunk), on_conflict)
+        with say.counted_from(chunk.first), translated():
+            rows = await (await connection.execute(say.PUSH_MANY, parameters)).fetchall()
+        counts = {str(word): int(count) for word, count in rows}
+        await connection.execute(say.NOTE_REPORT, (batch, chunk.part, orjson.dumps(counts).decode()))
+        return counts
+
+    async def _enter(
+        self, connection: AsyncConnection, entry: tuple[UUID, int, int, int], counts: Mapping[str, int]
+    ) -> dict[str, int] | None:
+        """Notes batch, part, rows and checksum in the ledger. Answers what was reported if it was there already."""
+        parameters = (self.name, *entry, orjson.dumps(counts).decode())
+        row = await (await connection.execute(say.ENTER_PART, parameters)).fetchone()
+        assert row is not None
+        return None if row[0] is None else orjson.loads(row[0])
+
+    # --- claim, extend, settle, release -----------------------------------------------------------------------------
+
+    async def claim(
+        self, limit: int = 1, *, lease: Duration | None = None, worker: str = "", may_alone: bool = True
+    ) -> Claim:
+        """Up to `limit` tasks, ours until the lease ends. An empty claim is not an empty queue: ask `status`.
+
+        Say `may_alone=False` while other tasks of this worker are running: a task that once took a worker down with it
+        is only given to one that has nothing else to lose.
+        """
+        limit = validate.whole(limit, "limit", 1, validate.LARGEST_CLAIM)
+        length, worker = validate.lease(lease), validate.worker(worker)
+        hint = self._hint.current()
+        began = time.perf_counter()
+        async with self._database.transaction() as connection:
+            parameters = (self.name, limit, length, worker, *(hint or say.NO_PLACE), may_alone)
+            rows = await fetch_raw(connection, say.CLAIM, parameters)
+        self._hint.note(rows, limit, hint is None, time.perf_counter() - began)
+        claim = say.claimed(self.name, rows)
+        unreadable = say.unreadable(claim)
+        if unreadable:
+            await self.settle(claim, unreadable)
+            claim = replace(claim, tasks=tuple(task for task in claim.tasks if task.id not in unreadable))
+        return claim
+
+    async def extend(self, claim: Claim | UUID | str, *, lease: Duration | None = None) -> Extended:
+        """The lease goes on from now. LeaseLost: it is somebody else's, or everything in it was cancelled."""
+        parameters = (say.token_of(claim), validate.lease(lease))
+        async with self._database.transaction() as connection:
+            row = await (await connection.execute(say.EXTEND, parameters)).fetchone()
+        return say.extended(row, claim)
+
+    async def settle(
+        self, claim: Claim | UUID | str, outcomes: Mapping[int, Outcome] | Iterable[int] | None = None
+    ) -> dict[int, str]:
+        """Says what became of claimed tasks: a mapping of id to Outcome, or the ids that are done, or nothing: all of
+        the claim is done. Answers the state each is in now: done, planned, pending or dead.
+
+        What is no longer ours changes nothing and raises LeaseLost, after the rest is applied.
+        """
+        parameters = say.settle_parameters(claim, outcomes)
+        if parameters is None:
+            return {}
+        async with self._database.transaction() as connection:
+            rows = await (await connection.execute(say.SETTLE, parameters, binary=True)).fetchall()
+        return say.settled(rows)
+
+    async def release(self, claim: Claim | UUID | str, *, delay: Duration | None = None) -> dict[int, str]:
+        """Puts back what is still open of the claim, as it was: no attempt burned."""
+        wait, ids = validate.delay(delay), say.ids_of(claim)
+        if isinstance(claim, Claim) and not ids:
+            return {}
+        async with self._database.transaction() as connection:
+            rows = await (await connection.execute(say.RELEASE, (say.token_of(claim), ids or None, wait))).fetchall()
+        if not rows:
+            raise LeaseLost(say.LOST)
+        return say.settled(rows)
+
+    # --- what people do to tasks that are there ---------------------------------------------------------------------
+
+    async def cancel(
+        self, ids: Iterable[int] | None = None, *, subjects: Iterable[str] | None = None, reason: str = "cancelled"
+    ) -> dict[int, str]:
+        """Ends tasks unfinished. By id: cancelled, revoked (somebody works on it, and is told at the next extend or
+        settle), ended (before), busy (somebody holds it this moment: try again), unknown."""
+        return await self._each("cancel", ids, subjects, reason=reason)
+
+    async def redrive(
+        self,
+        ids: Iterable[int] | None = None,
+        *,
+        subjects: Iterable[str] | None = None,
+        kind: str | None = None,
+        error: str | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+    ) -> dict[int, str]:
+        """Gives dead tasks another life: these (cancelled ones too), or all dead ones of a kind, with this text in
+        their error, since then. Attempts and age begin anew. By id: redriven, live (waits or runs), busy, unknown."""
+        since = None if since is None else validate.moment(since, "since")
+        if ids is not None or subjects is not None:
+            return await self._each("redrive", ids, subjects, kind=kind, error=error, since=since, limit=say.MOST)
+        found: dict[int, str] = {}
+        left = None if limit is None else validate.whole(limit, "limit", 1, 2**31)
+        while left is None or left > 0:
+            most = say.MOST if left is None else min(left, say.MOST)
+            some = await self._each("redrive", None, None, kind=kind, error=error, since=since, limit=most)
+            found |= some
+            if len(some) < most:
+                break
+            left = None if left is None else left - len(some)
+        return found
+
+    async def reschedule(
+        self, due: datetime, ids: Iterable[int] | None = None, *, subjects: Iterable[str] | None = None
+    ) -> dict[int, str]:
+        """Gives waiting tasks another due. By id: rescheduled, active, ended, busy, unknown."""
+        return await self._each("reschedule", ids, subjects, due=validate.moment(due))
+
+    async def reprioritise(
+        self, priority: int, ids: Iterable[int] | None = None, *, subjects: Iterable[str] | None = None
+    ) -> dict[int, str]:
+        """Gives tasks another priority; one that runs now has it from its next attempt on. By id: reprioritised, ended,
+        busy, unknown."""
+        return await self._each("reprioritise", ids, subjects, priority=validate.whole(priority, "priority", 0, 9))
+
+    async def purge(
+        self,
+        *states: State,
+        ids: Iterable[int] | None = None,
+        kind: str | None = None,
+        error: str | None = None,
+        before: datetime | None = None,
+        limit: int | None = None,
+    ) -> int:
+        """Removes tasks in these states for good (never active ones); answers how many."""
+        which = say.chosen(self.name, ids, None) | {
+            "states": list(states),
+            "kind": kind,
+            "error": error,
+            "before": None if before is None else validate.moment(before, "before"),
+        }
+        left = None if limit is None else validate.whole(limit, "limit", 1, 2**31)
+        gone = 0
+        while left is None or gone < left:
+            most = say.MOST if left is None else min(left - gone, say.MOST)
+            async with self._database.transaction() as connection:
+                row = await (await connection.execute(say.VERBS["purge"].encode(), which | {"limit": most})).fetchone()
+            assert row is not None
+            gone += row[0]
+            if row[0] < most:
+                break
+        return gone
+
+    async def _each(
+        self, verb: str, ids: Iterable[int] | None, subjects: Iterable[str] | None, **parameters: Any
+    ) -> dict[int, str]:
+        which = say.chosen(self.name, ids, subjects)
+        async with self._database.transaction() as connection:
+            rows = await (await connection.execute(say.VERBS[verb].encode(), which | parameters)).fetchall()
+        return {int(id_): str(result) for id_, result in rows}
+
+    async def tasks(
+        self,
+        *,
+        state: State | None = None,
+        kind: str | None = None,
+        subject: str | None = None,
+        error: str | None = None,
+        after: int | None = None,
+        limit: int = 100,
+    ) -> list[Listed]:
+        """Tasks as they are, in the order of their ids; go on with `after` the last one."""
+        return await self._list(None, state, kind, subject, error, after, validate.whole(limit, "limit", 1, say.MOST))
+
+    async def task(self, id: int) -> Listed:  # noqa: A002 - it is what it is called everywhere
+        """One task."""
+        found = await self._list(validate.ids([id])[0], None, None, None, None, None, 1)
+        if not found:
+            raise NotFound(f"id: there is no task {id} in queue {self.name!r}")
+        return found[0]
+
+    async def _list(self, *values: object) -> list[Listed]:
+        names = ("id", "state", "kind", "subject", "error", "after", "limit")
+        parameters = {"queue": self.name} | dict(zip(names, values, strict=True))
+        async with self._database.transaction() as connection:
+            await connection.execute(
+                say.LIMIT, (self.name,)
+            )  # a queue that is not there is told apart from an empty one
+            return say.listed(await (await connection.execute(say.LIST.encode(), parameters)).fetchall())
+
+    # --- the queue itself -------------------------------------------------------------------------------------------
+
+    async def settings(self) -> QueueSettings:
+        found = await settings(self._database, self.name)
+        if not found:
+            await self.status()  # raises NotFound, with the nearest name
+        return found[0]
+
+    async def set(self, **changes: Any) -> QueueSettings:
+        """Changes any of lease, max_attempts, retry, sla, keep_done, keep_dead, keep_cancelled, max_payload, paused."""
+        wanted = say.queue_changes(changes)
+        async with self._database.transaction() as connection:
+            await connection.execute(say.SET_QUEUE, (self.name, wanted))
+        return await self.settings()
+
+    async def pause(self) -> None:
+        """Claims answer nothing until `resume`. Pushes go on; what runs now may settle."""
+        await self.set(paused=True)
+
+    async def resume(self) -> None:
+        await self.set(paused=False)
+
+    async def drop(self, *, force: bool = False) -> int:
+        """Removes the queue. Tasks in it are a reason to refuse, unless forced; answers how many went with it."""
+        async with self._database.transaction() as connection:
+            row = await (await connection.execute("select penstock.drop_queue(%s, %s)", (self.name, force))).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    async def status(self) -> QueueStatus:
+        return (await status(self._database, self.name))[0]
+
+    async def verify(self) -> Verification:
+        return await verify(self._database, self.name)
+
+
+async def copy(connection: AsyncConnection, columns: str, data: bytes) -> None:
+    async with connection.cursor().copy(f"copy penstock.task ({columns}) from stdin".encode()) as into:
+        await into.write(data)
+
+
+async def persistently(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Repeats what a ledger makes repeatable, while PostgreSQL restarts or a COMMIT's reply is lost."""
+    for n in range(RETRIES):
+        try:
+            return await attempt()
+        except Unavailable as error:
+            if n == RETRIES - 1 or error.reason == "read_only":
+                raise
+            await sleep(min(0.1 * 2**n, 2.0))
+    raise AssertionError
+
+
+# --- all queues and their books -------------------------------------------------------------------------------------
+
+
+async def create(database: AsyncDatabase, name: str, *, exist_ok: bool = False, **options: Any) -> bool:
+    """Creates a queue; False: it was there already (and was left as it is)."""
+    statement, parameters = say.create_queue(name, exist_ok, options)
+    async with database.transaction() as connection:
+        row = await (await connection.execute(statement, parameters)).fetchone()
+    return bool(row and row[0])
+
+
+async def settings(database: AsyncDatabase, name: str | None = None) -> list[QueueSettings]:
+    async with database.transaction() as connection:
+        return say.settings_of(await (await connection.execute(say.SETTINGS_OF, (name, name))).fetchall())
+
+
+async def status(database: AsyncDatabase, name: str | None = None) -> list[QueueStatus]:
+    asked = None if name is None else validate.queue_name(name)
+    async with database.transaction() as connection:
+        return say.statuses(await (await connection.execute(say.STATUS, (asked,))).fetchall())
+
+
+async def verify(database: AsyncDatabase, name: str | None = None) -> Verification:
+    async with database.transaction() as connection:
+        rows = await (await connection.execute(say.VERIFY, (name,))).fetchall()
+        dropped = await (await connection.execute(say.DROPPED, (name,))).fetchone()
+    return say.verification(rows, dropped)
+
+
+async def repair(database: AsyncDatabase, name: str | None = None) -> list[Repair]:
+    async with database.transaction() as connection:
+        return [Repair(*row) for row in await (await connection.execute(say.REPAIR, (name,))).fetchall()]
+
+
+async def upkeep(database: AsyncDatabase) -> dict[str, int]:
+    async with database.transaction() as connection:
+        rows = await (await connection.execute(say.UPKEEP)).fetchall()
+    return {str(part): int(count) for part, count in rows}
+
+
+async def beat(
+    database: AsyncDatabase,
+    worker: str,
+    queues: list[str],
+    *,
+    slots: int,
+    busy: int,
+    host: str = "",
+    pid: int | None = None,
+) -> dict[str, str]:
+    """A worker lives. Answers the channel of each of its queues, on which pushes wake it."""
+    async with database.transaction() as connection:
+        rows = await (
+            await connection.execute(
+                "select queue, channel from penstock.beat(%s, %s::text[], %s, %s, %s, %s)",
+                (worker, queues, slots, busy, host, pid),
+            )
+        ).fetchall()
+    return {str(queue): str(channel) for queue, channel in rows}

@@ -1,0 +1,32 @@
+"""What threads do their own way. The same names for asyncio are in `penstock.aio.colour`."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import ParamSpec, TypeVar
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+Items = Iterable[T]
+Lock = threading.Lock
+sleep = time.sleep
+
+
+def here() -> tuple[int, int]:
+    """A pool belongs to one process: a fork must not use its parent's connections."""
+    return os.getpid(), 0
+
+
+def batches(items: Items[T], size: int) -> Iterator[list[T]]:
+    source = iter(items)
+    while batch := list(islice(source, size)):
+        yield batch
+
+
+def in_thread(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    return work(*arguments, **named)

@@ -1,0 +1,42 @@
+-- Nobody may do anything but by name. Verbs are SECURITY DEFINER: a worker with rights on the tables could step round the
+-- fence. What is not listed here is ours alone.
+revoke all on schema penstock from public;
+revoke all on all functions in schema penstock from public;
+revoke all on all tables in schema penstock from public;
+revoke all on all sequences in schema penstock from public;
+
+do $$
+declare
+    v_grant record;
+begin
+    if not exists (select from pg_catalog.pg_roles as r where r.rolname = 'penstock_admin') then
+        return;    -- init --no-roles
+    end if;
+    grant usage on schema penstock to penstock_producer, penstock_worker, penstock_reader, penstock_admin;
+
+    for v_grant in
+        select p.oid::pg_catalog.regprocedure as function, g.role
+        from pg_catalog.pg_proc as p
+        join (values
+            ('penstock_producer', array['contract', 'clock', 'push', 'push_many', 'enter_part', 'note_report', 'the_queue',
+                                        'largest_payload', 'status']),
+            ('penstock_worker', array['contract', 'clock', 'claim', 'extend', 'settle', 'release', 'at_place', 'the_queue',
+                                      'largest_payload', 'status', 'upkeep', 'beat']),
+            ('penstock_reader', array['contract', 'clock', 'the_queue', 'largest_payload', 'status', 'verify', 'retry_delay']),
+            ('penstock_admin', array['create_queue', 'set_queue', 'drop_queue', 'cancel', 'redrive', 'reschedule',
+                                     'reprioritise', 'purge', 'repair'])
+        ) as g(role, functions) on p.proname = any(g.functions)
+        where p.pronamespace = 'penstock'::pg_catalog.regnamespace
+    loop
+        execute pg_catalog.format('grant execute on function %s to %I', v_grant.function, v_grant.role);
+    end loop;
+
+    -- A producer may COPY documents in: these columns, and nothing that says what became of a task. The agenda row and the
+    -- counters come from the trigger, which runs as the owner.
+    grant insert (id, queue_id, priority, kind, subject, payload, due) on penstock.task to penstock_producer;
+    grant usage on sequence penstock.task_id_seq to penstock_producer;
+
+    grant select on all tables in schema penstock to penstock_reader;
+    grant penstock_producer, penstock_worker, penstock_reader to penstock_admin;
+end
+$$;

@@ -1,0 +1,16 @@
+-- Who may do what. Roles belong to the whole cluster, and are shared by all databases in it; nobody logs in as one.
+do $$
+declare
+    v_role text;
+begin
+    foreach v_role in array array['penstock_producer', 'penstock_worker', 'penstock_reader', 'penstock_admin'] loop
+        if not exists (select from pg_catalog.pg_roles as r where r.rolname = v_role) then
+            begin
+                execute pg_catalog.format('create role %I nologin', v_role);
+            exception when duplicate_object or unique_violation then
+                null;    -- another database's init made it just now
+            end;
+        end if;
+    end loop;
+end
+$$;

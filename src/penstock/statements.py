@@ -1,0 +1,450 @@
+"""What the seam says to PostgreSQL, and how it reads the answers. Both colours share it; no I/O."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from penstock import validate
+from penstock.errors import Conflict, LeaseLost, NotFound, ValidationError, shown
+from penstock.model import (
+    Claim,
+    Duration,
+    Extended,
+    Finding,
+    Listed,
+    Outcome,
+    QueueSettings,
+    QueueStatus,
+    Task,
+    Verification,
+    from_micros,
+)
+from penstock.retry import Strategy, parse
+from penstock.spool import Chunk
+from penstock.wire import IdArray, TextArray
+
+Place = tuple[int, datetime, int]
+NO_PLACE = (None, None, None)
+
+# --- push -------------------------------------------------------------------------------------------------------------
+
+LIMIT = "select q.id, penstock.largest_payload(q) from penstock.the_queue(%s) as q"
+PUSH = """
+    select id, result, state
+    from penstock.push_many(%s, array[%s::text], array[%s::text], array[%s::text], array[%s::timestamptz],
+                            array[%s::smallint], %s)
+"""
+PUSH_MANY = """
+    select result, count(*)
+    from penstock.push_many(%s, %s, %s, %s, (%s::text[])::timestamptz[], %s::smallint[], %s)
+    group by result
+"""
+RESERVE = "select nextval('penstock.task_id_seq') from generate_series(1, %s)"
+ENTER_PART = "select penstock.enter_part(%s, %s, %s, %s, %s::text, %s::jsonb)::text"
+NOTE_REPORT = "select penstock.note_report(%s, %s, %s::jsonb)"
+
+# Into the caller's transaction, through whatever driver it has: every parameter is text, arrays are array literals.
+PUSH_AS_TEXT = """
+    select n, id, result, state
+    from penstock.push_many(cast($1 as text), cast(cast($2 as text) as text[]), cast(cast($3 as text) as text[]),
+                            cast(cast($4 as text) as text[]), cast(cast($5 as text) as timestamptz[]),
+                            cast(cast($6 as text) as smallint[]), cast($7 as text))
+    order by n
+"""
+
+
+def conflict(value: object) -> str:
+    if value not in ("skip", "update", "error"):
+        raise ValidationError(f"on_conflict: {shown(value)} is not skip, update or error", field="on_conflict")
+    return str(value)
+
+
+def merge_columns(chunk: Chunk) -> tuple[Any, ...]:
+    return (
+        TextArray(chunk.payloads),
+        chunk.subjects and TextArray(chunk.subjects),
+        chunk.kinds and TextArray(chunk.kinds),
+        chunk.dues and TextArray(chunk.dues),
+        chunk.priorities,
+    )
+
+
+def text_columns(queue: str, chunk: Chunk, on_conflict: str) -> list[str | None]:
+    """The parameters of PUSH_AS_TEXT."""
+    return [
+        queue,
+        array_literal(chunk.payloads),
+        array_literal(chunk.subjects),
+        array_literal(chunk.kinds),
+        array_literal(chunk.dues),
+        None if chunk.priorities is None else "{" + ",".join(map(str, chunk.priorities)) + "}",
+        on_conflict,
+    ]
+
+
+def array_literal(values: Sequence[bytes | None] | None) -> str | None:
+    if values is None:
+        return None
+    quoted = ("NULL" if one is None else '"' + escaped_element(one.decode()) + '"' for one in values)
+    return "{" + ",".join(quoted) + "}"
+
+
+def escaped_element(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def copy_text(queue_id: int, chunk: Chunk, ids: list[int] | None = None) -> tuple[str, bytes]:
+    """A chunk as COPY's text format, in the order of subjects. JSON has no raw tabs or newlines in it."""
+    head = b"%d\t" % queue_id
+    columns: dict[str, list[bytes]] = {}
+    if ids is not None:
+        columns["id"] = [b"%d" % one for one in ids]
+    if chunk.subjects is not None:
+        columns["subject"] = [b"\\N" if one is None else copy_escaped(one) for one in chunk.subjects]
+    if chunk.kinds is not None:
+        columns["kind"] = [copy_escaped(one) for one in chunk.kinds]
+    if chunk.priorities is not None:
+        columns["priority"] = [b"%d" % one for one in chunk.priorities]
+    if chunk.dues is not None:
+        columns["due"] = [b"\\N" if one is None else one for one in chunk.dues]
+    if not columns:
+        joined = (b"\n" + head).join(chunk.payloads)
+        return "queue_id, payload", head + joined.replace(b"\\", b"\\\\") + b"\n"
+    columns["payload"] = [one.replace(b"\\", b"\\\\") for one in chunk.payloads]
+    lines = [head + b"\t".join(row) for row in zip(*columns.values(), strict=True)]
+    if chunk.subjects is not None:
+        # Byte by byte, as PostgreSQL's collation "C" does.
+        order = sorted(range(len(lines)), key=[one or b"" for one in chunk.subjects].__getitem__)
+        lines = [lines[n] for n in order]
+    return ", ".join(("queue_id", *columns)), b"\n".join(lines) + b"\n"
+
+
+def copy_escaped(value: bytes) -> bytes:
+    return value.replace(b"\\", b"\\\\").replace(b"\t", b"\\t").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
+
+
+def distinct(subjects: list[bytes | None] | None) -> bool:
+    named = [one for one in subjects or () if one is not None]
+    return len({*named}) == len(named)
+
+
+@contextmanager
+def counted_from(first: int) -> Iterator[None]:
+    """SQL names an item by its position in the call; people count from the start of the push."""
+    try:
+        yield
+    except Conflict as error:
+        raise type(error)(ITEM.sub(lambda at: f"item {int(at[1]) + first}:", error.message), hint=error.hint) from None
+
+
+ITEM = re.compile(r"^item (\d+):")
+
+
+# --- claim, extend, settle, release -----------------------------------------------------------------------------------
+
+# All rows of a claim share one token and one end: sent once.
+CLAIM = """
+    select id, kind, subject, payload, priority, attempt, iterations, due, created,
+           case when row_number() over () = 1 then token end, case when row_number() over () = 1 then until end
+    from penstock.claim(%s, %s, %s, %s, penstock.at_place(%s::smallint, %s::timestamptz, %s::bigint), %s, false)
+"""
+EXTEND = "select until, revoked, open from penstock.extend(%s, %s)"
+SETTLE = """
+    select result, array_agg(id)
+    from penstock.settle(%s, %s, %s::text[], %s::timestamptz[], %s::interval[], %s::text[], %s::text[], %s::text[])
+    group by result
+"""
+RELEASE = "select result, array_agg(id) from penstock.release(%s, %s, %s) group by result"
+LOST = "the lease is lost: it expired, or everything in it is settled"
+
+
+class Hint:
+    """Where the last claim ended. Under a held snapshot dead rows pile up in front of the queue, and a claim that
+    starts behind them stays fast. Rows may appear before it (late commits, releases, higher priority), so every half
+    second or so a claim looks from the start; that one also expires and promotes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._place: Place | None = None
+        self._next_full = 0.0
+
+    def current(self) -> Place | None:
+        with self._lock:
+            return self._place if time.monotonic() < self._next_full else None
+
+    def note(self, rows: list[tuple[Any, ...]], limit: int, full: bool, cost: float) -> None:
+        with self._lock:
+            if len(rows) < limit:
+                self._place = None
+                return
+            last = rows[-1]
+            self._place = (last[4], from_micros(last[7]), last[0])
+            if full:
+                self._next_full = time.monotonic() + max(0.5, min(20 * cost, 0.8))
+
+
+def claimed(queue: str, rows: list[tuple[Any, ...]]) -> Claim:
+    if not rows:
+        return Claim(queue, None, None, ())
+    ids, kinds, subjects, payloads, priorities, attempts, iterations, dues, created, tokens, untils = zip(
+        *rows, strict=True
+    )
+    decoded = validate.decode_payloads(payloads)
+    columns = zip(ids, kinds, subjects, decoded, priorities, attempts, iterations, dues, created, strict=True)
+    return Claim(queue, UUID(bytes=tokens[0]), from_micros(untils[0]), tuple(map(Task._make, columns)))
+
+
+UNREADABLE = Outcome.dead("payload: it is nested too deep to be read", error_class="PayloadError")
+
+
+def unreadable(claim: Claim) -> dict[int, Outcome]:
+    """Tasks whose payload Python can not read: they must not hold up the rest of the claim, again and again."""
+    return {task.id: UNREADABLE for task in claim.tasks if task.payload is None}
+
+
+def extended(row: tuple[Any, ...] | None, claim: Claim | UUID | str) -> Extended:
+    if row is None:
+        raise LeaseLost(LOST, refused=ids_of(claim))
+    until, revoked, left = row
+    if not left:
+        raise LeaseLost("every task of the lease was cancelled", revoked=revoked)
+    return Extended(until, tuple(revoked))
+
+
+def token_of(claim: Claim | UUID | str) -> UUID:
+    return validate.token(claim.token if isinstance(claim, Claim) else claim)
+
+
+def ids_of(claim: Claim | UUID | str) -> list[int]:
+    return claim.ids if isinstance(claim, Claim) else []
+
+
+def settle_parameters(
+    claim: Claim | UUID | str, outcomes: Mapping[int, Outcome] | Iterable[int] | None
+) -> tuple[Any, ...] | None:
+    """Those of SETTLE; None: there is nothing to settle."""
+    columns: Sequence[Any] = (None,) * 6
+    if outcomes is None:
+        if not isinstance(claim, Claim):
+            raise ValidationError("outcomes: a token alone does not say which tasks", field="outcomes")
+        ids = claim.ids
+    else:
+        ids = validate.ids(outcomes)
+        if isinstance(outcomes, Mapping):
+            columns = settle_columns(list(outcomes.values()))
+    return (token_of(claim), IdArray(ids), *columns) if ids else None
+
+
+def settle_columns(outcomes: list[Outcome]) -> tuple[Any, ...]:
+    words: list[str] = []
+    delays: list[timedelta | None] = []
+    payloads: list[str | None] = []
+    for n, outcome in enumerate(outcomes):
+        try:
+            if not isinstance(outcome, Outcome):
+                raise ValidationError(f"outcome: {shown(outcome)} is not an Outcome", field="outcome")  # noqa: TRY301
+            if outcome.due is not None:
+                validate.moment(outcome.due)
+            delays.append(validate.delay(outcome.delay))
+            payloads.append(None if outcome.payload is None else validate.payload(outcome.payload).decode())
+        except ValidationError as error:
+            raise error.at(n) from None
+        words.append(outcome.word)
+    return (
+        words,
+        [outcome.due for outcome in outcomes],
+        delays,
+        payloads,
+        [storable(outcome.error) for outcome in outcomes],
+        [storable(outcome.error_class) for outcome in outcomes],
+    )
+
+
+def storable(text: str | None) -> str | None:
+    """An error text is never a reason to lose a settle: what PostgreSQL can not store is spelt out, what is too long is
+    cut (it is cut again, exactly, in SQL)."""
+    if text is None:
+        return None
+    cut = str(text)[:20_000]
+    return cut.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
+
+
+def settled(rows: list[tuple[str, list[int]]]) -> dict[int, str]:
+    """The answer of a settle, by id. Raises for those that were not ours to settle."""
+    found = dict(rows)
+    refused, revoked, unknown = (found.get(word, []) for word in ("refused", "revoked", "unknown"))
+    if refused or revoked:
+        raise LeaseLost(
+            f"{len(refused)} refused, {len(revoked)} cancelled: they are no longer ours",
+            refused=refused,
+            revoked=revoked,
+        )
+    if unknown:
+        raise NotFound(f"id: {unknown[0]} was never in this lease ({len(unknown)} in all)")
+    return {id_: state for state, ids in rows for id_ in ids}
+
+
+# --- the other verbs --------------------------------------------------------------------------------------------------
+
+VERBS = {
+    "cancel": "select id, result from penstock.cancel(%(queue)s, %(ids)s, %(subjects)s, %(reason)s)",
+    "redrive": """
+        select id, result
+        from penstock.redrive(%(queue)s, %(ids)s, %(subjects)s, %(kind)s, %(error)s, %(since)s, %(limit)s)
+    """,
+    "reschedule": "select id, result from penstock.reschedule(%(queue)s, %(due)s, %(ids)s, %(subjects)s)",
+    "reprioritise": """
+        select id, result from penstock.reprioritise(%(queue)s, %(priority)s::smallint, %(ids)s, %(subjects)s)
+    """,
+    "purge": """
+        select penstock.purge(%(queue)s, %(states)s, %(ids)s, %(kind)s, %(error)s, %(before)s, %(limit)s)
+    """,
+}
+MOST = 10_000  # tasks in one call of SQL
+
+
+def chosen(queue: str, ids: Iterable[int] | None, subjects: Iterable[str] | None) -> dict[str, Any]:
+    """The parameters that say which tasks a verb is about."""
+    found = None if ids is None else IdArray(validate.ids(ids))
+    named = None
+    if subjects is not None:
+        if isinstance(subjects, str):
+            subjects = [subjects]
+        named = [validate.text(one, "subject", validate.LARGEST_SUBJECT) for one in subjects]
+    return {"queue": queue, "ids": found, "subjects": named}
+
+
+LIST = """
+    select id, queue, kind, subject, state, priority, due, attempts, iterations, created, last_iteration, ended_at,
+           reason, error, payload::text
+    from penstock.tasks
+    where queue = %(queue)s
+      and (%(id)s::bigint is null or id = %(id)s)
+      and (%(state)s::text is null or state = %(state)s)
+      and (%(kind)s::text is null or kind = %(kind)s)
+      and (%(subject)s::text is null or subject = %(subject)s)
+      and (%(error)s::text is null or strpos(coalesce(error, '') || ' ' || coalesce(reason, ''), %(error)s) > 0)
+      and (%(after)s::bigint is null or id > %(after)s)
+    order by id
+    limit %(limit)s
+"""
+
+
+def listed(rows: list[tuple[Any, ...]]) -> list[Listed]:
+    return [Listed(*(*row[:-1], orjson.loads(row[-1]))) for row in rows]
+
+
+# --- queues and their books -------------------------------------------------------------------------------------------
+
+SETTINGS_OF = """
+    select name, lease, max_attempts, retry::text, sla, keep_done, keep_dead, keep_cancelled, paused, created,
+           penstock.largest_payload(q)
+    from penstock.queue as q
+    where %s::text is null or name = %s
+    order by name
+"""
+SET_QUEUE = "select penstock.set_queue(%s, %s::jsonb)"
+STATUS = """
+    select queue, planned, pending, active, done, dead, cancelled, extract(epoch from oldest_pending_age)::float8,
+           extract(epoch from sla)::float8, paused, totals::text, at
+    from penstock.status(%s)
+"""
+VERIFY = "select area, queue, what, expected, found from penstock.verify(%s)"
+DROPPED = "select coalesce(sum((totals->>'orphaned')::bigint), 0)::bigint from penstock.status(%s)"
+REPAIR = "select queue, what, rows from penstock.repair(%s)"
+UPKEEP = "select part, rows from penstock.upkeep()"
+
+
+def create_queue(name: str, exist_ok: bool, options: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
+    """The statement that creates a queue, and its parameters."""
+    values = {f"p_{key}": value for key, value in queue_options(options).items()}
+    if "p_max_payload" in values:
+        values["p_settings"] = orjson.dumps({"max_payload": values.pop("p_max_payload")}).decode()
+    values |= {"p_name": validate.queue_name(name), "p_exist_ok": exist_ok}
+    casts = {"p_retry": "::jsonb", "p_settings": "::jsonb"}
+    arguments = ", ".join(f"{key} => %({key})s{casts.get(key, '')}" for key in values)
+    return f"select penstock.create_queue({arguments})".encode(), values
+
+
+def queue_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a queue, checked, as PostgreSQL takes them."""
+    return {key: CHECKS[key](value, key) for key, value in options.items()}
+
+
+def retention(value: Duration | None, field: str) -> timedelta | None:
+    return None if value is None else validate.positive(value, field)
+
+
+def strategy(value: Strategy | str, _: str) -> str:
+    found = parse(value) if isinstance(value, str) else value
+    if not callable(getattr(found, "to_json", None)):
+        raise ValidationError(f"retry: {shown(value)} is not a strategy", field="retry")
+    return orjson.dumps(found.to_json()).decode()
+
+
+def checked_lease(value: Duration, field: str) -> timedelta:
+    found = validate.lease(value)
+    if found is None:
+        raise ValidationError(f"{field}: None is not between 100ms and 24h", field=field)
+    return found
+
+
+CHECKS: Mapping[str, Any] = {
+    "lease": checked_lease,
+    "max_attempts": lambda value, key: None if value is None else validate.whole(value, key, 1, 32767),
+    "retry": strategy,
+    "sla": retention,
+    "keep_done": retention,
+    "keep_dead": retention,
+    "keep_cancelled": retention,
+    "max_payload": lambda value, key: validate.whole(value, key, 2, validate.LARGEST_EVER),
+    "paused": lambda value, _: bool(value),
+}
+
+
+def queue_changes(options: Mapping[str, Any]) -> str:
+    """The changes for SET_QUEUE."""
+    if not options:
+        raise ValidationError("changes: no setting is given", hint=f"Settings are {', '.join(CHECKS)}.")
+    unknown = [key for key in options if key not in CHECKS]
+    if unknown:
+        raise ValidationError(
+            f"changes: {shown(unknown[0])} is not a setting", hint=f"Settings are {', '.join(CHECKS)}."
+        )
+    found = queue_options(options)
+    values = {
+        key: f"{value.total_seconds()} seconds" if isinstance(value, timedelta) else value
+        for key, value in found.items()
+    }
+    if "retry" in values:
+        values["retry"] = orjson.Fragment(values["retry"])
+    return orjson.dumps(values).decode()
+
+
+def settings_of(rows: list[tuple[Any, ...]]) -> list[QueueSettings]:
+    return [QueueSettings(*(*row[:3], orjson.loads(row[3]), *row[4:])) for row in rows]
+
+
+def statuses(rows: list[tuple[Any, ...]]) -> list[QueueStatus]:
+    return [QueueStatus(*(*row[:10], orjson.loads(row[10]), row[11])) for row in rows]
+
+
+def verification(rows: list[tuple[Any, ...]], dropped: tuple[Any, ...] | None) -> Verification:
+    areas = {area: [row for row in rows if row[0] == area] for area in ("drift", "orphans", "history", "balance")}
+    return Verification(
+        drift=len(areas["drift"]),
+        orphans=sum(row[4] for row in areas["orphans"]),
+        history=len(areas["history"]),
+        balance=len(areas["balance"]),
+        dropped=int(dropped[0]) if dropped else 0,
+        findings=tuple(Finding(row[1], f"{row[0]}: {row[2]}", row[3], row[4]) for row in rows),
+    )
