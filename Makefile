@@ -1,6 +1,6 @@
 # The one door. `make demo` and `make test` set everything up themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format generate schema bench clean
+.PHONY: help setup demo test test-all test-compat check format generate schema bench clean
 
 BIN := .venv/bin
 SQL := $(wildcard src/penstock/sql/migrations/*.sql)
@@ -19,8 +19,19 @@ demo: .venv/ready  ## start PostgreSQL, push 100,000 tasks, drain them with two 
 test: .venv/ready  ## all tests that run in minutes
 	@$(BIN)/pytest -m "not slow"
 
-test-all: .venv/ready check  ## every test, the long ones too
+test-all: .venv/ready check  ## every test, the long ones too, and test-compat
 	@$(BIN)/pytest
+	@$(MAKE) --no-print-directory test-compat
+
+# In turn: PostgreSQL 15; PgBouncer in transaction mode; plans without hash and merge joins.
+test-compat: .venv/ready  ## the queue on PostgreSQL 15, through PgBouncer, and with other plans
+	@PENSTOCK_PG_BIN="$$(scripts/setup-compat)" && export PENSTOCK_PG_BIN && $(BIN)/pytest -m "not slow" \
+	    tests/sql tests/test_queue.py tests/test_upsert.py tests/test_verbs.py tests/test_retry.py \
+	    tests/test_concurrency.py tests/test_properties.py
+	@PENSTOCK_TEST_POOLER=1 $(BIN)/pytest tests/test_queue.py tests/test_upsert.py tests/test_verbs.py \
+	    "tests/test_concurrency.py::test_the_lock_rule_over_hot_subjects[quick]"
+	@PENSTOCK_TEST_SETTINGS="enable_hashjoin=off enable_mergejoin=off enable_material=off" $(BIN)/pytest \
+	    tests/test_queue.py tests/test_upsert.py
 
 check: .venv/ready  ## ruff, mypy, import rows, SQL lint
 	@$(BIN)/ruff check .

@@ -1,4 +1,10 @@
-"""One embedded PostgreSQL for the whole run; a database per test, cloned from a template; a clock that tests own."""
+"""One embedded PostgreSQL for the whole run; a database per test, cloned from a template; a clock that tests own.
+
+Which one, and how it is reached, the environment says:
+    PENSTOCK_PG_BIN         the programs of another PostgreSQL
+    PENSTOCK_TEST_SETTINGS  settings of the server: "enable_hashjoin=off enable_mergejoin=off"
+    PENSTOCK_TEST_POOLER    1: through PgBouncer in transaction mode; what needs a session asks for `direct_dsn`
+"""
 
 from __future__ import annotations
 
@@ -15,10 +21,13 @@ import pytest
 
 from penstock import Penstock, Queue
 from penstock.embedded import Server
+from pooler import Pooler
 
 TEMPLATE = "penstock_template"
 SERVER = pytest.StashKey[Server]()
 DSN = pytest.StashKey[str]()
+POOLER = pytest.StashKey[Pooler]()
+POOLED = pytest.StashKey[str]()  # the server's DSN through the pooler, or as it is when there is none
 NUMBER = count()
 
 # Time stands where a test puts it: `fixed`, or the real clock, plus `shift`.
@@ -35,14 +44,20 @@ def pytest_configure(config: pytest.Config) -> None:
     """The controller starts the server; workers of xdist are told where it is."""
     if hasattr(config, "workerinput"):
         config.stash[DSN] = config.workerinput["dsn"]
+        config.stash[POOLED] = config.workerinput["pooled"]
         return
     if config.option.collectonly:
         return
     home = Path(tempfile.mkdtemp(prefix="penstock-tests-"))
-    server = Server.start(home, environ=os.environ, settings={"fsync": "off", "shared_buffers": "512MB"})
+    chosen = dict(one.split("=", 1) for one in os.environ.get("PENSTOCK_TEST_SETTINGS", "").split())
+    settings = {"fsync": "off", "shared_buffers": "512MB", **chosen}
+    server = Server.start(home, environ=os.environ, settings=settings)
     config.stash[SERVER] = server
-    config.stash[DSN] = server.dsn
+    config.stash[DSN] = config.stash[POOLED] = server.dsn
     make_template(server.dsn)
+    if os.environ.get("PENSTOCK_TEST_POOLER"):
+        config.stash[POOLER] = pooler = Pooler(server)
+        config.stash[POOLED] = pooler.dsn(server.dsn)
 
 
 def make_template(dsn: str) -> None:
@@ -59,9 +74,13 @@ def make_template(dsn: str) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: object) -> None:
     node.workerinput["dsn"] = node.config.stash[DSN]  # type: ignore[attr-defined]
+    node.workerinput["pooled"] = node.config.stash[POOLED]  # type: ignore[attr-defined]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    pooler = config.stash.get(POOLER, None)
+    if pooler is not None:
+        pooler.stop()
     server = config.stash.get(SERVER, None)
     if server is not None:
         server.stop("immediate")
@@ -114,8 +133,16 @@ def make_database(server_dsn: str) -> Iterator[Callable[..., str]]:
 
 
 @pytest.fixture
-def dsn(make_database: Callable[..., str]) -> str:
+def direct_dsn(make_database: Callable[..., str]) -> str:
+    """The test's database, for what needs a session of its own: LISTEN, SET, prepared statements."""
     return make_database()
+
+
+@pytest.fixture
+def dsn(direct_dsn: str, pytestconfig: pytest.Config) -> str:
+    """The same database as clients reach it."""
+    name = psycopg.conninfo.conninfo_to_dict(direct_dsn)["dbname"]
+    return with_database(pytestconfig.stash[POOLED], str(name))
 
 
 @pytest.fixture
@@ -134,8 +161,8 @@ def queue(app: Penstock) -> Queue:
 
 
 @pytest.fixture
-def sql(dsn: str) -> Iterator[psycopg.Connection]:
-    with psycopg.connect(dsn, autocommit=True) as connection:
+def sql(direct_dsn: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(direct_dsn, autocommit=True) as connection:
         yield connection
 
 

@@ -1,17 +1,33 @@
-"""One client of the hot mix, in a process of its own: it pushes with subjects, claims, extends, settles in parts,
-abandons leases, expires, promotes and squeezes, at random."""
+"""One client of the hot mix, in a process of its own: it pushes and upserts subjects, claims, extends, settles in parts,
+abandons leases, cancels, redrives, reschedules, purges, expires, promotes and squeezes, at random."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections import Counter
+from contextlib import suppress
+from datetime import UTC, datetime
 from multiprocessing.connection import Connection as Pipe
 
-from penstock import LeaseLost, NewTask, NotFound, Outcome, Penstock, Queue, Unavailable
+from penstock import Conflict, LeaseLost, NewTask, NotFound, Outcome, Penstock, Queue, Unavailable
 from penstock.errors import PenstockError
 
 SUBJECTS = 200
+WEIGHTS = {
+    "push": 3,
+    "upsert": 4,
+    "strict": 1,
+    "one": 2,
+    "run": 10,
+    "abandon": 1,
+    "cancel": 1,
+    "redrive": 1,
+    "reprioritise": 1,
+    "reschedule": 1,
+    "purge": 1,
+    "upkeep": 1,
+}
 
 
 def run(dsn: str, seed: int, seconds: float, report: Pipe) -> None:
@@ -35,11 +51,27 @@ def run(dsn: str, seed: int, seconds: float, report: Pipe) -> None:
 
 def step(queue: Queue, penstock: Penstock, dice: random.Random, seen: Counter[str]) -> None:
     subjects = dice.sample(range(SUBJECTS), 20)
-    verb = dice.choices(("push", "one", "run", "upkeep", "abandon"), (4, 2, 8, 1, 1))[0]
+    verb = dice.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()))[0]
+    names = [f"subject-{n}" for n in subjects]
     if verb == "push":
-        queue.push_many([NewTask({"n": n}, f"subject-{n}") for n in subjects])
+        queue.push_many([NewTask({}, name) for name in names])
+    elif verb == "upsert":
+        queue.upsert_many([NewTask({"n": dice.random()}, name, priority=dice.randint(0, 9)) for name in names])
+    elif verb == "strict":
+        with suppress(Conflict):
+            queue.push_many([NewTask({}, name) for name in names], on_conflict="error")
+    elif verb == "cancel":
+        queue.cancel(subjects=names)
+    elif verb == "redrive":
+        queue.redrive(limit=50)
+    elif verb == "reprioritise":
+        queue.reprioritise(dice.randint(0, 9), subjects=names)
+    elif verb == "reschedule":
+        queue.reschedule(datetime.now(UTC), subjects=names)
+    elif verb == "purge":
+        queue.purge("dead", "cancelled", limit=20)
     elif verb == "one":
-        queue.push(subject=f"subject-{subjects[0]}")
+        queue.push(subject=names[0], on_conflict="update")
     elif verb == "upkeep":
         penstock.upkeep()
     elif claim := queue.claim(dice.randint(1, 20), lease="1s"):

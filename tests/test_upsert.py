@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 from psycopg import Connection
+from psycopg.conninfo import make_conninfo
 
 from conftest import Clock
 from penstock import LeaseLost, NewTask, Outcome, Penstock, Queue
@@ -141,7 +142,7 @@ def test_the_shapes_of_an_empty_or_plain_upsert(queue: Queue) -> None:
 
 
 def test_a_claim_under_way_gets_the_old_payload_and_the_task_is_renewed(
-    queue: Queue, sql: Connection, app: Penstock
+    queue: Queue, sql: Connection, direct_dsn: str
 ) -> None:
     """The claim has taken the row and not committed: the upsert must wait for it, and then renew."""
     queue.push({"n": 1}, subject="s")
@@ -149,7 +150,7 @@ def test_a_claim_under_way_gets_the_old_payload_and_the_task_is_renewed(
         rows = sql.execute("select token, id, payload from penstock.claim('work')").fetchall()
         with (
             pytest.raises(Exception, match=r"lock timeout|canceling"),
-            Penstock(app.dsn + " options='-c lock_timeout=200'") as other,
+            Penstock(make_conninfo(direct_dsn, options="-c lock_timeout=200")) as other,
         ):
             other.queue("work").push({"n": 2}, subject="s", on_conflict="update")
     assert upsert(queue, {"n": 2})[1] == "renewed"

@@ -274,9 +274,11 @@ def test_tasks_are_listed_in_pages(queue: Queue) -> None:
 # --- waking idle workers ----------------------------------------------------------------------------------------------
 
 
-def test_a_push_wakes_an_idle_worker_and_nobody_else(app: Penstock, queue: Queue, clock: Clock, dsn: str) -> None:
+def test_a_push_wakes_an_idle_worker_and_nobody_else(
+    app: Penstock, queue: Queue, clock: Clock, direct_dsn: str
+) -> None:
     channel = app.beat("w1", ["work"], slots=2, busy=0)["work"]
-    with psycopg.connect(dsn, autocommit=True) as listener:
+    with psycopg.connect(direct_dsn, autocommit=True) as listener:  # nobody can LISTEN through a pooler
         listener.execute(f"listen {channel}")
 
         def heard() -> int:

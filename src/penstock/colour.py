@@ -13,13 +13,23 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 Items = Iterable[T]
+Place = int
 Lock = threading.Lock
 sleep = time.sleep
 
 
-def here() -> tuple[int, int]:
+def here() -> Place:
     """A pool belongs to one process: a fork must not use its parent's connections."""
-    return os.getpid(), 0
+    return os.getpid()
+
+
+def deserted(place: Place) -> bool:  # noqa: ARG001 - another process may still be in any of them
+    return False
+
+
+def to_the_end(done: T) -> T:
+    """No thread is cancelled: it has ended already."""
+    return done
 
 
 def batches(items: Items[T], size: int) -> Iterator[list[T]]:

@@ -13,7 +13,7 @@ import psycopg_pool
 from psycopg import pq
 from psycopg.rows import TupleRow
 
-from penstock.colour import Lock, here
+from penstock.colour import Lock, Place, deserted, here, to_the_end
 from penstock.errors import CommitUnknown, Unavailable
 from penstock.wire import (
     CONTRACT,
@@ -32,6 +32,14 @@ logging.getLogger("psycopg").addHandler(logging.NullHandler())
 Connection = psycopg.Connection[TupleRow]
 
 
+class Home:
+    """What one process, and in asyncio one event loop, has for itself."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.pool: psycopg_pool.ConnectionPool[Connection] | None = None
+
+
 class Database:
     """A pool over one DSN. Safe among threads, and after a fork: the child gets a pool of its own.
 
@@ -44,10 +52,8 @@ class Database:
         self.source = source
         self._max_connections = max_connections
         self._timeout = timeout
-        self._lock = Lock()
-        self._pool: psycopg_pool.ConnectionPool[Connection] | None = None
-        self._place: tuple[int, int] | None = None
-        self._inherited: list[object] = []
+        # After a fork the parent's home stays in here, and is never closed: its sockets are not ours.
+        self._homes: dict[Place, Home] = {}
 
     def __repr__(self) -> str:
         return f"<Database {described(self.dsn)}>"
@@ -77,9 +83,9 @@ class Database:
             return connection
 
     def close(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None and self._place == here():
-            pool.close()
+        home = self._homes.pop(here(), None)
+        if home is not None and home.pool is not None:
+            home.pool.close()
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
@@ -95,39 +101,41 @@ class Database:
                     reason="pool",
                 ) from None
             try:
-                connection.execute("begin isolation level read committed")
-            except psycopg.OperationalError:
-                pool.putconn(connection)
-                continue
-            try:
-                yield connection
+                if begun(connection):
+                    yield connection
+                    return
             finally:
-                pool.putconn(connection)
-            return
+                to_the_end(pool.putconn(connection))
         raise Unavailable("PostgreSQL closes every connection at once", hint="Look at its log.")
 
     def _open_pool(self) -> psycopg_pool.ConnectionPool[Connection]:
-        if self._pool is not None and self._place == here():
-            return self._pool
-        with self._lock:
-            if self._pool is not None and self._place != here():
-                # Kept, never closed: its sockets belong to a parent process or another event loop.
-                self._inherited.append(self._pool)
-                self._pool = None
-            if self._pool is None:
-                self._probe()
-                pool = psycopg_pool.ConnectionPool(
-                    self.dsn,
-                    kwargs=SETTINGS,
-                    configure=configured,
-                    min_size=0,
-                    max_size=self._max_connections,
-                    timeout=self._timeout,
-                    open=False,
-                )
-                pool.open()
-                self._pool, self._place = pool, here()
-            return self._pool
+        home = self._homes.get(here()) or self._move_in()
+        if home.pool is None:
+            with home.lock:
+                if home.pool is None:
+                    home.pool = self._new_pool()
+        return home.pool
+
+    def _move_in(self) -> Home:
+        """Pools of event loops that are closed are let go; that closes their connections."""
+        for place in [*self._homes]:
+            if deserted(place):
+                self._homes.pop(place, None)
+        return self._homes.setdefault(here(), Home())
+
+    def _new_pool(self) -> psycopg_pool.ConnectionPool[Connection]:
+        self._probe()
+        pool = psycopg_pool.ConnectionPool(
+            self.dsn,
+            kwargs=SETTINGS,
+            configure=configured,
+            min_size=0,
+            max_size=self._max_connections,
+            timeout=self._timeout,
+            open=False,
+        )
+        pool.open()
+        return pool
 
     def _probe(self) -> None:
         """A wrong password or a schema of another version is an error at once, not a time-out or a riddle later."""
@@ -138,6 +146,15 @@ class Database:
                 check_contract(row)
         finally:
             connection.close()
+
+
+def begun(connection: Connection) -> bool:
+    """False: it died while it was idle."""
+    try:
+        connection.execute("begin isolation level read committed")
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 def configured(connection: Connection) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from itertools import islice
 from typing import ParamSpec, TypeVar
 
@@ -12,13 +12,25 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 Items = Iterable[T] | AsyncIterable[T]
+Place = tuple[int, asyncio.AbstractEventLoop]
 Lock = asyncio.Lock
 sleep = asyncio.sleep
 
 
-def here() -> tuple[int, int]:
-    """A pool belongs to one process and one event loop."""
-    return os.getpid(), id(asyncio.get_running_loop())
+def here() -> Place:
+    """A pool belongs to one process and one event loop: the loop itself, as the next one may well get its id."""
+    return os.getpid(), asyncio.get_running_loop()
+
+
+def deserted(place: Place) -> bool:
+    """Its event loop is closed: nobody will ever be there again."""
+    process, loop = place
+    return process == os.getpid() and loop.is_closed()
+
+
+async def to_the_end(work: Awaitable[T]) -> T:
+    """Goes on even if whoever waits for it is cancelled."""
+    return await asyncio.shield(work)
 
 
 async def batches(items: Items[T], size: int) -> AsyncIterator[list[T]]:

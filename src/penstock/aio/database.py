@@ -12,7 +12,7 @@ import psycopg_pool
 from psycopg import pq
 from psycopg.rows import TupleRow
 
-from penstock.aio.colour import Lock, here
+from penstock.aio.colour import Lock, Place, deserted, here, to_the_end
 from penstock.errors import CommitUnknown, Unavailable
 from penstock.wire import (
     CONTRACT,
@@ -31,6 +31,14 @@ logging.getLogger("psycopg").addHandler(logging.NullHandler())
 AsyncConnection = psycopg.AsyncConnection[TupleRow]
 
 
+class Home:
+    """What one process, and in asyncio one event loop, has for itself."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.pool: psycopg_pool.AsyncConnectionPool[AsyncConnection] | None = None
+
+
 class AsyncDatabase:
     """A pool over one DSN. Safe among threads, and after a fork: the child gets a pool of its own.
 
@@ -43,10 +51,8 @@ class AsyncDatabase:
         self.source = source
         self._max_connections = max_connections
         self._timeout = timeout
-        self._lock = Lock()
-        self._pool: psycopg_pool.AsyncConnectionPool[AsyncConnection] | None = None
-        self._place: tuple[int, int] | None = None
-        self._inherited: list[object] = []
+        # After a fork the parent's home stays in here, and is never closed: its sockets are not ours.
+        self._homes: dict[Place, Home] = {}
 
     def __repr__(self) -> str:
         return f"<AsyncDatabase {described(self.dsn)}>"
@@ -76,9 +82,9 @@ class AsyncDatabase:
             return connection
 
     async def close(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None and self._place == here():
-            await pool.close()
+        home = self._homes.pop(here(), None)
+        if home is not None and home.pool is not None:
+            await home.pool.close()
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[AsyncConnection]:
@@ -94,39 +100,41 @@ class AsyncDatabase:
                     reason="pool",
                 ) from None
             try:
-                await connection.execute("begin isolation level read committed")
-            except psycopg.OperationalError:
-                await pool.putconn(connection)
-                continue
-            try:
-                yield connection
+                if await begun(connection):
+                    yield connection
+                    return
             finally:
-                await pool.putconn(connection)
-            return
+                await to_the_end(pool.putconn(connection))
         raise Unavailable("PostgreSQL closes every connection at once", hint="Look at its log.")
 
     async def _open_pool(self) -> psycopg_pool.AsyncConnectionPool[AsyncConnection]:
-        if self._pool is not None and self._place == here():
-            return self._pool
-        async with self._lock:
-            if self._pool is not None and self._place != here():
-                # Kept, never closed: its sockets belong to a parent process or another event loop.
-                self._inherited.append(self._pool)
-                self._pool = None
-            if self._pool is None:
-                await self._probe()
-                pool = psycopg_pool.AsyncConnectionPool(
-                    self.dsn,
-                    kwargs=SETTINGS,
-                    configure=configured,
-                    min_size=0,
-                    max_size=self._max_connections,
-                    timeout=self._timeout,
-                    open=False,
-                )
-                await pool.open()
-                self._pool, self._place = pool, here()
-            return self._pool
+        home = self._homes.get(here()) or self._move_in()
+        if home.pool is None:
+            async with home.lock:
+                if home.pool is None:
+                    home.pool = await self._new_pool()
+        return home.pool
+
+    def _move_in(self) -> Home:
+        """Pools of event loops that are closed are let go; that closes their connections."""
+        for place in [*self._homes]:
+            if deserted(place):
+                self._homes.pop(place, None)
+        return self._homes.setdefault(here(), Home())
+
+    async def _new_pool(self) -> psycopg_pool.AsyncConnectionPool[AsyncConnection]:
+        await self._probe()
+        pool = psycopg_pool.AsyncConnectionPool(
+            self.dsn,
+            kwargs=SETTINGS,
+            configure=configured,
+            min_size=0,
+            max_size=self._max_connections,
+            timeout=self._timeout,
+            open=False,
+        )
+        await pool.open()
+        return pool
 
     async def _probe(self) -> None:
         """A wrong password or a schema of another version is an error at once, not a time-out or a riddle later."""
@@ -137,6 +145,15 @@ class AsyncDatabase:
                 check_contract(row)
         finally:
             await connection.close()
+
+
+async def begun(connection: AsyncConnection) -> bool:
+    """False: it died while it was idle."""
+    try:
+        await connection.execute("begin isolation level read committed")
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 async def configured(connection: AsyncConnection) -> None:

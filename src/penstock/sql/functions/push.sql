@@ -40,6 +40,9 @@ begin
 end
 $$;
 
+-- Push. One pass, in the order of subjects, inserts each document or locks the one that has its subject, so that two
+-- pushes never wait for each other in a circle (a second pass for what ended meanwhile would: it cost deadlocks).
+-- Whoever holds a document owns its agenda row too, once a claim under way has finished.
 create or replace function penstock.push_many(
     p_queue       text,
     p_payloads    text[],
@@ -50,16 +53,86 @@ create or replace function penstock.push_many(
     p_on_conflict text default 'skip'
 ) returns table (n int, id bigint, result text, state text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off as $$
+set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
+#variable_conflict use_column
 declare
     v_queue   constant penstock.queue := penstock.the_queue(p_queue);
-    v_count   constant int := cardinality(p_payloads);
-    v_twice   int[];     -- positions superseded by a later one in this batch
-    v_left    int[];     -- positions still to be written; null: all
-    v_new     int[];
+    v_updates constant boolean := p_on_conflict = 'update';
+    v_twice   int[];       -- positions superseded by a later one in this batch
+    v_new     int[];       -- positions that were created, and their documents
+    v_made    bigint[];
+    v_planned boolean[];
+    v_ns      int[];       -- positions whose subject was there, and its document
     v_ids     bigint[];
-    v_states  text[];
-    v_subject text;
+    v_ended   text[];
+    v_dues    timestamptz[];
+    v_left    int[];       -- positions whose subject was there, when nothing shall be updated
+begin
+    perform penstock.check_arrays(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_on_conflict);
+    perform penstock.check_push(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, penstock.largest_payload(v_queue));
+
+    -- The last of equal subjects wins.
+    select array_agg(s.n) into v_twice
+    from (
+        select i.n::int, lead(i.subject) over (order by i.subject collate "C", i.n) = i.subject as again
+        from unnest(p_subjects) with ordinality as i(subject, n)
+    ) as s
+    where s.again;
+
+    -- Ids in the order given, so that the first runs first. A conflict locks the document even where nothing is updated.
+    with asked as materialized (
+        select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind, i.due, i.priority
+        from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
+             with ordinality as i(payload, subject, kind, due, priority, n)
+        where v_twice is null or i.n not in (select unnest(v_twice))
+    ), written as (
+        insert into penstock.task as t (id, queue_id, priority, kind, subject, payload, due)
+        select a.id, v_queue.id, coalesce(a.priority, 5::smallint), coalesce(a.kind, 'default'), a.subject, a.payload::jsonb, a.due
+        from asked as a
+        order by a.subject collate "C", a.id
+        on conflict (queue_id, subject) where subject is not null do update
+        set payload = excluded.payload, kind = excluded.kind, priority = excluded.priority, due = coalesce(excluded.due, t.due)
+        where v_updates
+        returning t.id, t.subject, t.ended
+    ), matched as materialized (
+        select a.n, a.due, c.id as made, e.id, e.ended
+        from asked as a
+        left join written as c on c.id = a.id
+        left join written as e on e.subject = a.subject and c.id is null
+    )
+    select array_agg(m.n) filter (where m.made is not null), array_agg(m.made) filter (where m.made is not null),
+           array_agg(m.due is not null) filter (where m.made is not null),
+           array_agg(m.n) filter (where m.id is not null), array_agg(m.id) filter (where m.id is not null),
+           array_agg(m.ended) filter (where m.id is not null), array_agg(m.due) filter (where m.id is not null),
+           array_agg(m.n order by m.n) filter (where m.made is null and m.id is null)
+    into v_new, v_made, v_planned, v_ns, v_ids, v_ended, v_dues, v_left
+    from matched as m;
+
+    if v_left is not null and p_on_conflict = 'error' then
+        perform penstock.refuse('PS409', format('item %s: subject %L is taken in queue %L', v_left[1] - 1, left(p_subjects[v_left[1]], 80), p_queue));
+    end if;
+    return query
+    select c.n, c.id, 'created', case when c.planned then 'planned' else 'pending' end
+    from unnest(v_new, v_made, v_planned) as c(n, id, planned);
+    if v_ids is not null then
+        return query select r.n, r.id, r.result, r.state from penstock.refresh(v_ns, v_ids, v_ended, v_dues) as r;
+    end if;
+    -- New statements, so that they see what the insert ran into.
+    if v_left is not null then
+        return query select f.n, f.id, 'skipped', f.state from penstock.find_subjects(v_queue.id, p_subjects, v_left) as f;
+    end if;
+    if v_twice is not null then
+        return query select f.n, f.id, 'superseded', f.state from penstock.find_subjects(v_queue.id, p_subjects, v_twice) as f;
+    end if;
+end
+$$;
+
+create or replace function penstock.check_arrays(
+    p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamptz[], p_priorities smallint[], p_on_conflict text
+) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    v_count constant int := cardinality(p_payloads);
 begin
     if v_count is null or array_ndims(p_payloads) > 1 then
         perform penstock.refuse('PS400', 'payloads: it is not a flat array');
@@ -72,128 +145,6 @@ begin
     elsif p_on_conflict is null or p_on_conflict not in ('skip', 'update', 'error') then
         perform penstock.refuse('PS400', format('on_conflict: %s is not known', coalesce(quote_literal(left(p_on_conflict, 80)), 'null')),
             'Say skip, update or error.');
-    elsif v_count = 0 then
-        return;
-    end if;
-    perform penstock.check_push(p_payloads, p_subjects, p_kinds, p_dues, p_priorities,
-        penstock.largest_payload(v_queue));
-
-    -- The last of equal subjects wins.
-    select array_agg(s.n) into v_twice
-    from (
-        select i.n::int, lead(i.subject) over (order by i.subject collate "C", i.n) = i.subject as again
-        from unnest(p_subjects) with ordinality as i(subject, n)
-    ) as s
-    where s.again;
-    if v_twice is not null then
-        v_left := array(select generate_series(1, v_count) except select unnest(v_twice));
-    end if;
-
-    -- What is neither inserted nor found has ended meanwhile: insert it again. Bounded, for a very busy subject's sake.
-    for v_round in 1 .. 10 loop
-        if p_on_conflict = 'update' then
-            return query
-            select u.n, u.id, u.result, u.state
-            from penstock.upsert(v_queue.id, p_payloads, p_subjects, p_kinds, p_dues, p_priorities, v_left) as u;
-            exit;
-        end if;
-        -- Ids in the order given, so that the first runs first; written in one order everywhere, by subject, so that two
-        -- pushes never wait for each other in a circle.
-        with asked as materialized (
-            select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind, i.due, i.priority
-            from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
-                 with ordinality as i(payload, subject, kind, due, priority, n)
-            where v_left is null or i.n in (select unnest(v_left))
-        ), created as (
-            insert into penstock.task as t (id, queue_id, priority, kind, subject, payload, due)
-            select a.id, v_queue.id, coalesce(a.priority, 5::smallint), coalesce(a.kind, 'default'), a.subject,
-                   a.payload::jsonb, a.due
-            from asked as a
-            order by a.subject collate "C", a.id
-            on conflict (queue_id, subject) where subject is not null do nothing
-            returning t.id, case when t.due is null then 'pending' else 'planned' end as state
-        )
-        select array_agg(a.n), array_agg(c.id), array_agg(c.state)
-        into v_new, v_ids, v_states
-        from asked as a join created as c on c.id = a.id;
-
-        return query select c.n, c.id, 'created', c.state from unnest(v_new, v_ids, v_states) as c(n, id, state);
-        exit when cardinality(v_new) = coalesce(cardinality(v_left), v_count);
-
-        v_left := array(select unnest(coalesce(v_left, array(select generate_series(1, v_count)))) except select unnest(v_new));
-        if p_on_conflict = 'error' then
-            v_new := array(select min(l) from unnest(v_left) as l);
-            v_subject := p_subjects[v_new[1]];
-            perform penstock.refuse('PS409', format('item %s: subject %L is taken in queue %L', v_new[1] - 1, left(v_subject, 80), p_queue));
-        end if;
-
-        -- A new statement, so that it sees what the insert ran into.
-        select array_agg(f.n), array_agg(f.id), array_agg(f.state)
-        into v_new, v_ids, v_states
-        from penstock.find_subjects(v_queue.id, p_subjects, v_left) as f;
-
-        return query select f.n, f.id, 'skipped', f.state from unnest(v_new, v_ids, v_states) as f(n, id, state);
-        v_left := array(select unnest(v_left) except select unnest(v_new));
-        exit when v_left = '{}';
-        if v_round = 10 then
-            perform penstock.refuse('PS409', format('queue %L: subjects come and go faster than they can be pushed', p_queue),
-                'Push again.');
-        end if;
-    end loop;
-    return query
-    select f.n, f.id, 'superseded', f.state from penstock.find_subjects(v_queue.id, p_subjects, v_twice) as f
-    where v_twice is not null;
-end
-$$;
-
--- Push that brings what exists up to date. One pass, in the order of subjects, inserts or locks each document; whoever
--- holds a document owns its agenda row too, once a claim under way has finished.
-create or replace function penstock.upsert(
-    p_queue_id int, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamptz[], p_priorities smallint[],
-    p_left int[]
-) returns table (n int, id bigint, result text, state text)
-language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
-#variable_conflict use_column
-declare
-    v_ns    int[];    -- positions of those that were there, and their documents
-    v_ids   bigint[];
-    v_ended text[];
-    v_dues  timestamptz[];
-    v_new   int[];
-    v_made  bigint[];
-    v_plan  boolean[];
-begin
-    with asked as materialized (
-        select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind, i.due, i.priority
-        from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
-             with ordinality as i(payload, subject, kind, due, priority, n)
-        where p_left is null or i.n in (select unnest(p_left))
-    ), written as (
-        insert into penstock.task as t (id, queue_id, priority, kind, subject, payload, due)
-        select a.id, p_queue_id, coalesce(a.priority, 5::smallint), coalesce(a.kind, 'default'), a.subject, a.payload::jsonb, a.due
-        from asked as a
-        order by a.subject collate "C", a.id
-        on conflict (queue_id, subject) where subject is not null do update
-        set payload = excluded.payload, kind = excluded.kind, priority = excluded.priority, due = coalesce(excluded.due, t.due)
-        returning t.id, t.subject, t.ended
-    ), matched as materialized (
-        select coalesce(c.n, s.n) as n, w.id, w.ended, c.n is not null as created, coalesce(c.due, s.due) as due
-        from written as w
-        left join asked as c on c.id = w.id
-        left join asked as s on s.subject = w.subject
-    )
-    select array_agg(m.n) filter (where not m.created), array_agg(m.id) filter (where not m.created),
-           array_agg(m.ended) filter (where not m.created), array_agg(m.due) filter (where not m.created),
-           array_agg(m.n) filter (where m.created), array_agg(m.id) filter (where m.created),
-           array_agg(m.due is not null) filter (where m.created)
-    into v_ns, v_ids, v_ended, v_dues, v_new, v_made, v_plan
-    from matched as m;
-
-    return query
-    select c.n, c.id, 'created', case when c.planned then 'planned' else 'pending' end from unnest(v_new, v_made, v_plan) as c(n, id, planned);
-    if v_ids is not null then
-        return query select r.n, r.id, r.result, r.state from penstock.refresh(v_ns, v_ids, v_ended, v_dues) as r;
     end if;
 end
 $$;
