@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from uuid import UUID
 import psycopg
 
 from penstock import Penstock
+from penstock.async_app import AsyncPenstock
 from penstock.database import fetch_raw
 from penstock.model import Task
 from penstock.validate import decode_payloads
@@ -30,6 +32,21 @@ def through_penstock(dsn: str, batch: int) -> Marks:
             queue.settle(claim)
             marks.append((time.time(), len(claim)))
     return marks
+
+
+def through_async_penstock(dsn: str, batch: int) -> Marks:
+    """The same through the async client."""
+
+    async def drain() -> Marks:
+        marks: Marks = []
+        async with AsyncPenstock(dsn) as penstock:
+            queue = penstock.queue("bench")
+            while claim := await queue.claim(batch, worker="bench"):
+                await queue.settle(claim)
+                marks.append((time.time(), len(claim)))
+        return marks
+
+    return asyncio.run(drain())
 
 
 TAKE = """

@@ -1,8 +1,9 @@
-"""The queue's bars, as ratios side by side in one run: python bench/queue.py push|drain|depth|snapshot|size|all"""
+"""The queue's bars, as ratios side by side in one run: python bench/queue.py push|drain|upsert|…|all"""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import random
 import statistics
 import sys
@@ -18,9 +19,11 @@ if __name__ in ("__main__", "__mp_main__"):
 import orjson
 import psycopg
 
-from bench.drainers import bare, drained, through_penstock
+from bench import upserters
+from bench.drainers import bare, drained, through_async_penstock, through_penstock
 from bench.harness import Bench, Footprint, alternate, bench, judged, ratio, report, spread
 from penstock import NewTask, Penstock, Queue
+from penstock.async_app import AsyncPenstock
 from penstock.model import Claim, Json
 
 ROUNDS = 5
@@ -150,6 +153,77 @@ def drain(server: Bench, tasks: int = 300_000, rounds: int = ROUNDS) -> bool:
         [
             judged("drain / bare loop, 1 process", one, 0.75, at_least=True),
             judged("drain / bare loop, 2 processes", two, 0.75, at_least=True),
+        ]
+    )
+
+
+# --- upsert ---------------------------------------------------------------------------------------------------------
+
+
+def upsert(server: Bench, tasks: int = 100_000, rounds: int = ROUNDS) -> bool:
+    """upsert_many of subjects, half of them existing, against a bare sorted insert … on conflict do update."""
+    rows, names = payloads(tasks), subjects(tasks)
+    found = alternate(
+        rounds,
+        {
+            "penstock": lambda: upserters.through_penstock(server, rows, names),
+            "bare": lambda: upserters.bare(server, rows, names),
+        },
+    )
+    share = ratio(found["penstock"], found["bare"])
+    for name, rates in found.items():
+        print(f"{name:<24} {spread(rates)} tasks/s")
+    report("upsert", {"tasks": tasks, "rates": found, "ratio": share})
+    return judged("upsert / bare insert on conflict", share, 0.5, at_least=True)
+
+
+# --- colours --------------------------------------------------------------------------------------------------------
+
+
+def colours(server: Bench, tasks: int = 300_000, rounds: int = ROUNDS) -> bool:
+    """The async client against the sync one: bulk push, and drain in batches of 500 by one process."""
+    rows = payloads(tasks)
+
+    async def async_pushed(dsn: str) -> float:
+        async with AsyncPenstock(dsn) as penstock:
+            queue = penstock.queue("bench")
+            await queue.status()
+            began = time.perf_counter()
+            await queue.push_many(rows)
+            return tasks / (time.perf_counter() - began)
+
+    def push_async() -> float:
+        with server.database() as dsn:
+            return asyncio.run(async_pushed(dsn))
+
+    def drain_by(side: Callable[[str, int], Any]) -> float:
+        with server.database() as dsn:
+            with Penstock(dsn) as penstock:
+                penstock.queue("bench").push_many(rows)
+            with server.sql(dsn) as connection:
+                connection.execute("vacuum analyze penstock.task, penstock.agenda")
+                connection.execute("checkpoint")
+            began, marks = drained(side, dsn, 1)
+            return tasks / (marks[-1][0] - began)
+
+    found = alternate(
+        rounds,
+        {
+            "push, sync": lambda: pushed(server, rows, None),
+            "push, async": push_async,
+            "drain, sync": lambda: drain_by(through_penstock),
+            "drain, async": lambda: drain_by(through_async_penstock),
+        },
+    )
+    pushing = ratio(found["push, async"], found["push, sync"])
+    draining = ratio(found["drain, async"], found["drain, sync"])
+    for name, rates in found.items():
+        print(f"{name:<24} {spread(rates)} tasks/s")
+    report("colours", {"tasks": tasks, "rates": found, "ratio_push": pushing, "ratio_drain": draining})
+    return all(
+        [
+            judged("async push / sync push", pushing, 0.9, at_least=True),
+            judged("async drain / sync drain", draining, 0.9, at_least=True),
         ]
     )
 
@@ -332,6 +406,8 @@ def sizes_of(connection: psycopg.Connection, tasks: int) -> dict[str, float]:
 BENCHES: dict[str, Callable[..., bool]] = {
     "push": push,
     "drain": drain,
+    "upsert": upsert,
+    "colours": colours,
     "depth": depth,
     "snapshot": snapshot,
     "size": size,

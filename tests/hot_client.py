@@ -1,5 +1,5 @@
-"""One client of the hot mix, in a process of its own: it pushes and upserts subjects, claims, extends, settles in parts,
-abandons leases, cancels, redrives, reschedules, purges, expires, promotes and squeezes, at random."""
+"""One client of the hot mix, in a process of its own: it pushes and upserts subjects, claims, extends, settles in
+parts, abandons leases, cancels, redrives, reschedules, purges, expires, promotes and squeezes, at random."""
 
 from __future__ import annotations
 

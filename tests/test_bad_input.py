@@ -25,6 +25,7 @@ from penstock import (
     AuthError,
     Claim,
     ConfigError,
+    Conflict,
     LeaseLost,
     NewTask,
     NotFound,
@@ -90,12 +91,12 @@ def nothing_changes(sql: Connection) -> Iterator[None]:
     assert sql.execute(BOOKS).fetchone() == before
 
 
-def refusal(error: type[Exception], field: str, act: Callable[..., object], *given: Any, **named: Any) -> Any:
+def refusal(kind_: type[Exception], field_: str, act: Callable[..., object], *given: Any, **named: Any) -> Any:
     """What it says when it refuses: exactly this class, and the field by name."""
-    with pytest.raises(error) as refused:
+    with pytest.raises(kind_) as refused:
         act(*given, **named)
-    assert refused.type is error, refused.value
-    assert field in str(refused.value)
+    assert refused.type is kind_, refused.value
+    assert field_ in str(refused.value)
     assert len(str(refused.value)) < 300
     return refused.value
 
@@ -376,6 +377,7 @@ IN_SQL: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("push('{q}', p_priority => 10::smallint)", "PS400", "priority"),
         ("push('{q}', p_priority => -1::smallint)", "PS400", "priority"),
         ("push('{q}', p_priority => 2147483648::smallint)", "22003", "smallint"),
+        ("reprioritise('{q}', 10::smallint, array[{i}])", "PS400", "priority"),
     ),
     "B36": (
         ("release('{t}', p_delay => '-1 s')", "PS400", "delay"),
@@ -392,6 +394,7 @@ IN_SQL: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("push('{q}', p_due => 'infinity')", "PS400", "due"),
         ("push('{q}', p_due => '-infinity')", "PS400", "due"),
         ("settle('{t}', array[{i}], array['again'], '{{infinity}}')", "PS400", "due"),
+        ("reschedule('{q}', 'infinity', array[{i}])", "PS400", "due"),
         ("create_queue('never', p_sla => 'infinity')", "PS400", "sla"),
     ),
     "B40": (
@@ -407,13 +410,34 @@ IN_SQL: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("claim('{q}', -1)", "PS400", "limit"),
         ("claim('{q}', null)", "PS400", "limit"),
         ("claim('{q}', 1000000000)", "PS400", "limit"),
+        ("redrive('{q}', p_limit => 0)", "PS400", "limit"),
+        ("redrive('{q}', p_error => '')", "PS400", "error"),
+        ("purge('{q}', array['dead'], p_error => '')", "PS400", "error"),
+        ("redrive('{q}', array[{i}], p_kind => 'k')", "PS400", "kind"),
+        ("purge('{q}', array['dead'], p_limit => 10001)", "PS400", "limit"),
     ),
     "B42": (
         ("create_queue('never', p_max_attempts => 0)", "PS400", "max_attempts"),
         ("create_queue('never', p_max_attempts => -1)", "PS400", "max_attempts"),
         ("create_queue('never', p_max_attempts => 32768)", "PS400", "max_attempts"),
     ),
+    "B43": (
+        ("push('{q}', p_due => '2030-01-01 00:00:00 Mars/Phobos')", "22023", "mars/phobos"),
+        ("reschedule('{q}', '2030-01-01 00:00:00 Mars/Phobos', array[{i}])", "22023", "mars/phobos"),
+    ),
+    "B61": (
+        ("purge('{q}', array['active'])", "PS409", "active"),
+        ("purge('{q}', array['pending'], array[{i}])", "PS409", "active"),
+        ("purge('{q}', array['lost'])", "PS400", "state"),
+        ("purge('{q}', '{{}}')", "PS400", "states"),
+    ),
+    "B64": (("drop_queue('{q}')", "PS409", "has 1 tasks"),),
     "B63": (
+        ("cancel('{q}', array[null]::bigint[])", "PS400", "ids"),
+        ("cancel('{q}', p_subjects => array[null])", "PS400", "subjects"),
+        ("redrive('{q}', array[{i}, null])", "PS400", "ids"),
+        ("reschedule('{q}', now(), array[null]::bigint[])", "PS400", "ids"),
+        ("purge('{q}', array['dead'], array[null]::bigint[])", "PS400", "ids"),
         ("settle('{t}', array[{i}, null])", "PS400", "ids"),
         ("settle('{t}', array[null]::bigint[])", "PS400", "ids"),
         ("release('{t}', array[null]::bigint[])", "PS400", "ids"),
@@ -438,6 +462,11 @@ IN_SQL: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("settle('{t}', array[{i}], array['done', 'done'])", "PS400", "outcomes"),
         ("settle('{t}', array[{i}], array[['done']])", "PS400", "outcomes"),
         ("settle('{t}', array[{i}], array['done'], p_errors => '{{}}')", "PS400", "errors"),
+        ("cancel('{q}', array_fill(1::bigint, array[10001]))", "PS400", "ids"),
+        ("cancel('{q}', array[[{i}]])", "PS400", "ids"),
+        ("cancel('{q}', array[{i}, {i}])", "PS400", "ids"),
+        ("cancel('{q}')", "PS400", "ids"),
+        ("reprioritise('{q}', 5::smallint, p_subjects => array[['a']])", "PS400", "subjects"),
     ),
     "B97": (
         ("push('{q}', '[]')", "PS422", "payload"),
@@ -518,9 +547,57 @@ NULLS: dict[str, dict[str, tuple[str, str]]] = {
         "p_settings": ("'{{}}'::jsonb", "PS400 settings"),
         "p_exist_ok": ("false", "PS400 exist_ok"),
     },
+    "set_queue": {"p_name": ("'{q}'", "PS404 queue"), "p_changes": ('\'{{"sla": "5 s"}}\'::jsonb', "PS400 changes")},
+    "cancel": {
+        "p_queue": ("'{q}'", "PS404 queue"),
+        "p_ids": ("array[{i}]::bigint[]", "default"),
+        "p_subjects": ("array['s']", "default"),
+        "p_reason": ("'why'", "default"),
+    },
+    "redrive": {
+        "p_queue": ("'{q}'", "PS404 queue"),
+        "p_ids": ("null::bigint[]", "default"),
+        "p_subjects": ("null::text[]", "default"),
+        "p_kind": ("'k'", "default"),
+        "p_error": ("'e'", "default"),
+        "p_since": ("now()", "default"),
+        "p_limit": ("1", "PS400 limit"),
+    },
+    "reschedule": {
+        "p_queue": ("'{q}'", "PS404 queue"),
+        "p_due": ("now()", "PS400 due"),
+        "p_ids": ("array[{i}]::bigint[]", "default"),
+        "p_subjects": ("array['s']", "default"),
+    },
+    "reprioritise": {
+        "p_queue": ("'{q}'", "PS404 queue"),
+        "p_priority": ("5::smallint", "PS400 priority"),
+        "p_ids": ("array[{i}]::bigint[]", "default"),
+        "p_subjects": ("array['s']", "default"),
+    },
+    "purge": {
+        "p_queue": ("'{q}'", "PS404 queue"),
+        "p_states": ("array['dead']", "PS400 states"),
+        "p_ids": ("array[0]::bigint[]", "default"),
+        "p_kind": ("'k'", "default"),
+        "p_error": ("'e'", "default"),
+        "p_before": ("now()", "default"),
+        "p_limit": ("1", "PS400 limit"),
+    },
+    "drop_queue": {"p_queue": ("'{q}'", "PS404 queue"), "p_force": ("true", "PS400 force")},
+    "beat": {
+        "p_worker": ("'w'", "PS400 worker"),
+        "p_queues": ("array['{q}']", "PS400 queues"),
+        "p_slots": ("1", "PS400 slots"),
+        "p_busy": ("0", "PS400 busy"),
+        "p_host": ("'h'", "PS400 host"),
+        "p_pid": ("1", "default"),
+    },
     "status": {"p_queue": ("'{q}'", "default")},
     "verify": {"p_queue": ("'{q}'", "default")},
+    "repair": {"p_queue": ("'{q}'", "default")},
 }
+MAY_ANSWER_NOTHING = ("verify", "repair", "cancel", "redrive", "reschedule", "reprioritise")
 
 
 @pytest.mark.parametrize("line", ["B89"])
@@ -540,7 +617,7 @@ def test_null_is_refused_or_a_default(line: str, queue: Queue, sql: Connection) 
             with nothing_changes(sql):
                 if meaning == "default":
                     with sql.transaction(force_rollback=True):
-                        assert sql.execute(statement.encode()).fetchall() or verb == "verify", statement
+                        assert sql.execute(statement.encode()).fetchall() or verb in MAY_ANSWER_NOTHING, statement
                 else:
                     refused_by_sql(sql, statement, *meaning.split())
     queue.settle(claim)
@@ -719,6 +796,115 @@ def test_error_texts_are_cut_and_escaped(
     assert len(rows) == 4
     for (kept,) in rows:
         assert kept == stored if stored else kept.startswith("boom") and "cut" in kept and len(kept.encode()) <= 8192
+
+
+@pytest.mark.parametrize("line", ["B50"])
+def test_a_heartbeat_after_a_cancel(line: str, queue: Queue, sql: Connection) -> None:
+    queue.push()
+    claim = queue.claim()
+    queue.cancel(claim.ids)
+    with nothing_changes(sql):
+        lost = refusal(LeaseLost, "cancelled", queue.extend, claim)
+        late = refusal(LeaseLost, "cancelled", queue.settle, claim)
+    assert lost.reason == late.reason == "cancelled"
+    assert lost.revoked == late.revoked == tuple(claim.ids)
+
+
+@pytest.mark.parametrize("line", ["B43"])
+def test_a_zone_that_is_not_on_earth(line: str, queue: Queue, sql: Connection, dsn: str) -> None:
+    moment = "2030-01-01T00:00:00 Mars/Phobos"
+    with nothing_changes(sql):
+        refusal(ValidationError, "due", queue.push, due=moment)
+        refusal(ValidationError, "item 0: due", queue.push_many, [NewTask({}, due=moment)])  # type: ignore[arg-type]
+        ran = penstock("push", queue.name, dsn=dsn, stdin=f'{{"payload": {{}}, "due": "{moment}"}}')
+    assert ran.code == 2
+    assert "line 1: due" in ran.err
+
+
+@pytest.mark.parametrize("line", ["B61"])
+def test_verbs_on_tasks_in_the_wrong_state(line: str, app: Penstock, sql: Connection) -> None:
+    queue = app.create_queue(f"bad-{next(NUMBER)}", keep_done="1h")
+    done = queue.push()
+    queue.settle(queue.claim())
+    active = queue.push()
+    claim = queue.claim()
+    with nothing_changes(sql):
+        refusal(Conflict, f"id: {done.id} is done", queue.redrive, [done.id])
+        refusal(Conflict, "active", queue.purge, "active")
+        refusal(Conflict, f"id: {active.id} is active", queue.purge, "pending", ids=[active.id])
+    assert queue.cancel([active.id]) == {active.id: "revoked"}, "accepted"
+    refusal(LeaseLost, "cancelled", queue.settle, claim)
+
+
+@pytest.mark.parametrize("line", ["B64"])
+def test_pause_then_drain_and_a_drop_with_leased_tasks(line: str, queue: Queue, sql: Connection) -> None:
+    queue.push_many([{}, {}])
+    claim = queue.claim()
+    queue.pause()
+    with nothing_changes(sql):
+        assert queue.claim().tasks == ()
+        refusal(Conflict, "has 2 tasks", queue.drop)
+    queue.settle(claim)
+    queue.resume()
+    queue.settle(queue.claim())
+
+
+@pytest.mark.parametrize("line", ["B41"])
+def test_limits_of_the_other_verbs(line: str, queue: Queue, sql: Connection) -> None:
+    with nothing_changes(sql):
+        for limit in (0, -1, 1.5, True, "1"):
+            refusal(ValidationError, "limit", queue.redrive, limit=limit)
+            refusal(ValidationError, "limit", queue.purge, "dead", limit=limit)
+            refusal(ValidationError, "limit", queue.tasks, limit=limit)
+        for priority in (10, -1, True, "5", 1.5, None):
+            refusal(ValidationError, "priority", queue.reprioritise, priority, [1])
+        for ids in ([0], [-1], [True], ["1"], [1, 1], [2**63]):
+            for verb in (queue.cancel, queue.redrive):
+                refusal(ValidationError, "id", verb, ids)
+
+
+@pytest.mark.parametrize("line", ["B48"])
+def test_a_claim_of_another_queue(line: str, queue: Queue, app: Penstock, sql: Connection) -> None:
+    queue.push()
+    claim, other = queue.claim(), app.create_queue(f"bad-{next(NUMBER)}")
+    with nothing_changes(sql):
+        for verb in (other.settle, other.extend, other.release):
+            refusal(ValidationError, "claim", verb, claim)
+    queue.settle(claim)
+
+
+@pytest.mark.parametrize("line", ["B18"])
+def test_what_again_brings_along_is_held_to_the_limit(line: str, app: Penstock, sql: Connection) -> None:
+    queue = app.create_queue(f"bad-{next(NUMBER)}", max_payload=20)
+    pushed = queue.push()
+    claim = queue.claim()
+    with nothing_changes(sql):
+        refusal(
+            PayloadTooLarge,
+            "payload: 21 bytes",
+            queue.settle,
+            claim,
+            {pushed.id: Outcome.again(payload={"a": "x" * 13})},
+        )
+    assert queue.settle(claim, {pushed.id: Outcome.again(payload={"a": "x" * 12})}) == {pushed.id: "pending"}
+
+
+@pytest.mark.parametrize("line", ["B29"])
+def test_texts_that_choose_tasks(line: str, queue: Queue, app: Penstock, sql: Connection) -> None:
+    with nothing_changes(sql):
+        for text in ("", "\ud800", "\x00", 5):
+            refusal(ValidationError, "error", queue.redrive, error=text)
+            refusal(ValidationError, "error", queue.purge, "dead", error=text)
+            refusal(ValidationError, "kind", queue.tasks, kind=text)
+            refusal(ValidationError, "subject", queue.tasks, subject=text)
+            refusal(ValidationError, "subject", queue.cancel, subjects=[text])
+            refusal(ValidationError, "queue", app.repair, text)
+        for state in ("nonsense", 5, ""):
+            refusal(ValidationError, "state", queue.tasks, state=state)
+        for after in (-1, 2**63, "1", True):
+            refusal(ValidationError, "after", queue.tasks, after=after)
+    pushed = queue.push()
+    assert queue.cancel([pushed.id], reason="\ud800 \x00") == {pushed.id: "cancelled"}, "a reason is spelt out"
 
 
 @pytest.mark.parametrize("line", ["B62"])

@@ -359,7 +359,7 @@ def test_up_and_down(tmp_path: Path) -> None:
         assert url.password is None
         assert parse_qs(url.query)["passfile"] == [str(home / "pgpass")]
         assert first.json["home"] == str(home)
-        assert first.json["applied"] == ["0001_heart.sql", "functions"]
+        assert first.json["applied"] == ["roles", "0001_heart.sql", "functions"]
 
         second, status = each(("up", "--json"), ("status", "-v"), env=env)
         assert second.json == first.json | {"applied": []}

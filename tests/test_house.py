@@ -9,6 +9,7 @@ from pathlib import Path
 
 import penstock
 from penstock import errors
+from scripts.make_sync import SOURCES, sync
 
 ROOT = Path(__file__).parent.parent
 
@@ -44,6 +45,11 @@ def test_the_core_is_lean() -> None:
     code = f"import penstock, sys; print([name for name in {extras} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_sync_client_is_made_from_the_async_one() -> None:
+    for source, target in SOURCES.items():
+        assert target.read_text("utf-8") == sync(source), f"{target.name}: run `make generate`"
 
 
 def test_imports_go_only_down() -> None:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import psycopg
 import pytest
 from psycopg import Connection
+from psycopg.conninfo import make_conninfo
 
-from penstock import Penstock, SchemaVersionError, migrate
+from penstock import AuthError, NewTask, Penstock, SchemaVersionError, migrate
+from penstock.embedded import Server
 from penstock.embedded.binaries import find_binaries
 from scripts.dump_schema import TARGET, dumped
+from shell import each, is_one_block, penstock
 
 
 @pytest.fixture
@@ -34,14 +44,44 @@ def test_init_is_safe_to_repeat(empty: str) -> None:
         assert penstock.plan() == []
 
 
-def init(dsn: str) -> int:
+def init(dsn: str) -> list[str]:
     with Penstock(dsn) as penstock:
-        return len(penstock.init())
+        return penstock.init()
 
 
-def test_many_at_once(empty: str) -> None:
+def test_many_at_once_do_everything_once(empty: str) -> None:
     with ThreadPoolExecutor(6) as pool:
-        assert sorted(pool.map(init, [empty] * 6)) == [0, 0, 0, 0, 0, 2]
+        done = [name for names in pool.map(init, [empty] * 6) for name in names]
+    assert sorted(done) == ["0001_heart.sql", "functions"]
+
+
+CATALOG = """
+    select 'class', oid, xmin::text from pg_class where relnamespace = 'penstock'::regnamespace
+    union all select 'proc', oid, xmin::text from pg_proc where pronamespace = 'penstock'::regnamespace
+    union all select 'trigger', oid, xmin::text from pg_trigger where tgfoid::regproc::text like 'penstock.%'
+    union all select 'schema', oid, xmin::text from pg_namespace where nspname = 'penstock'
+    union all select 'migration', number::oid, xmin::text from penstock.migration
+    order by 1, 2
+"""
+
+
+def test_a_second_init_touches_nothing(empty: str) -> None:
+    with Penstock(empty) as penstock, psycopg.connect(empty, autocommit=True) as sql:
+        penstock.init()
+        before = sql.execute(CATALOG).fetchall()
+        assert len(before) > 100
+        assert penstock.init() == []
+        assert sql.execute(CATALOG).fetchall() == before
+
+
+def test_init_leaves_no_lock_behind(dsn: str, sql: Connection) -> None:
+    """Behind a pooler the session goes on when we have gone, and the next init would wait for it for ever."""
+    for _ in range(3):
+        sql.execute("update penstock.migration set checksum = 'older' where number = 0")
+        assert init(dsn) == ["functions"]
+        locks = "select count(*) from pg_locks as l join pg_database as d on d.oid = l.database"
+        held = sql.execute(f"{locks} where l.locktype = 'advisory' and d.datname = current_database()").fetchone()
+        assert held == (0,)
 
 
 def test_functions_are_applied_when_their_text_changed(empty: str) -> None:
@@ -92,3 +132,305 @@ def test_functions_pin_their_search_path(sql: Connection) -> None:
         " and not coalesce(proconfig::text like '%%search_path%%', false) and prosqlbody is null and proname <> 'clock'"
     ).fetchall()
     assert loose == []
+
+
+# --- another version (B85) --------------------------------------------------------------------------------------------
+
+OTHER = "create or replace function penstock.contract() returns int language sql immutable parallel safe return {}"
+SAID = {"missing": "penstock init", "older": "penstock init", "newer": "pip install -U penstock"}
+
+
+@pytest.mark.parametrize("version", SAID)
+def test_another_version_is_told_apart_at_once(version: str, make_database: Callable[..., str]) -> None:
+    dsn = make_database("template0" if version == "missing" else "penstock_template")
+    if version != "missing":
+        with psycopg.connect(dsn) as sql:
+            sql.execute(OTHER.format({"older": 0, "newer": 99}[version]).encode())
+    acts: tuple[Callable[[Penstock], object], ...] = (
+        lambda app: app.queue("work").push(),
+        lambda app: app.queue("work").push_many([{}]),
+        lambda app: app.queue("work").claim(),
+        lambda app: app.status(),
+        lambda app: app.verify(),
+        lambda app: app.create_queue("work"),
+    )
+    for act in acts:
+        with Penstock(dsn) as app, pytest.raises(SchemaVersionError) as refused:
+            act(app)
+        assert SAID[version] in (refused.value.hint or "")
+    for ran in each(("status",), ("verify",), ("push", "work"), ("queues", "create", "work"), dsn=dsn):
+        assert (ran.code, ran.out) == (3, "")
+        assert ran.err.startswith(f"error {SchemaVersionError.code}: ")
+        assert is_one_block(ran.err)
+        assert SAID[version] in ran.err
+
+
+def test_an_old_client_does_not_take_new_functions_back(empty: str) -> None:
+    with Penstock(empty) as app, psycopg.connect(empty, autocommit=True) as sql:
+        app.init()
+        sql.execute(OTHER.format(99).encode())
+        sql.execute("update penstock.migration set checksum = 'newer' where number = 0")
+        for act in (app.init, app.plan):
+            with pytest.raises(SchemaVersionError, match="newer") as refused:
+                act()
+            assert "pip install -U penstock" in (refused.value.hint or "")
+
+
+def test_an_old_schema_is_brought_up_to_date(empty: str) -> None:
+    with Penstock(empty) as app, psycopg.connect(empty, autocommit=True) as sql:
+        app.init()
+        sql.execute(OTHER.format(0).encode())
+        sql.execute("update penstock.migration set checksum = 'older' where number = 0")
+        assert app.init() == ["functions"]
+        app.create_queue("work").push()
+
+
+def test_functions_come_anew_after_a_migration(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their text is the same, but the migration may have made what they grant."""
+    with Penstock(empty) as app, psycopg.connect(empty, autocommit=True) as sql:
+        app.init()
+        known = migrate.migrations()
+        later = migrate.Step(2, "0002_later.sql", "create table penstock.later (n int);")
+        monkeypatch.setattr(migrate, "migrations", lambda: [*known, later])
+        assert app.plan() == ["0002_later.sql", "functions"]
+        assert app.init() == ["0002_later.sql", "functions"]
+        readable = "select has_table_privilege('penstock_reader', 'penstock.later', 'select')"
+        assert sql.execute(readable).fetchone() == (True,)
+        assert app.init() == []
+
+
+# --- onto a busy queue ------------------------------------------------------------------------------------------------
+
+
+def change_functions(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    known = migrate.functions()
+    monkeypatch.setattr(migrate, "functions", lambda: replace(known, text=f"{known.text}\n-- {word}\n"))
+
+
+class Busy:
+    """Clients that do the same thing over and over, each in a thread of its own; how long the longest took, and what
+    went wrong."""
+
+    def __init__(self, *acts: Callable[[], object]) -> None:
+        self.turns: Counter[int] = Counter()
+        self.longest = 0.0
+        self.errors: list[Exception] = []
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._repeat, args=(n, act)) for n, act in enumerate(acts)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _repeat(self, n: int, act: Callable[[], object]) -> None:
+        while not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                act()
+            except Exception as error:
+                self.errors.append(error)
+                return
+            self.longest = max(self.longest, time.monotonic() - began)
+            self.turns[n] += 1
+
+    def go_on(self, turns: int) -> None:
+        """Returns when everybody has had so many more turns."""
+        goal = {n: self.turns[n] + turns for n in range(len(self._threads))}
+        await_(lambda: bool(self.errors) or all(self.turns[n] >= goal[n] for n in goal))
+
+
+def await_(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.005)
+
+
+def test_new_functions_under_load_stop_nobody(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Penstock(empty) as app, Penstock(empty, max_connections=12) as crowd:
+        app.init()
+        app.create_queue("work", lease="5s", max_attempts=None)
+        queue = crowd.queue("work")
+
+        def drain() -> None:
+            if claim := queue.claim(200):
+                queue.extend(claim)
+                queue.settle(claim)
+
+        def upsert() -> None:
+            queue.upsert_many([NewTask({}, f"s{n}") for n in range(50)])
+
+        with Busy(lambda: queue.push_many([{}] * 200), upsert, queue.push, drain, drain, crowd.upkeep) as busy:
+            busy.go_on(3)
+            for word in ("one", "two", "three", "four", "five"):
+                change_functions(monkeypatch, word)
+                assert app.init() == ["functions"]
+                busy.go_on(2)
+        assert busy.errors == []
+        assert busy.longest < migrate.LOCK_SECONDS + 2
+        assert app.verify().ok, app.verify().findings
+
+
+def test_new_functions_wait_for_no_transaction(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lock no table, so there is nothing to wait for, and nobody to keep waiting."""
+    monkeypatch.setattr(migrate, "PAUSES", ())
+    with Penstock(empty) as app, psycopg.connect(empty) as long:
+        app.init()
+        app.create_queue("work").push_many([{}] * 2)
+        long.execute("select penstock.push('work')")
+        long.execute("select penstock.claim('work')")
+        change_functions(monkeypatch, "new")
+        assert app.init() == ["functions"]
+
+
+def test_init_gives_way_to_a_long_transaction(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody's open transaction is in its way: it waits for two seconds, lets everybody pass who queued up behind it,
+    and comes again, until the way is free."""
+    monkeypatch.setattr(migrate, "PAUSES", (0.3,) * 100)
+    waiting = (
+        "select count(*) from pg_locks"
+        " where not granted and mode = 'AccessExclusiveLock' and relation = 'penstock.task'::regclass"
+    )
+    with (
+        Penstock(empty) as app,
+        psycopg.connect(empty) as long,
+        psycopg.connect(empty, autocommit=True) as sql,
+        ThreadPoolExecutor(1) as pool,
+    ):
+
+        def init_waits() -> bool:
+            return sql.execute(waiting).fetchone() == (1,)
+
+        app.init()
+        queue = app.create_queue("work")
+        known = migrate.migrations()
+        later = migrate.Step(2, "0002_later.sql", "alter table penstock.task add column later int;")
+        monkeypatch.setattr(migrate, "migrations", lambda: [*known, later])
+        long.execute("select penstock.push('work')")
+        under_way = pool.submit(app.init)
+        for _ in range(2):
+            await_(init_waits)
+            began = time.monotonic()
+            queue.push()  # behind init, which is behind the long transaction
+            assert time.monotonic() - began < migrate.LOCK_SECONDS + 1
+            await_(lambda: not init_waits())
+        assert not under_way.done()
+        long.commit()
+        assert under_way.result(30) == ["0002_later.sql", "functions"]
+        assert queue.status().pending == 3
+
+
+# --- other ways in ----------------------------------------------------------------------------------------------------
+
+
+def psql(dsn: str, text: str) -> None:
+    program = find_binaries(os.environ) / "psql"
+    command = [str(program), "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", dsn]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--no-roles",)], ids=["roles", "no roles"])
+def test_the_script_is_the_same_as_init(options: tuple[str, ...], make_database: Callable[..., str]) -> None:
+    by_init, by_psql = make_database("template0"), make_database("template0")
+    assert init(by_init) == ["0001_heart.sql", "functions"]
+    written = penstock("init", "--sql", *options)
+    assert written.code == 0
+    assert ("create role" in written.out) is not bool(options)
+    psql(by_psql, written.out)
+    pg_dump = find_binaries(os.environ) / "pg_dump"
+    assert dumped(pg_dump, by_psql) == dumped(pg_dump, by_init)
+    assert noted(by_psql) == noted(by_init)
+    assert penstock("init", dsn=by_psql).out == "the schema is up to date\n"
+
+
+def noted(dsn: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(dsn) as sql:
+        return sql.execute("select number, name, checksum from penstock.migration order by 1").fetchall()
+
+
+def test_the_installers_search_path_captures_nothing(empty: str) -> None:
+    """Better matches than PostgreSQL's own functions and operators, in a schema that comes first."""
+    with psycopg.connect(empty, autocommit=True) as sql:
+        sql.execute("""
+            create schema evil;
+            create function evil.make_interval(secs numeric) returns interval language sql return '66 years'::interval;
+            create function evil.clock_timestamp() returns timestamptz language sql return 'epoch'::timestamptz;
+            create function evil.jsonb_typeof(jsonb) returns text language sql return 'evil';
+            create function evil.octet_length(text) returns int language sql return 1;
+            create function evil.differ(int, int) returns boolean language sql return false;
+            create operator evil.= (function = evil.differ, leftarg = int, rightarg = int);
+            create operator evil.>= (function = evil.differ, leftarg = int, rightarg = int);
+            create table evil.task (id int);
+            create domain evil.interval as text;
+            create domain evil.jsonb as text;
+        """)
+    hostile = make_conninfo(empty, options="-c search_path=evil,pg_catalog")
+    assert init(hostile) == ["0001_heart.sql", "functions"]
+    assert dumped(find_binaries(os.environ) / "pg_dump", empty) == dumped_elsewhere(empty)
+
+
+def dumped_elsewhere(dsn: str) -> str:
+    """What init makes of a database with nothing in it, beside this one."""
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        sql.execute("drop schema penstock cascade")
+    init(dsn)
+    return dumped(find_binaries(os.environ) / "pg_dump", dsn)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A cluster where nobody has made our roles."""
+    home = tmp_path_factory.mktemp("bare") / "pg"
+    server = Server.start(home, environ=os.environ, settings={"shared_buffers": "64MB", "fsync": "off"})
+    yield server
+    server.stop("immediate")
+
+
+def test_the_owner_of_a_database_needs_no_right_to_make_roles(bare: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with psycopg.connect(bare.dsn, autocommit=True) as sql:
+        sql.execute("create role tenant login password 'secret' nosuperuser nocreaterole nocreatedb")
+        sql.execute("create database tenancy owner tenant")
+    dsn = make_conninfo(bare.dsn, dbname="tenancy", user="tenant", password="secret")
+    with Penstock(dsn) as app, psycopg.connect(dsn, autocommit=True) as sql:
+        with pytest.raises(AuthError) as refused:
+            app.init()
+        assert "--no-roles" in (refused.value.hint or "")
+        assert sql.execute("select to_regnamespace('penstock')").fetchone() == (None,)
+        ran = penstock("init", dsn=dsn)
+        assert (ran.code, ran.out) == (3, "")
+        assert "--no-roles" in ran.err
+        assert is_one_block(ran.err)
+
+        assert penstock("init", "--no-roles", "--json", dsn=dsn).json == {"applied": ["0001_heart.sql", "functions"]}
+        assert app.init(roles=False) == []
+        live(app)
+
+        # An administrator makes the roles later: init gives them their rights, and goes on without being one.
+        with Penstock(make_conninfo(bare.dsn, dbname="tenancy")) as admin:
+            assert admin.init() == ["roles", "functions"]
+        assert sql.execute("select has_schema_privilege('penstock_worker', 'penstock', 'usage')").fetchone() == (True,)
+        assert app.init() == []
+        change_functions(monkeypatch, "more")
+        assert app.init() == ["functions"]
+        change_functions(monkeypatch, "even more")
+        assert app.init(roles=False) == ["functions"]
+        live(app)
+
+
+def live(app: Penstock) -> None:
+    """All a queue is for."""
+    queue = app.create_queue("work", exist_ok=True)
+    queue.push_many([{}] * 3)
+    queue.push_many([NewTask({}, f"s{n}") for n in range(3)])
+    app.upkeep()
+    app.beat("w", ["work"])
+    queue.settle(queue.claim(6))
+    assert queue.status().waiting == 0
+    assert app.verify().ok, app.verify().findings

@@ -1,7 +1,7 @@
 """A push that was reported is followed by a run with its payload, however it meets claims, settles and other pushes.
 
-And proof that this test would notice: with `renew` broken, and with a claim that reads documents in the snapshot in which
-it chose them, it finds pushes that nobody ever ran.
+And proof that this test would notice: with `renew` broken, and with a claim that reads documents in the snapshot in
+which it chose them, it finds pushes that nobody ever ran.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def test_a_broken_renew_is_noticed(dsn: str, sql: Connection) -> None:
         assert Storm(queue, 3).run() != []
 
 
-# What claim would be in one statement. The pause widens the window between its snapshot and its locks; it does the same to
-# the real one below, which takes no harm.
+# What claim would be in one statement. The pause widens the window between its snapshot and its locks; it does the same
+# to the real one below, which takes no harm.
 ONE_STATEMENT = """
     create or replace function penstock.claim(
         p_queue text, p_limit int default 1, p_lease interval default null, p_worker text default '',
@@ -113,7 +113,8 @@ ONE_STATEMENT = """
             delete from penstock.agenda as a using chosen as c where a.task_id = c.task_id
         ), leased as (
             insert into penstock.lease (claimed_at, until, queue_id, alone, named, open, ids, dues)
-            select now(), now() + '30 s', 1, false, true, repeat('1', count(*)::int)::varbit, array_agg(c.task_id), array_agg(c.due)
+            select now(), now() + '30 s', 1, false, true, repeat('1', count(*)::int)::varbit, array_agg(c.task_id),
+                   array_agg(c.due)
             from chosen as c having count(*) > 0
             returning token, until
         )

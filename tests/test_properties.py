@@ -75,12 +75,13 @@ class Doc:
     created: datetime
     since: datetime
     due: datetime
-    state: str  # planned, pending, active, done, dead
+    state: str  # planned, pending, active, done, dead, cancelled
     attempts: int = 0
     company: int = 0  # the largest lease it may share; 0: any
     crashes: int = 0
     iterations: int = 0
     reason: str | None = None
+    renew: datetime | None = None  # pushed again while somebody worked on it: when it shall run again
 
     @property
     def place(self) -> Place:
@@ -96,6 +97,7 @@ class Lease:
     alone: bool
     was: tuple[Doc, ...]  # as they were when claimed, in order
     open: set[int]
+    revoked: set[int] = field(default_factory=set)
 
     @property
     def ids(self) -> list[int]:
@@ -156,6 +158,60 @@ class Model:
         )
         self.totals["pushed"] += 1
 
+    def upsert(self, id_: int, task: NewTask, now: datetime) -> str:
+        """What waits is brought up to date, what runs will run again, what has ended begins anew."""
+        doc = self.subject(task.subject)
+        if doc is None:
+            self.push(id_, task, now)
+            return "created"
+        doc.version, doc.kind, doc.priority = version_of(task), task.kind, task.priority
+        if doc.state == "active":
+            doc.renew = task.due or now
+            return "renewed"
+        if doc.state in {"planned", "pending"}:
+            if task.due is not None:
+                doc.due, doc.state = task.due, "planned"
+            return "updated"
+        self.reopen(doc, task.due, now)
+        return "reopened"
+
+    def reopen(self, doc: Doc, due: datetime | None, now: datetime) -> None:
+        doc.due, doc.state = due or now, "pending" if due is None else "planned"
+        doc.attempts = doc.company = doc.crashes = 0
+        doc.since, doc.reason = now, None
+
+    def cancel(self, ids: list[int], now: datetime) -> dict[int, str]:
+        """Somebody who works on it is told later; the task ends now."""
+        answer = {}
+        for id_ in ids:
+            doc = self.docs.get(id_)
+            if doc is None:
+                answer[id_] = "unknown"
+                continue
+            if doc.state in {"done", "dead", "cancelled"}:
+                answer[id_] = "ended"
+                continue
+            answer[id_] = "revoked" if doc.state == "active" else "cancelled"
+            if doc.state == "active":
+                lease = next(lease for lease in self.leases.values() if id_ in lease.open)
+                lease.open.discard(id_)
+                lease.revoked.add(id_)
+                self.note(doc, lease, "revoked", now)
+            doc.state, doc.reason, doc.renew = "cancelled", "cancelled by a test", None
+            self.totals["cancelled"] += 1
+        return answer
+
+    def redrive(self, ids: list[int], now: datetime) -> dict[int, str]:
+        answer = {}
+        for id_ in ids:
+            doc = self.docs.get(id_)
+            answer[id_] = "unknown" if doc is None else "live"
+            if doc is not None and doc.state in {"dead", "cancelled"}:
+                self.reopen(doc, None, now)
+                self.totals["redriven"] += 1
+                answer[id_] = "redriven"
+        return answer
+
     def foresee(self, tasks: list[NewTask]) -> list[str]:
         """What a batch reports of each: the last of equal subjects wins, and is skipped when its subject is taken."""
         last = {task.subject: n for n, task in enumerate(tasks)}
@@ -211,6 +267,7 @@ class Model:
         for token in [lease.token for lease in self.overdue(now)] if tokens is None else tokens:
             count += len(self.leases[token].open)
             self.conclude(self.leases[token], dict.fromkeys(self.leases[token].open, Said("expired")), now)
+            self.leases.pop(token, None)  # one whose every task was cancelled had nothing to conclude
         return count
 
     def ripe(self, now: datetime) -> list[Doc]:
@@ -227,11 +284,13 @@ class Model:
     # Settle.
 
     def settle(self, token: UUID, said: Mapping[int, Said], now: datetime) -> dict[int, str]:
-        """Per id: the state it is in now; refused, when it is no longer ours; unknown, when it never was."""
+        """Per id: the state it is in now; refused, when it is no longer ours; revoked, when it was cancelled under us;
+        unknown, when it never was ours."""
         lease = self.leases.get(token)
         if lease is None:
             return dict.fromkeys(said, "refused")
         answer = {id_: "refused" if id_ in lease.ids else "unknown" for id_ in said}
+        answer |= {id_: "revoked" for id_ in said if id_ in lease.revoked}
         return answer | self.conclude(lease, {id_: one for id_, one in said.items() if id_ in lease.open}, now)
 
     def conclude(self, lease: Lease, said: Mapping[int, Said], now: datetime) -> dict[int, str]:
@@ -241,32 +300,36 @@ class Model:
             was = replace(doc)
             self.judge(doc, lease, one, now, still_open)
             outcome = "released" if one.word == "release" else "dead" if doc.state == "dead" else one.word
-            self.totals[outcome] += 1
-            self.history.append(
-                Noted(
-                    now,
-                    id_,
-                    outcome,
-                    was.attempts + 1,
-                    was.iterations,
-                    was.due,
-                    lease.claimed_at,
-                    lease.worker,
-                    doc.kind,
-                    doc.subject,
-                )
-            )
+            self.note(was, lease, outcome, now)
             answer[id_] = doc.state
             if doc.state == "done" and not self.keeps_done:
                 del self.docs[id_]
                 self.totals["removed"] += 1
         lease.open -= said.keys()
-        if not lease.open:
+        if said and not lease.open:
             del self.leases[lease.token]
         return answer
 
+    def note(self, doc: Doc, lease: Lease, outcome: str, now: datetime) -> None:
+        """A row of history, of the attempt that the lease was for."""
+        self.totals[outcome] += 1
+        was = next(one for one in lease.was if one.id == doc.id)
+        self.history.append(
+            Noted(
+                *(now, doc.id, outcome, was.attempts + 1, doc.iterations, was.due, lease.claimed_at, lease.worker),
+                *(doc.kind, doc.subject),
+            )
+        )
+
     def judge(self, doc: Doc, lease: Lease, said: Said, now: datetime, still_open: int) -> None:
-        """Where one attempt leaves its task."""
+        """Where one attempt leaves its task. A push that came meanwhile beats them all."""
+        if doc.renew is not None:
+            due, doc.renew = doc.renew, None
+            doc.iterations += said.word in {"done", "again"}
+            doc.attempts = doc.company = doc.crashes = 0
+            doc.since = now
+            self.wait(doc, due, now)
+            return
         terms = KINDS.get(doc.kind, self.terms)
         most = self.terms.max_attempts if terms.max_attempts is None else terms.max_attempts
         strategy = terms.retry.delay(doc.attempts + 1, now - doc.since, doc.id)
@@ -361,7 +424,7 @@ CLAIM = """
 """
 PUSH = """
     select n, id, result, state
-    from penstock.push_many(%s, %s::text[], %s::text[], %s::text[], %s::timestamptz[], %s::smallint[])
+    from penstock.push_many(%s, %s::text[], %s::text[], %s::text[], %s::timestamptz[], %s::smallint[], %s)
 """
 SETTLE = """
     select id, result
@@ -581,10 +644,62 @@ class QueueMachine(RuleBasedStateMachine):
         """Enough for a company of more than one."""
         self.push_in_bulk(client, at, [self.asked(Ask(priority=priority)) for _ in range(count)])
 
-    def pushed_in_sql(self, client: int, at: int, tasks: list[NewTask]) -> list[tuple[Any, ...]]:
+    @rule(client=EITHER, at=MOSTLY_FIRST, asks=st.lists(ASKS, min_size=1, max_size=6))
+    def upsert(self, client: int, at: int, asks: list[Ask]) -> None:
+        tasks, model = [self.asked(ask) for ask in asks], self.models[at]
+        rows = self.pushed_in_sql(client, at, tasks, "update")
+        last = {task.subject: n for n, task in enumerate(tasks)}
+        for n, (task, (_, id_, result, _)) in enumerate(zip(tasks, rows, strict=True)):
+            if task.subject is None or last[task.subject] == n:
+                assert result == model.upsert(id_, task, self.now)
+            else:
+                assert result == "superseded"
+        for task, (_, id_, _, state) in zip(tasks, rows, strict=True):
+            doc = model.subject(task.subject) or model.docs[id_]
+            assert (id_, state) == (doc.id, doc.state)
+
+    # -- What people do to tasks that are there
+
+    def draw_ids(self, data: st.DataObject, at: int, *but: str) -> list[int]:
+        known = [doc.id for doc in self.models[at].docs.values() if doc.state not in but]
+        return data.draw(st.lists(st.sampled_from([*known, 10**12]), min_size=1, max_size=5, unique=True), label="ids")
+
+    @rule(client=EITHER, at=MOSTLY_FIRST, data=st.data())
+    def cancel(self, client: int, at: int, data: st.DataObject) -> None:
+        ids = self.draw_ids(data, at)
+        expected = self.models[at].cancel(ids, self.now)
+        assert self.queue(client, at).cancel(ids, reason="cancelled by a test") == expected
+
+    @rule(client=EITHER, at=MOSTLY_FIRST, data=st.data())
+    def redrive(self, client: int, at: int, data: st.DataObject) -> None:
+        ids = self.draw_ids(data, at, "done")
+        expected = self.models[at].redrive(ids, self.now)
+        assert self.queue(client, at).redrive(ids) == expected
+
+    @rule(client=EITHER, at=MOSTLY_FIRST, priority=st.integers(0, 9), data=st.data())
+    def reprioritise(self, client: int, at: int, priority: int, data: st.DataObject) -> None:
+        ids, docs = self.draw_ids(data, at, "done", "dead", "cancelled"), self.models[at].docs
+        expected = {id_: "reprioritised" if id_ in docs else "unknown" for id_ in ids}
+        assert self.queue(client, at).reprioritise(priority, ids) == expected
+        for id_ in docs.keys() & set(ids):
+            docs[id_].priority = priority
+
+    @rule(client=EITHER, at=MOSTLY_FIRST, seconds=st.sampled_from([-5.0, 0.0, 4.0]), data=st.data())
+    def reschedule(self, client: int, at: int, seconds: float, data: st.DataObject) -> None:
+        ids, docs = self.draw_ids(data, at, "done", "dead", "cancelled"), self.models[at].docs
+        due = self.now + timedelta(seconds=seconds)
+        words = {"active": "active", "planned": "rescheduled", "pending": "rescheduled"}
+        expected = {id_: words[docs[id_].state] if id_ in docs else "unknown" for id_ in ids}
+        assert self.queue(client, at).reschedule(due, ids) == expected
+        for id_ in [id_ for id_, word in expected.items() if word == "rescheduled"]:
+            docs[id_].due, docs[id_].state = due, "planned"
+
+    def pushed_in_sql(
+        self, client: int, at: int, tasks: list[NewTask], on_conflict: str = "skip"
+    ) -> list[tuple[Any, ...]]:
         payloads = [orjson.dumps(task.payload).decode() for task in tasks]
         subjects, dues, priorities, kinds = ([task[n] for task in tasks] for n in range(1, 5))
-        arguments = (self.names[at], payloads, subjects, kinds, dues, priorities)
+        arguments = (self.names[at], payloads, subjects, kinds, dues, priorities, on_conflict)
         rows = sorted(self.world.raw[client].execute(PUSH, arguments).fetchall())
         assert [row[0] for row in rows] == list(range(1, len(tasks) + 1))
         return rows
@@ -651,13 +766,15 @@ class QueueMachine(RuleBasedStateMachine):
         return found[n]
 
     def is_live(self, at: int, claim: Claim) -> bool:
-        return claim.token in self.models[at].leases
+        """It is there, and not every task of it was cancelled."""
+        lease = self.models[at].leases.get(token(claim))
+        return lease is not None and bool(lease.open)
 
     def is_lost(self, at: int, claim: Claim) -> bool:
         return claim.token not in self.models[at].leases
 
     def any_live(self) -> bool:
-        return any(model.leases for model in self.models)
+        return any(lease.open for model in self.models for lease in model.leases.values())
 
     def any_lost(self) -> bool:
         return any(self.is_lost(at, claim) for at, claim in self.claims)
@@ -674,7 +791,12 @@ class QueueMachine(RuleBasedStateMachine):
                 self.queue(client, at).extend(claim, lease=lease)
         else:
             held.until = until
-            assert self.queue(client, at).extend(claim, lease=lease) == (until, ())
+            if held.open:
+                extended = self.queue(client, at).extend(claim, lease=lease)
+                assert (extended.until, set(extended.revoked)) == (until, held.revoked)
+            else:
+                with pytest.raises(LeaseLost, match="every task of the lease was cancelled"):
+                    self.queue(client, at).extend(claim, lease=lease)
 
     # -- Settle
 
@@ -698,11 +820,11 @@ class QueueMachine(RuleBasedStateMachine):
 
     def compare_settled(self, expected: dict[int, str], settle: Callable[[], Any]) -> None:
         refused = {id_ for id_, state in expected.items() if state == "refused"}
-        if refused:
+        revoked = {id_ for id_, state in expected.items() if state == "revoked"}
+        if refused or revoked:
             with pytest.raises(LeaseLost) as lost:
                 settle()
-            assert set(lost.value.refused) == refused
-            assert not lost.value.revoked
+            assert (set(lost.value.refused), set(lost.value.revoked)) == (refused, revoked)
         elif "unknown" in expected.values():
             with pytest.raises(NotFound, match="never in this lease"):
                 settle()

@@ -302,6 +302,8 @@ def test_a_payload_too_deep_for_python_holds_nothing_up(queue: Queue, sql: Conne
     sql.execute("set max_stack_depth = '6MB'")
     for text in (deep, deeper_than_orjson, '{"fine": 1}'):
         sql.execute("select penstock.push('work', %s::jsonb)", (text,))
+    assert queue.tasks()[0].payload is None
+    assert queue.tasks()[2].payload == {"fine": 1}
     claim = queue.claim(10)
     assert claim.tasks[-1].payload == {"fine": 1}
     assert queue.status().dead == 3 - len(claim)

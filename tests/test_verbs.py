@@ -295,7 +295,11 @@ def test_a_push_wakes_an_idle_worker_and_nobody_else(
         clock.advance(61)
         queue.push()
         assert heard() == 0, "it has not been heard of for a minute"
-    clock.advance(300)
+        app.beat("w1", ["work"], slots=2, busy=1)
+        assert queue.set(notify=False).notify is False
+        queue.push()
+        assert heard() == 0, "switched off"
+    clock.advance(301)
     assert app.upkeep()["workers forgotten"] == 1
 
 

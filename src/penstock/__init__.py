@@ -1,6 +1,8 @@
 """Penstock drains backlogs on time: a durable task queue inside PostgreSQL."""
 
+from penstock.aio.queue import AsyncQueue
 from penstock.app import Penstock
+from penstock.async_app import AsyncPenstock
 from penstock.errors import (
     AuthError,
     CommitUnknown,
@@ -16,20 +18,37 @@ from penstock.errors import (
     Unavailable,
     ValidationError,
 )
-from penstock.model import Claim, NewTask, Outcome, Pushed, PushReport, QueueStatus, Task
+from penstock.model import (
+    Claim,
+    Extended,
+    Listed,
+    NewTask,
+    Outcome,
+    Pushed,
+    PushReport,
+    QueueSettings,
+    QueueStatus,
+    Repair,
+    Task,
+    Verification,
+)
 from penstock.queue import Queue
 from penstock.retry import Exponential, Fibonacci, Fixed, Progressive, Schedule
 
 __all__ = [
+    "AsyncPenstock",
+    "AsyncQueue",
     "AuthError",
     "Claim",
     "CommitUnknown",
     "ConfigError",
     "Conflict",
     "Exponential",
+    "Extended",
     "Fibonacci",
     "Fixed",
     "LeaseLost",
+    "Listed",
     "NewTask",
     "NotFound",
     "Outcome",
@@ -42,11 +61,14 @@ __all__ = [
     "PushReport",
     "Pushed",
     "Queue",
+    "QueueSettings",
     "QueueStatus",
+    "Repair",
     "Schedule",
     "SchemaVersionError",
     "Task",
     "Unavailable",
     "ValidationError",
+    "Verification",
 ]
 __version__ = "0.1.0.dev0"

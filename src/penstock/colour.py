@@ -27,9 +27,9 @@ def deserted(place: Place) -> bool:  # noqa: ARG001 - another process may still 
     return False
 
 
-def to_the_end(done: T) -> T:
-    """No thread is cancelled: it has ended already."""
-    return done
+def to_the_end(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """Nobody cancels a thread."""
+    return work(*arguments, **named)
 
 
 def batches(items: Items[T], size: int) -> Iterator[list[T]]:

@@ -93,6 +93,8 @@ class Database:
         for _ in range(self._max_connections + 1):
             try:
                 connection = pool.getconn()
+            except psycopg_pool.PoolClosed:
+                raise Unavailable("the client was closed meanwhile", reason="closed") from None
             except psycopg_pool.PoolTimeout:
                 self.connect().close()  # says why, if it is the server
                 raise Unavailable(
@@ -105,7 +107,7 @@ class Database:
                     yield connection
                     return
             finally:
-                to_the_end(pool.putconn(connection))
+                to_the_end(pool.putconn, connection)
         raise Unavailable("PostgreSQL closes every connection at once", hint="Look at its log.")
 
     def _open_pool(self) -> psycopg_pool.ConnectionPool[Connection]:

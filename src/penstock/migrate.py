@@ -1,5 +1,6 @@
-"""Applies sql/: migrations once, functions whenever their text changed. Under an advisory lock, so that any number of
-processes may start at once."""
+"""Applies sql/: migrations once, functions whenever their text changed. Each step in a transaction of its own, under an
+advisory lock, so that any number of processes may start at once; nothing belongs to the session, so that a pooler may
+stand between."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from importlib.resources import files
 
 from penstock.database import Connection, Database
 from penstock.errors import AuthError, SchemaVersionError, Unavailable
-from penstock.wire import translated
+from penstock.wire import CONTRACT, OUR_CONTRACT, check_contract, translated
 
 LOCK = 0x50454E53  # "PENS"
 LOCK_SECONDS = 2
@@ -19,6 +20,8 @@ FUNCTIONS = 0  # the row in penstock.migration that remembers which text the fun
 ROLES = -1  # not in penstock.migration: roles belong to the cluster
 ROLE_NAMES = ("penstock_producer", "penstock_worker", "penstock_reader", "penstock_admin")
 SQL = files("penstock") / "sql"
+# Names mean PostgreSQL's own, whatever else the installer's search_path offers.
+SAFELY = "set local search_path = pg_catalog, pg_temp; set local check_function_bodies = off;"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +59,19 @@ def plan(dsn: str, source: str = "dsn", *, roles: bool = True) -> list[str]:
 
 
 def init(dsn: str, source: str = "dsn", *, roles: bool = True) -> list[str]:
-    """Brings the schema up to date. Each step is a transaction of its own."""
+    """Brings the schema up to date; answers the names of what it applied."""
+    applied: list[str] = []
     with Database(dsn, source=source).session() as connection:
-        connection.execute("select pg_advisory_lock(%s)", (LOCK,))
-        steps = missing(connection, roles)
-        for step in steps:
-            patiently(connection, step)
-        return [step.name for step in steps]
+        while (name := patiently(connection, roles)) is not None:
+            applied.append(name)
+    return applied
 
 
 def script(*, roles: bool = True) -> str:
     """All of it as one text, for people who apply their own migrations."""
     steps = [*([roles_step()] if roles else []), *migrations(), functions()]
     parts = [*(step.text for step in steps), *(note(step) for step in steps if step.number != ROLES)]
-    return "begin;\nset local check_function_bodies = off;\n\n" + "\n".join(parts) + "\ncommit;\n"
+    return f"begin;\n{SAFELY}\n\n" + "\n".join(parts) + "\ncommit;\n"
 
 
 def missing(connection: Connection, roles: bool) -> list[Step]:
@@ -81,6 +83,8 @@ def missing(connection: Connection, roles: bool) -> list[Step]:
             f"the schema is at migration {max(unknown)}, this Penstock knows {known[-1].number}",
             hint="Upgrade Penstock: pip install -U penstock.",
         )
+    if (theirs := contract(connection)) > OUR_CONTRACT:
+        check_contract((theirs,))  # or an old client's init would take new functions back to old ones
     for step in known:
         if step.number in applied and applied[step.number] != step.checksum:
             raise SchemaVersionError(
@@ -89,7 +93,7 @@ def missing(connection: Connection, roles: bool) -> list[Step]:
             )
     steps = [roles_step()] if roles and not has_roles(connection) else []
     steps += [step for step in known if step.number not in applied]
-    if steps or applied.get(FUNCTIONS) != functions().checksum:
+    if steps or applied.get(FUNCTIONS) != functions().checksum or (roles and not has_grants(connection)):
         steps.append(functions())
     return steps
 
@@ -97,6 +101,12 @@ def missing(connection: Connection, roles: bool) -> list[Step]:
 def has_roles(connection: Connection) -> bool:
     row = connection.execute("select count(*) from pg_roles where rolname = any(%s)", (list(ROLE_NAMES),)).fetchone()
     return row == (len(ROLE_NAMES),)
+
+
+def has_grants(connection: Connection) -> bool:
+    """Without them: applied before there were roles, or restored with --no-privileges."""
+    usage = "select has_schema_privilege(oid, 'penstock', 'usage') from pg_roles where rolname = %s"
+    return connection.execute(usage, (ROLE_NAMES[0],)).fetchone() == (True,)
 
 
 def recorded(connection: Connection) -> dict[int, str]:
@@ -107,30 +117,55 @@ def recorded(connection: Connection) -> dict[int, str]:
     return {int(number): str(checksum) for number, checksum in rows}
 
 
-def patiently(connection: Connection, step: Step) -> None:
+def contract(connection: Connection) -> int:
+    """Of the functions that are there; 0: none are."""
+    present = connection.execute("select to_regprocedure('penstock.contract()') is not null").fetchone()
+    row = connection.execute(CONTRACT).fetchone() if present and present[0] else None
+    return int(row[0]) if row else 0
+
+
+def patiently(connection: Connection, roles: bool) -> str | None:
     """A step makes nobody wait for long: when it gets no lock in time, it lets all others pass and tries again."""
     for pause in (*PAUSES, None):
         try:
             with translated():
-                apply(connection, step)
+                return advance(connection, roles)
         except Unavailable as error:
             if error.reason != "retry" or pause is None:
                 raise
             time.sleep(pause)
+    raise AssertionError
+
+
+def advance(connection: Connection, roles: bool) -> str | None:
+    """Applies the first of the steps that are missing, and answers its name; None: there is none."""
+    with connection.transaction():
+        # What another init did while we waited for it must be seen.
+        connection.execute("set transaction isolation level read committed")
+        connection.execute("set local search_path = pg_catalog, pg_temp")
+        connection.execute("select pg_advisory_xact_lock(%s)", (LOCK,))
+        steps = missing(connection, roles)
+        if not steps:
+            return None
+        try:
+            with translated():
+                apply(connection, steps[0])
         except AuthError as error:
-            if step.number != ROLES:
+            if steps[0].number != ROLES:
                 raise
             raise AuthError(error.message, hint="Let an administrator run it once, or use init --no-roles.") from error
-        else:
-            return
+        return steps[0].name
 
 
 def apply(connection: Connection, step: Step) -> None:
     with connection.transaction():
-        connection.execute("set local check_function_bodies = off")
+        connection.execute(SAFELY.encode())
         connection.execute("set local client_min_messages = warning")
         connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'".encode())
         connection.execute(step.text.encode())
+        if step.number > FUNCTIONS:
+            # After a migration the functions and grants come anew, changed or not.
+            connection.execute("delete from penstock.migration where number = %s", (FUNCTIONS,))
         if step.number != ROLES:
             connection.execute(note(step).encode())
 

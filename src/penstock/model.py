@@ -177,6 +177,7 @@ class QueueSettings:
     paused: bool
     created: datetime
     max_payload: int
+    notify: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,7 @@ class Listed(NamedTuple):
     ended_at: datetime | None
     reason: str | None
     error: str | None
-    payload: Json
+    payload: Json | None  # None: nested deeper than Python can read
 
 
 class Repair(NamedTuple):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ import orjson
 
 from penstock import statements as say
 from penstock import validate
-from penstock.borrowed import run
+from penstock.borrowed import Run, borrow, refusals
 from penstock.colour import Items, batches, sleep
 from penstock.database import Connection, Database, fetch_raw
 from penstock.errors import LeaseLost, NotFound, PartialPush, Taken, Unavailable
@@ -36,7 +37,7 @@ from penstock.model import (
     State,
     Verification,
 )
-from penstock.spool import BATCH, Chunk, Spool
+from penstock.spool import BATCH, Chunk, Spool, task_columns
 from penstock.wire import translated
 
 Progress = Callable[[int], None]
@@ -75,9 +76,10 @@ class Queue:
         is there when you commit; we begin, commit and retry nothing on it.
         """
         task = validate.new_task(NewTask(payload, subject, due, priority, kind))
-        if connection is not None:
-            return self._push_borrowed(connection, [task], on_conflict)[0]
         raw = validate.payload(task.payload, validate.LARGEST_EVER)
+        if connection is not None:
+            chunk = Chunk([raw], *task_columns([task]), checksum=0, part=0, first=0)
+            return self._write_borrowed(borrow(connection), chunk, say.conflict(on_conflict))[0]
         parameters = (self.name, raw.decode(), subject, kind, task.due, priority, say.conflict(on_conflict))
         with self._database.transaction() as own:
             row = own.execute(say.PUSH, parameters).fetchone()
@@ -102,8 +104,8 @@ class Queue:
         batch = uuid4() if batch_id is None else validate.token(batch_id)
         say.conflict(on_conflict)
         if connection is not None:
-            pushed = self._push_borrowed(connection, items, on_conflict)
-            return PushReport(batch, **Counter(one.result for one in pushed))
+            counts = self._push_borrowed(borrow(connection), items, on_conflict, batch_id and batch, progress)
+            return PushReport(batch, **counts)
         with Spool(largest=validate.LARGEST_EVER) as spool:
             for some in batches(items, BATCH):
                 spool.add(some)
@@ -129,17 +131,47 @@ class Queue:
         one that runs now runs again with them afterwards; an ended one begins anew."""
         return self.push_many(items, on_conflict="update", batch_id=batch_id, progress=progress, connection=connection)
 
-    def _push_borrowed(self, connection: object, items: Items[Json | NewTask | None], on_conflict: str) -> list[Pushed]:
-        say.conflict(on_conflict)
-        pushed: list[Pushed] = []
+    def _push_borrowed(
+        self,
+        run: Run,
+        items: Items[Json | NewTask | None],
+        on_conflict: str,
+        batch: UUID | None,
+        progress: Progress | None,
+    ) -> Counter[str]:
+        """Chunk by chunk in the caller's transaction. The ledger is kept only for a batch id that was asked for: else
+        that transaction is all or nothing already."""
+        totals: Counter[str] = Counter()
         with Spool(largest=validate.LARGEST_EVER) as spool:
             for some in batches(items, BATCH):
                 spool.add(some)
             spool.finish()
+            if spool.parts > 1:  # under autocommit nothing undoes the chunks before the one that is refused
+                with refusals():
+                    ((_, largest),) = run(say.LIMIT_AS_TEXT, [self.name])
+                spool.check_sizes(largest)
             for chunk in spool.chunks():
-                rows = run(connection, say.PUSH_AS_TEXT, say.text_columns(self.name, chunk, on_conflict))
-                pushed += [Pushed(id_, result, state) for _, id_, result, state in rows]
-        return pushed
+                totals.update(self._merge_borrowed(run, chunk, on_conflict, batch))
+                if progress:
+                    progress(chunk.first + len(chunk.payloads))
+        return totals
+
+    def _merge_borrowed(self, run: Run, chunk: Chunk, on_conflict: str, batch: UUID | None) -> dict[str, int]:
+        if batch is None:
+            return Counter(one.result for one in self._write_borrowed(run, chunk, on_conflict))
+        with refusals():
+            entry = [str(one) for one in (self.name, batch, chunk.part, len(chunk.payloads), chunk.checksum)]
+            ((known,),) = run(say.ENTER_AS_TEXT, entry)
+        if known is not None:
+            return dict(orjson.loads(known))
+        counts = Counter(one.result for one in self._write_borrowed(run, chunk, on_conflict))
+        run(say.NOTE_AS_TEXT, [str(batch), str(chunk.part), orjson.dumps(dict(counts)).decode()])
+        return counts
+
+    def _write_borrowed(self, run: Run, chunk: Chunk, on_conflict: str) -> list[Pushed]:
+        with say.counted_from(chunk.first), refusals():
+            rows = run(say.PUSH_AS_TEXT, say.text_columns(self.name, chunk, on_conflict))
+        return [Pushed(id_, result, state) for _, id_, result, state in rows]
 
     def _check_sizes(self, spool: Spool) -> int:
         """The queue's id, if its limit allows everything in the spool."""
@@ -165,19 +197,13 @@ class Queue:
     def _push_by_parts(
         self, spool: Spool, queue_id: int, batch: UUID, on_conflict: str, progress: Progress | None
     ) -> PushReport:
-        """One transaction per chunk. As long as no subject was taken, by COPY; from the first one that was, by the
-        function that knows what to do then, at twice the cost."""
+        """One transaction per chunk. By COPY while no subject is taken; by the function that knows what to do then, at
+        twice the cost, from the first one that is until a chunk was all new. An upsert expects to meet some."""
         totals: Counter[str] = Counter()
-        copying = True
+        copying = on_conflict != "update"
         for chunk in spool.chunks():
             try:
-                if copying:
-                    try:
-                        counts = self._alone(self._copy_part, chunk, queue_id, batch)
-                    except Taken:
-                        copying = False
-                if not copying:
-                    counts = self._alone(self._merge_part, chunk, on_conflict, batch)
+                counts = self._copy_or_merge(chunk, queue_id, batch, on_conflict, copying=copying)
             except Unavailable as error:
                 if error.reason == "read_only":
                     raise
@@ -187,10 +213,19 @@ class Queue:
                     written=chunk.first,
                     hint=f"Repeat the call with batch_id={batch}.",
                 ) from error
+            copying = counts.get("created") == len(chunk.payloads)
             totals.update(counts)
             if progress:
                 progress(chunk.first + len(chunk.payloads))
         return PushReport(batch, **totals)
+
+    def _copy_or_merge(
+        self, chunk: Chunk, queue_id: int, batch: UUID, on_conflict: str, *, copying: bool
+    ) -> dict[str, int]:
+        if copying:
+            with suppress(Taken):
+                return self._alone(self._copy_part, chunk, queue_id, batch)
+        return self._alone(self._merge_part, chunk, on_conflict, batch)
 
     def _alone(self, write: Write, *arguments: object) -> dict[str, int]:
         """One part in a transaction of its own."""
@@ -278,7 +313,7 @@ class Queue:
 
     def extend(self, claim: Claim | UUID | str, *, lease: Duration | None = None) -> Extended:
         """The lease goes on from now. LeaseLost: it is somebody else's, or everything in it was cancelled."""
-        parameters = (say.token_of(claim), validate.lease(lease))
+        parameters = (say.token_of(claim, self.name), validate.lease(lease))
         with self._database.transaction() as connection:
             row = connection.execute(say.EXTEND, parameters).fetchone()
         return say.extended(row, claim)
@@ -291,7 +326,7 @@ class Queue:
 
         What is no longer ours changes nothing and raises LeaseLost, after the rest is applied.
         """
-        parameters = say.settle_parameters(claim, outcomes)
+        parameters = say.settle_parameters(claim, outcomes, self.name)
         if parameters is None:
             return {}
         with self._database.transaction() as connection:
@@ -303,8 +338,9 @@ class Queue:
         wait, ids = validate.delay(delay), say.ids_of(claim)
         if isinstance(claim, Claim) and not ids:
             return {}
+        token = say.token_of(claim, self.name)
         with self._database.transaction() as connection:
-            rows = connection.execute(say.RELEASE, (say.token_of(claim), ids or None, wait)).fetchall()
+            rows = connection.execute(say.RELEASE, (token, ids or None, wait)).fetchall()
         if not rows:
             raise LeaseLost(say.LOST)
         return say.settled(rows)
@@ -316,7 +352,7 @@ class Queue:
     ) -> dict[int, str]:
         """Ends tasks unfinished. By id: cancelled, revoked (somebody works on it, and is told at the next extend or
         settle), ended (before), busy (somebody holds it this moment: try again), unknown."""
-        return self._each("cancel", ids, subjects, reason=reason)
+        return self._each("cancel", ids, subjects, reason=say.storable(reason))
 
     def redrive(
         self,
@@ -331,13 +367,14 @@ class Queue:
         """Gives dead tasks another life: these (cancelled ones too), or all dead ones of a kind, with this text in
         their error, since then. Attempts and age begin anew. By id: redriven, live (waits or runs), busy, unknown."""
         since = None if since is None else validate.moment(since, "since")
+        texts = say.filters(kind=kind, error=error)
         if ids is not None or subjects is not None:
-            return self._each("redrive", ids, subjects, kind=kind, error=error, since=since, limit=say.MOST)
+            return self._each("redrive", ids, subjects, **texts, since=since, limit=say.MOST)
         found: dict[int, str] = {}
         left = None if limit is None else validate.whole(limit, "limit", 1, 2**31)
         while left is None or left > 0:
             most = say.MOST if left is None else min(left, say.MOST)
-            some = self._each("redrive", None, None, kind=kind, error=error, since=since, limit=most)
+            some = self._each("redrive", None, None, **texts, since=since, limit=most)
             found |= some
             if len(some) < most:
                 break
@@ -369,8 +406,7 @@ class Queue:
         """Removes tasks in these states for good (never active ones); answers how many."""
         which = say.chosen(self.name, ids, None) | {
             "states": list(states),
-            "kind": kind,
-            "error": error,
+            **say.filters(kind=kind, error=error),
             "before": None if before is None else validate.moment(before, "before"),
         }
         left = None if limit is None else validate.whole(limit, "limit", 1, 2**31)
@@ -404,21 +440,22 @@ class Queue:
         limit: int = 100,
     ) -> list[Listed]:
         """Tasks as they are, in the order of their ids; go on with `after` the last one."""
-        return self._list(None, state, kind, subject, error, after, validate.whole(limit, "limit", 1, say.MOST))
+        after = None if after is None else validate.whole(after, "after", 0, 2**63 - 1)
+        which = say.filters(kind=kind, subject=subject, error=error) | {"state": say.known_state(state), "after": after}
+        return self._list(id=None, limit=validate.whole(limit, "limit", 1, say.MOST), **which)
 
     def task(self, id: int) -> Listed:  # noqa: A002 - it is what it is called everywhere
         """One task."""
-        found = self._list(validate.ids([id])[0], None, None, None, None, None, 1)
+        anything = dict.fromkeys(("state", "kind", "subject", "error", "after"))
+        found = self._list(id=validate.ids([id])[0], limit=1, **anything)
         if not found:
             raise NotFound(f"id: there is no task {id} in queue {self.name!r}")
         return found[0]
 
-    def _list(self, *values: object) -> list[Listed]:
-        names = ("id", "state", "kind", "subject", "error", "after", "limit")
-        parameters = {"queue": self.name} | dict(zip(names, values, strict=True))
+    def _list(self, **which: object) -> list[Listed]:
         with self._database.transaction() as connection:
             connection.execute(say.LIMIT, (self.name,))  # a queue that is not there is told apart from an empty one
-            return say.listed(connection.execute(say.LIST.encode(), parameters).fetchall())
+            return say.listed(connection.execute(say.LIST.encode(), {"queue": self.name, **which}).fetchall())
 
     # --- the queue itself -------------------------------------------------------------------------------------------
 
@@ -467,7 +504,7 @@ def persistently(attempt: Callable[[], T]) -> T:
         try:
             return attempt()
         except Unavailable as error:
-            if n == RETRIES - 1 or error.reason == "read_only":
+            if n == RETRIES - 1 or error.reason in ("read_only", "closed"):
                 raise
             sleep(min(0.1 * 2**n, 2.0))
     raise AssertionError
@@ -503,6 +540,7 @@ def verify(database: Database, name: str | None = None) -> Verification:
 
 
 def repair(database: Database, name: str | None = None) -> list[Repair]:
+    name = None if name is None else validate.queue_name(name)
     with database.transaction() as connection:
         return [Repair(*row) for row in connection.execute(say.REPAIR, (name,)).fetchall()]
 

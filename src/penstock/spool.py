@@ -93,6 +93,10 @@ class Spool:
             self.add(batch)
         self.finish()
 
+    @property
+    def parts(self) -> int:
+        return len(self._sizes)
+
     def chunks(self) -> Iterator[Chunk]:
         self._file.seek(0)
         first = 0

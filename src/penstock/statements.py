@@ -16,6 +16,7 @@ import orjson
 from penstock import validate
 from penstock.errors import Conflict, LeaseLost, NotFound, ValidationError, shown
 from penstock.model import (
+    GAUGES,
     Claim,
     Duration,
     Extended,
@@ -59,6 +60,15 @@ PUSH_AS_TEXT = """
                             cast(cast($4 as text) as text[]), cast(cast($5 as text) as timestamptz[]),
                             cast(cast($6 as text) as smallint[]), cast($7 as text))
     order by n
+"""
+LIMIT_AS_TEXT = "select q.id, penstock.largest_payload(q) from penstock.the_queue(cast($1 as text)) as q"
+ENTER_AS_TEXT = """
+    select cast(penstock.enter_part(cast($1 as text), cast(cast($2 as text) as uuid), cast(cast($3 as text) as int),
+                                    cast(cast($4 as text) as bigint), cast($5 as text), '{}') as text)
+"""
+NOTE_AS_TEXT = """
+    select cast(penstock.note_report(cast(cast($1 as text) as uuid), cast(cast($2 as text) as int),
+                                     cast(cast($3 as text) as jsonb)) as text)
 """
 
 
@@ -142,8 +152,9 @@ def counted_from(first: int) -> Iterator[None]:
     """SQL names an item by its position in the call; people count from the start of the push."""
     try:
         yield
-    except Conflict as error:
-        raise type(error)(ITEM.sub(lambda at: f"item {int(at[1]) + first}:", error.message), hint=error.hint) from None
+    except (Conflict, ValidationError) as error:
+        message = ITEM.sub(lambda at: f"item {int(at[1]) + first}:", error.message)
+        raise type(error)(message, hint=error.hint) from error.__cause__
 
 
 ITEM = re.compile(r"^item (\d+):")
@@ -220,7 +231,9 @@ def extended(row: tuple[Any, ...] | None, claim: Claim | UUID | str) -> Extended
     return Extended(until, tuple(revoked))
 
 
-def token_of(claim: Claim | UUID | str) -> UUID:
+def token_of(claim: Claim | UUID | str, queue: str) -> UUID:
+    if isinstance(claim, Claim) and claim.queue != queue:
+        raise ValidationError(f"claim: it is of queue {claim.queue!r}, not {queue!r}", field="claim")
     return validate.token(claim.token if isinstance(claim, Claim) else claim)
 
 
@@ -229,7 +242,7 @@ def ids_of(claim: Claim | UUID | str) -> list[int]:
 
 
 def settle_parameters(
-    claim: Claim | UUID | str, outcomes: Mapping[int, Outcome] | Iterable[int] | None
+    claim: Claim | UUID | str, outcomes: Mapping[int, Outcome] | Iterable[int] | None, queue: str
 ) -> tuple[Any, ...] | None:
     """Those of SETTLE; None: there is nothing to settle."""
     columns: Sequence[Any] = (None,) * 6
@@ -241,7 +254,7 @@ def settle_parameters(
         ids = validate.ids(outcomes)
         if isinstance(outcomes, Mapping):
             columns = settle_columns(list(outcomes.values()))
-    return (token_of(claim), IdArray(ids), *columns) if ids else None
+    return (token_of(claim, queue), IdArray(ids), *columns) if ids else None
 
 
 def settle_columns(outcomes: list[Outcome]) -> tuple[Any, ...]:
@@ -255,7 +268,8 @@ def settle_columns(outcomes: list[Outcome]) -> tuple[Any, ...]:
             if outcome.due is not None:
                 validate.moment(outcome.due)
             delays.append(validate.delay(outcome.delay))
-            payloads.append(None if outcome.payload is None else validate.payload(outcome.payload).decode())
+            raw = None if outcome.payload is None else validate.payload(outcome.payload, validate.LARGEST_EVER)
+            payloads.append(None if raw is None else raw.decode())
         except ValidationError as error:
             raise error.at(n) from None
         words.append(outcome.word)
@@ -323,6 +337,21 @@ def chosen(queue: str, ids: Iterable[int] | None, subjects: Iterable[str] | None
     return {"queue": queue, "ids": found, "subjects": named}
 
 
+def filters(**given: str | None) -> dict[str, str | None]:
+    """Texts that choose tasks: given, or None. An empty one would choose all."""
+    most = {"kind": validate.LARGEST_KIND, "subject": validate.LARGEST_SUBJECT}
+    return {
+        name: None if value is None else validate.text(value, name, most.get(name, 8192))
+        for name, value in given.items()
+    }
+
+
+def known_state(value: object) -> str | None:
+    if value is not None and value not in GAUGES:
+        raise ValidationError(f"state: {shown(value)} is not one of {', '.join(GAUGES)}", field="state")
+    return None if value is None else str(value)
+
+
 LIST = """
     select id, queue, kind, subject, state, priority, due, attempts, iterations, created, last_iteration, ended_at,
            reason, error, payload::text
@@ -340,14 +369,14 @@ LIST = """
 
 
 def listed(rows: list[tuple[Any, ...]]) -> list[Listed]:
-    return [Listed(*(*row[:-1], orjson.loads(row[-1]))) for row in rows]
+    return [Listed(*(*row[:-1], validate.decode_text(row[-1]))) for row in rows]
 
 
 # --- queues and their books -------------------------------------------------------------------------------------------
 
 SETTINGS_OF = """
     select name, lease, max_attempts, retry::text, sla, keep_done, keep_dead, keep_cancelled, paused, created,
-           penstock.largest_payload(q)
+           penstock.largest_payload(q), settings->'notify' is distinct from 'false'
     from penstock.queue as q
     where %s::text is null or name = %s
     order by name
@@ -407,6 +436,7 @@ CHECKS: Mapping[str, Any] = {
     "keep_dead": retention,
     "keep_cancelled": retention,
     "max_payload": lambda value, key: validate.whole(value, key, 2, validate.LARGEST_EVER),
+    "notify": lambda value, _: bool(value),
     "paused": lambda value, _: bool(value),
 }
 

@@ -115,21 +115,20 @@ def worker(value: object) -> str:
     return "" if value == "" else text(value, "worker", LARGEST_WORKER)
 
 
+MOMENT_HINT = "Say its zone too: 2030-01-31T06:00:00Z, or datetime.now(UTC)."
+
+
 def moment(value: object, field: str = "due") -> datetime:
     """A moment with a time zone, or its ISO 8601 text."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)
         except ValueError:
-            raise ValidationError(
-                f"{field}: {shown(value)} is not a moment", hint="Write 2030-01-31T06:00:00Z.", field=field
-            ) from None
+            raise ValidationError(f"{field}: {shown(value)} is not a moment", hint=MOMENT_HINT, field=field) from None
     if not isinstance(value, datetime):
         raise ValidationError(f"{field}: {shown(value)} is not a moment", field=field)
     if value.tzinfo is None or value.utcoffset() is None:
-        raise ValidationError(
-            f"{field}: {shown(value.isoformat())} has no time zone", hint="Use datetime.now(UTC).", field=field
-        )
+        raise ValidationError(f"{field}: {shown(value.isoformat())} has no time zone", hint=MOMENT_HINT, field=field)
     if value < EARLIEST:
         raise ValidationError(f"{field}: {shown(value.isoformat())} is before 0001-01-02", field=field)
     if value > datetime.now(UTC) + LONGEST_DELAY:
@@ -296,6 +295,11 @@ def decode_payloads(stored: Sequence[bytes]) -> list[Json | None]:
         with suppress(orjson.JSONDecodeError):
             return [loads(one[1:]) for one in stored]
     return [decoded_slowly(one[1:]) for one in stored]
+
+
+def decode_text(text: str) -> Json | None:
+    """One payload as PostgreSQL writes it; see `decode_payloads`."""
+    return decode_payloads([b"\x01" + text.encode()])[0]
 
 
 def decoded_slowly(raw: bytes) -> Json | None:

@@ -28,9 +28,9 @@ def deserted(place: Place) -> bool:
     return process == os.getpid() and loop.is_closed()
 
 
-async def to_the_end(work: Awaitable[T]) -> T:
+async def to_the_end(work: Callable[P, Awaitable[T]], *arguments: P.args, **named: P.kwargs) -> T:
     """Goes on even if whoever waits for it is cancelled."""
-    return await asyncio.shield(work)
+    return await asyncio.shield(work(*arguments, **named))
 
 
 async def batches(items: Items[T], size: int) -> AsyncIterator[list[T]]:

@@ -92,6 +92,8 @@ class AsyncDatabase:
         for _ in range(self._max_connections + 1):
             try:
                 connection = await pool.getconn()
+            except psycopg_pool.PoolClosed:
+                raise Unavailable("the client was closed meanwhile", reason="closed") from None
             except psycopg_pool.PoolTimeout:
                 await (await self.connect()).close()  # says why, if it is the server
                 raise Unavailable(
@@ -104,7 +106,7 @@ class AsyncDatabase:
                     yield connection
                     return
             finally:
-                await to_the_end(pool.putconn(connection))
+                await to_the_end(pool.putconn, connection)
         raise Unavailable("PostgreSQL closes every connection at once", hint="Look at its log.")
 
     async def _open_pool(self) -> psycopg_pool.AsyncConnectionPool[AsyncConnection]:

@@ -6,14 +6,17 @@ import os
 import sys
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Literal, NoReturn, TextIO
+from typing import Any, Literal, NoReturn, TextIO
 
 import typer
 
-from penstock.cli import queues, server, tasks
+from penstock.cli import dead, leases, queues, server, status, tasks
 from penstock.cli.demo import demo
+from penstock.cli.doctor import doctor
 from penstock.cli.output import fail
-from penstock.errors import PenstockError
+from penstock.cli.psql import psql
+from penstock.cli.push import push
+from penstock.errors import PenstockError, ValidationError
 
 app = typer.Typer(
     name="penstock",
@@ -26,10 +29,17 @@ app.command()(demo)
 app.command()(server.up)
 app.command()(server.down)
 app.command()(server.init)
-app.command()(tasks.push)
-app.command()(tasks.status)
-app.command()(tasks.verify)
+app.command()(psql)
+app.command()(status.status)
+app.command()(status.verify)
+app.command()(status.upkeep)
+app.command()(push)
+app.command()(leases.claim)
+app.command()(leases.settle)
 app.add_typer(queues.app, name="queues")
+app.add_typer(tasks.app, name="tasks")
+app.add_typer(dead.app, name="dead")
+app.command()(doctor)
 
 
 @app.callback(invoke_without_command=True)
@@ -44,7 +54,7 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 def main() -> None:
     prepare()
     try:
-        app(prog_name="penstock")
+        sys.exit(app(prog_name="penstock", standalone_mode=False))
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):
             # The reader went away (`| head`), which typer and rich call exit 1. It is not our error.
@@ -59,12 +69,22 @@ def main() -> None:
         give_up_stdout()
         report(caused_by(error, f"the system refused: {error}"))
     except Exception as error:  # noqa: BLE001 - one block, whatever it is
+        if hasattr(error, "format_message"):
+            misused(error)
         hint = "This is a bug in Penstock. --debug shows where."
         report(caused_by(error, f"{type(error).__name__}: {error}", hint))
 
 
 def report(error: PenstockError) -> NoReturn:
     fail(error, json="--json" in sys.argv, debug="--debug" in sys.argv)
+
+
+def misused(error: Any) -> NoReturn:
+    """What typer says of a command line, in our form. Told by its method: its class moves with typer's versions."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.exit(2)  # the help is printed by now
+    command = error.ctx.command_path if getattr(error, "ctx", None) else "penstock"
+    report(ValidationError(error.format_message(), hint=f"See `{command} --help`."))
 
 
 def caused_by(cause: Exception, message: str, hint: str | None = None) -> PenstockError:

@@ -12,8 +12,9 @@ import typer
 
 from penstock import embedded
 from penstock.app import Penstock
-from penstock.cli.output import Debug, Quiet, progress_bar, say
-from penstock.cli.tasks import print_status
+from penstock.cli.options import Debug, Quiet
+from penstock.cli.output import progress_bar, say
+from penstock.cli.status import print_status
 from penstock.errors import PenstockError
 from penstock.model import Json
 from penstock.queue import Queue
@@ -29,7 +30,10 @@ def demo(
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """Start the embedded PostgreSQL, push tasks, drain them with several processes, and show what happened."""
+    """Start the embedded PostgreSQL, push tasks, drain them with several processes, and show what happened.
+
+    Example: penstock demo --tasks 20000
+    """
     home = embedded.home(os.environ)
     was_running = embedded.Server.running(home) is not None
     began = time.perf_counter()

@@ -3,50 +3,19 @@
 from __future__ import annotations
 
 import json as plain_json
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn
+from datetime import UTC, datetime
+from typing import Any, NoReturn
 
-import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from penstock.app import Penstock
 from penstock.errors import ConfigError, PenstockError
-from penstock.wire import described
 
-Dsn = Annotated[
-    str | None,
-    typer.Option(
-        "--dsn",
-        help="Where PostgreSQL is; default: PENSTOCK_DSN, DATABASE_URL, PG*, the embedded server.",
-        show_default=False,
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
-Verbose = Annotated[
-    bool, typer.Option("-v", "--verbose", help="Say which database is used, and where its DSN came from.")
-]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, change nothing.")]
-
-
-def connected(dsn: str | None, *, verbose: bool = False) -> Penstock:
-    """The database a command is about."""
-    if dsn is not None and not dsn.strip():
-        raise ConfigError("dsn: --dsn is empty", hint="Leave it out to use PENSTOCK_DSN, DATABASE_URL or PG*.")
-    penstock = Penstock(dsn)
-    if verbose:
-        unused = [
-            name for name in ("PENSTOCK_DSN", "DATABASE_URL") if os.environ.get(name) and name != penstock.dsn_source
-        ]
-        beside = f"; {' and '.join(unused)} not used" if unused else ""
-        sys.stderr.write(f"database: {described(penstock.dsn)}, from {penstock.dsn_source}{beside}\n")
-    return penstock
+WIDEST_CELL = 60
 
 
 def emit(value: Any) -> None:
@@ -61,14 +30,49 @@ def say(text: str, *, quiet: bool = False) -> None:
         sys.stdout.flush()
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """The first column is text, the others are numbers."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for n, name in enumerate(columns):
-        made.add_column(name, justify="left" if n == 0 else "right", no_wrap=True)
-    for row in rows:
-        made.add_row(*row)
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200, soft_wrap=True).print(made)
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, words: Collection[str] = ()) -> None:
+    """The first column and those called words are text, the others are numbers. Never cut to the terminal's width: a
+    column that is not there is worse than a line that goes on."""
+    lines = [columns, *rows]
+    widths = [max(cell_len(line[n]) for line in lines) for n in range(len(columns))]
+    left = [n == 0 or name in words for n, name in enumerate(columns)]
+    for number, line in enumerate(lines):
+        text = "  ".join(map(padded, line, widths, left)).rstrip()
+        say(f"\x1b[1m{text}\x1b[0m" if number == 0 and sys.stdout.isatty() else text)
+
+
+def padded(text: str, width: int, left: bool) -> str:
+    blank = " " * (width - cell_len(text))
+    return text + blank if left else blank + text
+
+
+def harmless(text: str, *, most: int | None = None) -> str:
+    """Somebody's text on one line of a terminal: nothing in it is obeyed."""
+    cut = text if most is None or len(text) <= most else text[: most - 1] + "…"
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in cut)
+
+
+def cell(text: str | None) -> str:
+    return "–" if text is None else harmless(text, most=WIDEST_CELL)
+
+
+def pretty(value: Any) -> str:
+    """JSON for people."""
+    lines = plain_json.dumps(value, indent=2, ensure_ascii=False).splitlines()
+    return "\n".join(harmless(line) for line in lines)
+
+
+def iso(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.astimezone(UTC).isoformat()
+
+
+def clock(moment: datetime | None) -> str:
+    """A moment as people read it."""
+    return "–" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def many(count: int, thing: str = "task") -> str:
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def fail(error: PenstockError, *, json: bool, debug: bool) -> NoReturn:

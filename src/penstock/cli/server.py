@@ -9,11 +9,15 @@ import typer
 
 from penstock import embedded, migrate
 from penstock.app import Penstock
-from penstock.cli.output import AsJson, Debug, Dsn, Quiet, Verbose, connected, emit, say
+from penstock.cli.options import AsJson, Debug, Quiet, Shell, with_shell
+from penstock.cli.output import emit, say
 
 
 def up(json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None:  # noqa: ARG001
-    """Start the embedded PostgreSQL of this directory ($PENSTOCK_HOME, else ./.penstock), and run init on it."""
+    """Start the embedded PostgreSQL of this directory ($PENSTOCK_HOME, else ./.penstock), and run init on it.
+
+    Example: penstock up
+    """
     server = embedded.Server.start(embedded.home(os.environ), environ=os.environ)
     with Penstock(server.dsn) as penstock:
         applied = penstock.init()
@@ -35,7 +39,10 @@ def up(json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None
 
 
 def down(json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None:  # noqa: ARG001
-    """Stop the embedded PostgreSQL of this directory. Its data stays."""
+    """Stop the embedded PostgreSQL of this directory. Its data stays.
+
+    Example: penstock down
+    """
     home = embedded.home(os.environ)
     server = embedded.Server.running(home)
     if server is not None:
@@ -46,27 +53,28 @@ def down(json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> No
         say(f"PostgreSQL in {home} is {'stopped' if server else 'not running'}", quiet=quiet)
 
 
+@with_shell
 def init(
+    shell: Shell,
     *,
     plan: Annotated[bool, typer.Option("--plan", help="Say what would be applied, change nothing.")] = False,
     sql: Annotated[
         bool, typer.Option("--sql", help="Print the whole schema as SQL, change nothing; needs no database.")
     ] = False,
-    json: AsJson = False,
-    quiet: Quiet = False,
-    dsn: Dsn = None,
-    verbose: Verbose = False,
-    debug: Debug = False,  # noqa: ARG001
+    no_roles: Annotated[
+        bool, typer.Option("--no-roles", help="Create no roles: for those who may not, or have their own.")
+    ] = False,
 ) -> None:
-    """Create the schema `penstock`, or bring it up to date. Safe to repeat, and to run from many processes at once."""
+    """Create the schema `penstock`, or bring it up to date. Safe to repeat, and to run from many processes at once.
+
+    Roles (penstock_producer, _worker, _reader, _admin) belong to the whole server; they say who may call what.
+
+    Example: penstock init --plan
+    """
     if sql:
-        say(migrate.script())
+        say(migrate.script(roles=not no_roles))
         return
-    with connected(dsn, verbose=verbose) as penstock:
-        steps = penstock.plan() if plan else penstock.init()
-    if json:
-        emit({"planned" if plan else "applied": steps})
-    elif not steps:
-        say("the schema is up to date", quiet=quiet)
-    else:
-        say(f"{'would apply' if plan else 'applied'}: {', '.join(steps)}", quiet=quiet)
+    with shell.connected() as penstock:
+        steps = penstock.plan(roles=not no_roles) if plan else penstock.init(roles=not no_roles)
+    said = f"{'would apply' if plan else 'applied'}: {', '.join(steps)}"
+    shell.answer({"planned" if plan else "applied": steps}, said if steps else "the schema is up to date")

@@ -1,247 +1,174 @@
-"""`penstock push`, `status`, `verify`."""
+"""`penstock tasks …`: look at tasks, and change those that are named."""
 
 from __future__ import annotations
 
-import json as plain_json
-import sys
-from bisect import bisect_right
-from collections.abc import Iterator
-from contextlib import contextmanager
-from difflib import get_close_matches
-from pathlib import Path
-from typing import IO, Annotated, Any, NoReturn
-from uuid import UUID
+from typing import Annotated
 
-import orjson
 import typer
 
-from penstock.cli.output import (
-    AsJson,
-    Debug,
+from penstock import validate
+from penstock.cli.consent import Yes, ask, check_consent
+from penstock.cli.listing import print_page, print_task
+from penstock.cli.named import apply, names
+from penstock.cli.options import (
+    After,
     DryRun,
-    Dsn,
-    Quiet,
-    Verbose,
-    age,
-    connected,
-    emit,
-    progress_bar,
-    say,
-    table,
+    ErrorText,
+    Ids,
+    Kind,
+    PageSize,
+    QueueName,
+    Shell,
+    Subject,
+    Subjects,
+    moment,
+    state_of,
+    with_shell,
 )
-from penstock.errors import PayloadError, ValidationError, shown
-from penstock.model import GAUGES, PUSH_RESULTS, NewTask, QueueStatus
-from penstock.spool import Spool
-from penstock.validate import DIGITS_ONLY, LONG_NUMBER, moment, queue_name, token
+from penstock.cli.output import many
+from penstock.errors import ValidationError
+from penstock.statements import storable
 
-LONGEST_LINE = (16 << 20) + (64 << 10)
-FIELDS = ("payload", "subject", "kind", "due", "priority")
-BOM = b"\xef\xbb\xbf"
+app = typer.Typer(help="Look at tasks, and change those you name by id or subject.", no_args_is_help=True)
 
 
-def push(
-    queue: Annotated[str, typer.Argument(help="The queue.")],
+@app.command("ls")
+@with_shell
+def ls(
+    shell: Shell,
+    queue: QueueName,
     *,
-    file: Annotated[str, typer.Option("--file", "-f", help="JSONL, one task a line; `-` is standard input.")] = "-",
-    on_conflict: Annotated[str, typer.Option(help="What a subject that exists already gets: skip or error.")] = "skip",
-    batch_id: Annotated[
-        str | None,
-        typer.Option(help="Repeat a push that failed half-way under its id; nothing is doubled.", show_default=False),
+    state: Annotated[str | None, typer.Option(help="Only tasks in this state.", show_default=False)] = None,
+    kind: Kind = None,
+    subject: Subject = None,
+    error: ErrorText = None,
+    limit: PageSize = 100,
+    after: After = None,
+) -> None:
+    """List tasks in the order of their ids.
+
+    States: planned (not yet due), pending (may run), active (somebody works on it), done, dead (given up), cancelled.
+
+    Example: penstock tasks ls mail --state dead --error timeout --limit 20
+    """
+    print_page(shell, queue, state=state_of(state), kind=kind, subject=subject, error=error, limit=limit, after=after)
+
+
+@app.command("show")
+@with_shell
+def show(shell: Shell, queue: QueueName, id: Annotated[int, typer.Argument(help="The task.")]) -> None:  # noqa: A002
+    """Show one task, its payload included.
+
+    Attempts are the tries since the last success, iterations the successful runs.
+
+    Example: penstock tasks show mail 42
+    """
+    with shell.connected() as penstock:
+        print_task(shell, penstock.queue(queue).task(id))
+
+
+@app.command("cancel")
+@with_shell
+def cancel(
+    shell: Shell,
+    queue: QueueName,
+    ids: Ids = None,
+    *,
+    subject: Subjects = None,
+    reason: Annotated[str, typer.Option(help="Why; kept with the task.")] = "cancelled",
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> None:
+    """End tasks unfinished. Exit 1 when one of them could not be.
+
+    Answers: cancelled, revoked (a worker had it, and is told), ended (before), busy (held this moment: try again),
+    unknown.
+
+    Example: penstock tasks cancel mail 42 43 --subject welcome:ann --reason "customer left" --yes
+    """
+    named = names(ids, subject)
+    check_consent(yes=yes, dry_run=dry_run)
+    with shell.connected() as penstock:
+        target = penstock.queue(queue)
+        target.status()  # nobody is asked about a queue that is not there
+        if not (yes or dry_run):
+            ask(f"Cancel {many(len(named[0]) + len(named[1]))} of queue {queue}?")
+        apply(
+            shell,
+            target,
+            "cancel",
+            named,
+            call=lambda: target.cancel(named[0], subjects=named[1], reason=storable(reason) or "cancelled"),
+            dry_run=dry_run,
+        )
+
+
+@app.command("reschedule")
+@with_shell
+def reschedule(
+    shell: Shell,
+    queue: QueueName,
+    ids: Ids = None,
+    *,
+    subject: Subjects = None,
+    due: Annotated[str | None, typer.Option(help="The moment, as 2030-01-31T06:00:00Z.", show_default=False)] = None,
+    after: Annotated[
+        str | None, typer.Option("--in", help="So long from now, as 30s, 5m or 1h30m.", show_default=False)
     ] = None,
     dry_run: DryRun = False,
-    json: AsJson = False,
-    quiet: Quiet = False,
-    dsn: Dsn = None,
-    verbose: Verbose = False,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """Push tasks: a line is {"payload": {…}, "subject"?: …, "kind"?: …, "due"?: …, "priority"?: 0-9}.
+    """Give waiting tasks another due, the moment from which they may run. Exit 1 when one of them could not be.
 
-    A bad line is named, and nothing is written.
+    Answers: rescheduled, active (somebody works on it), ended, busy (held this moment: try again), unknown.
+
+    Example: penstock tasks reschedule mail 42 43 --in 1h30m
     """
-    queue_name(queue)
-    batch: UUID | None = None if batch_id is None else token(batch_id)
-    if on_conflict not in ("skip", "error"):
-        raise ValidationError(f"on_conflict: {shown(on_conflict)} is not skip or error", field="on_conflict")
-    with opened(file) as source:
-        lines = Lines(source)
-        try:
-            if dry_run:
-                with Spool() as spool:
-                    spool.fill(lines)
-                    counts = dict.fromkeys(PUSH_RESULTS, 0) | {"checked": spool.rows}
-            else:
-                with (
-                    connected(dsn, verbose=verbose) as penstock,
-                    progress_bar(f"push {queue}", None, quiet=quiet or json) as bar,
-                ):
-                    target = penstock.queue(queue)
-                    target.status()  # a queue that does not exist is told before a long file is read
-                    report = target.push_many(lines, on_conflict=on_conflict, batch_id=batch, progress=bar)  # type: ignore[arg-type]
-                    counts = report.counts
-        except ValidationError as error:
-            if error.index is None:
-                raise
-            line = lines.line_of(error.index)
-            raise type(error)(f"line {line}: {error.bare}", hint=error.hint, field=error.field) from None
-    if json:
-        emit(counts)
-    else:
-        say(", ".join(f"{count:,} {word}" for word, count in counts.items() if count) or "nothing to push", quiet=quiet)
-
-
-def status(
-    queue: Annotated[str | None, typer.Argument(help="One queue; default: all.", show_default=False)] = None,
-    *,
-    json: AsJson = False,
-    quiet: Quiet = False,
-    dsn: Dsn = None,
-    verbose: Verbose = False,
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
-    """How queues stand: exact counts by state, the oldest age, totals."""
-    with connected(dsn, verbose=verbose) as penstock:
-        found = [penstock.queue(queue).status()] if queue is not None else penstock.status()
-    if json:
-        emit({"queues": [as_json(one) for one in found]})
-    elif not quiet:
-        print_status(found)
-
-
-def verify(
-    queue: Annotated[str | None, typer.Argument(help="One queue; default: all.", show_default=False)] = None,
-    *,
-    json: AsJson = False,
-    quiet: Quiet = False,
-    dsn: Dsn = None,
-    verbose: Verbose = False,
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
-    """Recount everything and compare it with the books. Exit 1 when anything is off."""
-    with connected(dsn, verbose=verbose) as penstock:
-        found = penstock.queue(queue).verify() if queue is not None else penstock.verify()
-    if json:
-        emit(
-            {
-                "drift": found.drift,
-                "orphans": found.orphans,
-                "history": found.history,
-                "balance": found.balance,
-                "dropped": found.dropped,
-                "findings": [one._asdict() for one in found.findings],
-            }
+    named = names(ids, subject)
+    at = moment(due, "due")
+    wait = None if after is None else validate.duration(after, "in")
+    if (at is None) == (wait is None):
+        raise ValidationError("due: give either --due or --in", field="due")
+    with shell.connected() as penstock:
+        target = penstock.queue(queue)
+        now = target.status().at  # the database's: only its clock decides
+        when = now + wait if now is not None and wait is not None else at
+        assert when is not None
+        apply(
+            shell,
+            target,
+            "reschedule",
+            named,
+            call=lambda: target.reschedule(when, named[0], subjects=named[1]),
+            dry_run=dry_run,
         )
-    else:
-        for one in found.findings:
-            say(f"{one.queue}: {one.what}: expected {one.expected:,}, found {one.found:,}", quiet=quiet)
-        if found.ok:
-            say("all is well: counters, places, history and balance agree", quiet=quiet)
-    if not found.ok:
-        raise typer.Exit(1)
 
 
-def print_status(found: list[QueueStatus]) -> None:
-    table(
-        ("queue", *GAUGES, "oldest", "sla", "pushed", ""),
-        [
-            (
-                one.queue,
-                *(f"{getattr(one, gauge):,}" for gauge in GAUGES),
-                age(one.oldest_pending_age),
-                age(one.sla),
-                f"{one.totals['pushed']:,}",
-                "paused" if one.paused else "",
-            )
-            for one in found
-        ],
-    )
+@app.command("reprioritise")
+@with_shell
+def reprioritise(
+    shell: Shell,
+    queue: QueueName,
+    ids: Ids = None,
+    *,
+    priority: Annotated[int, typer.Option(help="0 to 9; smaller runs first.", show_default=False)],
+    subject: Subjects = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Give tasks another priority; one that runs now has it from its next attempt on. Exit 1 when one could not be.
 
+    Answers: reprioritised, ended, busy (held this moment: try again), unknown.
 
-def as_json(one: QueueStatus) -> dict[str, Any]:
-    return {
-        "queue": one.queue,
-        **{gauge: getattr(one, gauge) for gauge in GAUGES},
-        "oldest_pending_age": one.oldest_pending_age,
-        "sla": one.sla,
-        "paused": one.paused,
-        "totals": dict(one.totals),
-        "at": one.at.isoformat() if one.at else None,
-    }
-
-
-# --- reading JSONL ----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def opened(file: str) -> Iterator[IO[bytes]]:
-    if file == "-":
-        yield sys.stdin.buffer
-        return
-    try:
-        source = Path(file).open("rb")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise ValidationError(f"file: {shown(file)}: {error.strerror}", field="file") from None
-    with source:
-        yield source
-
-
-class Lines:
-    """The tasks of a JSONL file, and on which line each of them is."""
-
-    def __init__(self, source: IO[bytes]) -> None:
-        self._source = source
-        self._blank: list[int] = []  # how many tasks came before each blank line
-        self._number = 0
-
-    def line_of(self, task: int) -> int:
-        return task + bisect_right(self._blank, task) + 1
-
-    def __iter__(self) -> Iterator[NewTask]:
-        while line := self._source.readline(LONGEST_LINE):
-            self._number += 1
-            if len(line) >= LONGEST_LINE:
-                self._refuse(f"it is longer than {LONGEST_LINE} bytes")
-            if self._number == 1:
-                line = line.removeprefix(BOM)
-            if text := line.strip():
-                yield self._task(text)
-            else:
-                self._blank.append(self._number - len(self._blank) - 1)
-
-    def _task(self, line: bytes) -> NewTask:
-        value = self._parsed(line)
-        if type(value) is not dict:
-            self._refuse(
-                "it is not a JSON object", hint='A line is {"payload": {…}, "subject"?, "kind"?, "due"?, "priority"?}.'
-            )
-        unknown = [key for key in value if key not in FIELDS]
-        if unknown:
-            near = get_close_matches(unknown[0], FIELDS, 1)
-            self._refuse(
-                f"field {shown(unknown[0])} is not known",
-                hint=f"Did you mean {near[0]}?" if near else f"Fields are {', '.join(FIELDS)}.",
-            )
-        if type(value.get("payload")) is not dict:
-            self._refuse("payload: it is missing, or not a JSON object")
-        try:
-            due = value.get("due")
-            return NewTask(
-                value["payload"],
-                value.get("subject"),
-                None if due is None else moment(due),
-                value.get("priority", 5),
-                value.get("kind", "default"),
-            )
-        except ValidationError as error:
-            self._refuse(error.bare, hint=error.hint)
-
-    def _parsed(self, line: bytes) -> Any:
-        try:
-            if LONG_NUMBER in line.translate(DIGITS_ONLY):
-                return plain_json.loads(line)  # exactly, so that an integer outside 64 bits is refused, not rounded
-            return orjson.loads(line)
-        except (ValueError, RecursionError) as error:
-            self._refuse(f"it is not JSON: {str(error)[:120]}")
-
-    def _refuse(self, message: str, hint: str | None = None) -> NoReturn:
-        raise PayloadError(f"line {self._number}: {message}", hint=hint)
+    Example: penstock tasks reprioritise mail 42 --priority 0
+    """
+    named = names(ids, subject)
+    validate.whole(priority, "priority", 0, 9)
+    with shell.connected() as penstock:
+        target = penstock.queue(queue)
+        apply(
+            shell,
+            target,
+            "reprioritise",
+            named,
+            call=lambda: target.reprioritise(priority, named[0], subjects=named[1]),
+            dry_run=dry_run,
+        )

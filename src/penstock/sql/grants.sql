@@ -2,16 +2,36 @@
 -- fence. What is not listed here is ours alone.
 revoke all on schema penstock from public;
 revoke all on all functions in schema penstock from public;
-revoke all on all tables in schema penstock from public;
 revoke all on all sequences in schema penstock from public;
 
 do $$
 declare
+    v_roles constant boolean := exists (select from pg_catalog.pg_roles as r where r.rolname = 'penstock_admin');
+    v_name  text;
     v_grant record;
 begin
-    if not exists (select from pg_catalog.pg_roles as r where r.rolname = 'penstock_admin') then
+    if v_roles then
+        -- Anew each time: what an earlier version allowed, and this one does not, is taken back.
+        revoke all on schema penstock from penstock_producer, penstock_worker, penstock_reader, penstock_admin;
+        revoke all on all functions in schema penstock from penstock_producer, penstock_worker, penstock_reader, penstock_admin;
+        revoke all on all sequences in schema penstock from penstock_producer, penstock_worker, penstock_reader, penstock_admin;
+    end if;
+
+    -- Tables and views; not history's days, which are read through it, and come and go meanwhile.
+    for v_name in
+        select pg_catalog.format('%I', c.relname) from pg_catalog.pg_class as c
+        where c.relnamespace = 'penstock'::pg_catalog.regnamespace and c.relkind in ('r', 'p', 'v') and not c.relispartition
+    loop
+        execute 'revoke all on penstock.' || v_name || ' from public';
+        if v_roles then
+            execute 'revoke all on penstock.' || v_name || ' from penstock_producer, penstock_worker, penstock_reader, penstock_admin';
+            execute 'grant select on penstock.' || v_name || ' to penstock_reader';
+        end if;
+    end loop;
+    if not v_roles then
         return;    -- init --no-roles
     end if;
+
     grant usage on schema penstock to penstock_producer, penstock_worker, penstock_reader, penstock_admin;
 
     for v_grant in
@@ -22,7 +42,8 @@ begin
                                         'largest_payload', 'status']),
             ('penstock_worker', array['contract', 'clock', 'claim', 'extend', 'settle', 'release', 'at_place', 'the_queue',
                                       'largest_payload', 'status', 'upkeep', 'beat']),
-            ('penstock_reader', array['contract', 'clock', 'the_queue', 'largest_payload', 'status', 'verify', 'retry_delay']),
+            ('penstock_reader', array['contract', 'clock', 'the_queue', 'largest_payload', 'status', 'verify', 'retry_delay',
+                                      'retry_spread', 'refuse']),    -- the last two: retry_delay runs as its caller
             ('penstock_admin', array['create_queue', 'set_queue', 'drop_queue', 'cancel', 'redrive', 'reschedule',
                                      'reprioritise', 'purge', 'repair'])
         ) as g(role, functions) on p.proname = any(g.functions)
@@ -35,8 +56,5 @@ begin
     -- counters come from the trigger, which runs as the owner.
     grant insert (id, queue_id, priority, kind, subject, payload, due) on penstock.task to penstock_producer;
     grant usage on sequence penstock.task_id_seq to penstock_producer;
-
-    grant select on all tables in schema penstock to penstock_reader;
-    grant penstock_producer, penstock_worker, penstock_reader to penstock_admin;
 end
 $$;

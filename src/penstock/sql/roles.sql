@@ -12,5 +12,16 @@ begin
             end;
         end if;
     end loop;
+
+    -- An administrator may do what all the others may.
+    foreach v_role in array array['penstock_producer', 'penstock_worker', 'penstock_reader'] loop
+        if not pg_catalog.pg_has_role('penstock_admin', v_role, 'member') then
+            begin
+                execute pg_catalog.format('grant %I to penstock_admin', v_role);
+            exception when unique_violation then
+                null;
+            end;
+        end if;
+    end loop;
 end
 $$;

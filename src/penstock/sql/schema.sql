@@ -15,9 +15,10 @@ begin
     if coalesce(cardinality(p_ids), 0) + coalesce(cardinality(p_subjects), 0) > 10000 then
         perform penstock.refuse('PS400', format('ids, subjects: %s are more than 10000 in one call',
                                                 coalesce(cardinality(p_ids), 0) + coalesce(cardinality(p_subjects), 0)));
-    elsif array_position(p_ids, null) is not null or array_position(p_subjects, null) is not null
-       or greatest(array_ndims(p_ids), array_ndims(p_subjects)) > 1 then
-        perform penstock.refuse('PS400', 'ids, subjects: nested, or with a null in it');
+    elsif greatest(array_ndims(p_ids), array_ndims(p_subjects)) > 1 then
+        perform penstock.refuse('PS400', 'ids, subjects: a nested array');
+    elsif array_position(p_ids, null) is not null or array_position(p_subjects, null) is not null then
+        perform penstock.refuse('PS400', 'ids, subjects: there is a null in it');
     elsif p_ids is null and p_subjects is null then
         perform penstock.refuse('PS400', 'ids: neither ids nor subjects are given');
     end if;
@@ -40,7 +41,7 @@ declare
 begin
     if p_worker is null or octet_length(p_worker) not between 1 and 200 then
         perform penstock.refuse('PS400', 'worker: it is null, or not 1 to 200 bytes long');
-    elsif p_queues is null or array_position(p_queues, null) is not null or array_ndims(p_queues) > 1 then
+    elsif p_queues is null or array_ndims(p_queues) > 1 or array_position(p_queues, null) is not null then
         perform penstock.refuse('PS400', 'queues: it is null, nested, or has a null in it');
     elsif p_slots is null or p_slots not between 1 and 100000 then
         perform penstock.refuse('PS400', format('slots: %s is not between 1 and 100000', coalesce(p_slots::text, 'null')));
@@ -91,6 +92,27 @@ begin
     select o.id, replace(o.result, 'active', 'busy') from penstock.left_out(v_queue.id, v_ids, v_waiting || v_revoked) as o;
 end
 $$;
+CREATE FUNCTION penstock.check_arrays(p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_count constant int := cardinality(p_payloads);
+begin
+    if v_count is null or array_ndims(p_payloads) > 1 then
+        perform penstock.refuse('PS400', 'payloads: it is not a flat array');
+    elsif v_count > 10000 then
+        perform penstock.refuse('PS400', format('payloads: %s are more than 10000 in one call', v_count));
+    elsif coalesce(cardinality(p_subjects), v_count) <> v_count or coalesce(cardinality(p_kinds), v_count) <> v_count
+       or coalesce(cardinality(p_dues), v_count) <> v_count or coalesce(cardinality(p_priorities), v_count) <> v_count
+       or greatest(array_ndims(p_subjects), array_ndims(p_kinds), array_ndims(p_dues), array_ndims(p_priorities)) > 1 then
+        perform penstock.refuse('PS400', format('subjects, kinds, dues, priorities: flat, and as many as payloads (%s), or null', v_count));
+    elsif p_on_conflict is null or p_on_conflict not in ('skip', 'update', 'error') then
+        perform penstock.refuse('PS400', format('on_conflict: %s is not known', coalesce(quote_literal(left(p_on_conflict, 80)), 'null')),
+            'Say skip, update or error.');
+    end if;
+end
+$$;
 CREATE FUNCTION penstock.check_claim(p_limit integer, p_lease interval, p_worker text, p_may_alone boolean, p_durable boolean) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -120,6 +142,16 @@ begin
     select s.id into v_twice from unnest(p_ids) as s(id) group by s.id having count(*) > 1 limit 1;
     if found then
         perform penstock.refuse('PS400', format('ids: %s is there twice', v_twice));
+    end if;
+end
+$$;
+CREATE FUNCTION penstock.check_filter(p_error text) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    if p_error = '' then
+        perform penstock.refuse('PS400', 'error: it is empty');
     end if;
 end
 $$;
@@ -216,6 +248,8 @@ begin
         perform penstock.refuse('PS400', format('settings: %s is not a JSON object', coalesce(left(p_queue.settings::text, 80), 'null')));
     elsif p_queue.settings ? 'max_payload' and not penstock.is_number(p_queue.settings->'max_payload', 2, 16777216) then
         perform penstock.refuse('PS400', format('max_payload: %s is not between 2 and 16777216', left(p_queue.settings->>'max_payload', 80)));
+    elsif p_queue.settings ? 'notify' and jsonb_typeof(p_queue.settings->'notify') <> 'boolean' then
+        perform penstock.refuse('PS400', format('notify: %s is not true or false', left(p_queue.settings->>'notify', 80)));
     elsif p_queue.paused is null then
         perform penstock.refuse('PS400', 'paused: it is null');
     end if;
@@ -296,6 +330,22 @@ begin
     order by s.n limit 1;
     if found then
         perform penstock.refuse(v_bad.said[1], format('item %s: %s', v_bad.index, v_bad.said[2]));
+    end if;
+end
+$$;
+CREATE FUNCTION penstock.check_sizes(p_payloads text[], p_queue_id integer) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_bad record;
+begin
+    select i.n - 1 as index, octet_length(i.payload) as size, penstock.largest_payload(q) as largest into v_bad
+    from penstock.queue as q, unnest(p_payloads) with ordinality as i(payload, n)
+    where q.id = p_queue_id and octet_length(i.payload) > penstock.largest_payload(q)
+    order by i.n limit 1;
+    if found then
+        perform penstock.refuse('PS413', format('item %s: payload: %s bytes are more than %s', v_bad.index, v_bad.size, v_bad.largest));
     end if;
 end
 $$;
@@ -532,7 +582,7 @@ begin
             case when d.renew is not null or not d.unfinished then 0
                  else d.crashes + d.burned::int end,
             -- What was given a moment to come waits for it; the rest may run now.
-            d.next_due <= p_now or (d.outcome = 'release' and d.delay is null),
+            d.next_due <= p_now or (d.outcome = 'release' and d.delay is null and d.renew is null),
             d.subject is not null
         from dated as d
         where d.fate = 'waits'
@@ -549,7 +599,7 @@ begin
     )
     select d.id,
            case d.fate when 'gone' then 'done'
-                       when 'waits' then case when d.next_due <= p_now or (d.outcome = 'release' and d.delay is null)
+                       when 'waits' then case when d.next_due <= p_now or (d.outcome = 'release' and d.delay is null and d.renew is null)
                                               then 'pending' else 'planned' end
                        else d.fate end
     from dated as d;
@@ -678,6 +728,7 @@ begin
     returning id into v_id;
     if v_id is not null then
         insert into penstock.low (queue_id, xid, system) values (v_id, 0, penstock.system());
+        perform penstock.make_history((penstock.clock() at time zone 'UTC')::date + d.n) from generate_series(0, 14) as d(n);
     elsif not p_exist_ok then
         perform penstock.refuse('PS409', format('queue %L exists already', p_name));
     end if;
@@ -1015,13 +1066,13 @@ declare
     v_queue record;
 begin
     for v_queue in
-        select a.id, q.name
+        select a.id, q.name, q.settings->'notify' is distinct from 'false' as wakes
         from unnest(p_queue_ids) as a(id) left join penstock.queue as q on q.id = a.id
     loop
         if v_queue.name is null then
             perform penstock.refuse('PS404', format('queue_id: there is no queue %s', v_queue.id));
         end if;
-        if pg_notification_queue_usage() < 0.5 and exists (
+        if v_queue.wakes and pg_notification_queue_usage() < 0.5 and exists (
             select from penstock.worker as w
             where w.busy < w.slots and v_queue.name = any(w.queues) and w.beat > penstock.clock() - interval '1 minute') then
             perform pg_notify('penstock_' || v_queue.id, '');
@@ -1081,6 +1132,7 @@ declare
     v_gone   bigint[];
 begin
     perform penstock.check_limit(p_limit);
+    perform penstock.check_filter(p_error);
     if p_states is null or p_states = '{}' or array_position(p_states, null) is not null then
         perform penstock.refuse('PS400', 'states: none is given, or one is null');
     end if;
@@ -1144,33 +1196,25 @@ CREATE FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects t
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
+    SET enable_nestloop TO 'off'
     AS $$
+#variable_conflict use_column
 declare
     v_queue   constant penstock.queue := penstock.the_queue(p_queue);
-    v_count   constant int := cardinality(p_payloads);
-    v_twice   int[];     -- positions superseded by a later one in this batch
-    v_left    int[];     -- positions still to be written; null: all
-    v_new     int[];
+    v_updates constant boolean := p_on_conflict = 'update';
+    v_twice   int[];       -- positions superseded by a later one in this batch
+    v_new     int[];       -- positions that were created, and their documents
+    v_made    bigint[];
+    v_planned boolean[];
+    v_ns      int[];       -- positions whose subject was there, and its document
     v_ids     bigint[];
-    v_states  text[];
-    v_subject text;
+    v_ended   text[];
+    v_dues    timestamptz[];
+    v_ranks   smallint[];
+    v_left    int[];       -- positions whose subject was there, when nothing shall be updated
 begin
-    if v_count is null or array_ndims(p_payloads) > 1 then
-        perform penstock.refuse('PS400', 'payloads: it is not a flat array');
-    elsif v_count > 10000 then
-        perform penstock.refuse('PS400', format('payloads: %s are more than 10000 in one call', v_count));
-    elsif coalesce(cardinality(p_subjects), v_count) <> v_count or coalesce(cardinality(p_kinds), v_count) <> v_count
-       or coalesce(cardinality(p_dues), v_count) <> v_count or coalesce(cardinality(p_priorities), v_count) <> v_count
-       or greatest(array_ndims(p_subjects), array_ndims(p_kinds), array_ndims(p_dues), array_ndims(p_priorities)) > 1 then
-        perform penstock.refuse('PS400', format('subjects, kinds, dues, priorities: flat, and as many as payloads (%s), or null', v_count));
-    elsif p_on_conflict is null or p_on_conflict not in ('skip', 'update', 'error') then
-        perform penstock.refuse('PS400', format('on_conflict: %s is not known', coalesce(quote_literal(left(p_on_conflict, 80)), 'null')),
-            'Say skip, update or error.');
-    elsif v_count = 0 then
-        return;
-    end if;
-    perform penstock.check_push(p_payloads, p_subjects, p_kinds, p_dues, p_priorities,
-        penstock.largest_payload(v_queue));
+    perform penstock.check_arrays(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_on_conflict);
+    perform penstock.check_push(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, penstock.largest_payload(v_queue));
     -- The last of equal subjects wins.
     select array_agg(s.n) into v_twice
     from (
@@ -1178,59 +1222,51 @@ begin
         from unnest(p_subjects) with ordinality as i(subject, n)
     ) as s
     where s.again;
-    if v_twice is not null then
-        v_left := array(select generate_series(1, v_count) except select unnest(v_twice));
+    -- Ids in the order given, so that the first runs first. A conflict locks the document even where nothing is updated.
+    with asked as materialized (
+        select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind, i.due, i.priority
+        from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
+             with ordinality as i(payload, subject, kind, due, priority, n)
+        where v_twice is null or i.n not in (select unnest(v_twice))
+    ), written as (
+        insert into penstock.task as t (id, queue_id, priority, kind, subject, payload, due)
+        select a.id, v_queue.id, coalesce(a.priority, 5::smallint), coalesce(a.kind, 'default'), a.subject, a.payload::jsonb, a.due
+        from asked as a
+        order by a.subject collate "C", a.id
+        on conflict (queue_id, subject) where subject is not null do update
+        set payload = excluded.payload, kind = excluded.kind, priority = excluded.priority, due = coalesce(excluded.due, t.due)
+        where v_updates
+        returning t.id, t.subject, t.ended
+    ), matched as materialized (
+        select a.n, a.due, coalesce(a.priority, 5::smallint) as priority, c.id as made, e.id, e.ended
+        from asked as a
+        left join written as c on c.id = a.id
+        left join written as e on e.subject = a.subject and c.id is null
+    )
+    select array_agg(m.n) filter (where m.made is not null), array_agg(m.made) filter (where m.made is not null),
+           array_agg(m.due is not null) filter (where m.made is not null),
+           array_agg(m.n) filter (where m.id is not null), array_agg(m.id) filter (where m.id is not null),
+           array_agg(m.ended) filter (where m.id is not null), array_agg(m.due) filter (where m.id is not null),
+           array_agg(m.priority) filter (where m.id is not null),
+           array_agg(m.n order by m.n) filter (where m.made is null and m.id is null)
+    into v_new, v_made, v_planned, v_ns, v_ids, v_ended, v_dues, v_ranks, v_left
+    from matched as m;
+    if v_left is not null and p_on_conflict = 'error' then
+        perform penstock.refuse('PS409', format('item %s: subject %L is taken in queue %L', v_left[1] - 1, left(p_subjects[v_left[1]], 80), p_queue));
     end if;
-    -- What is neither inserted nor found has ended meanwhile: insert it again. Bounded, for a very busy subject's sake.
-    for v_round in 1 .. 10 loop
-        if p_on_conflict = 'update' then
-            return query
-            select u.n, u.id, u.result, u.state
-            from penstock.upsert(v_queue.id, p_payloads, p_subjects, p_kinds, p_dues, p_priorities, v_left) as u;
-            exit;
-        end if;
-        -- Ids in the order given, so that the first runs first; written in one order everywhere, by subject, so that two
-        -- pushes never wait for each other in a circle.
-        with asked as materialized (
-            select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind, i.due, i.priority
-            from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
-                 with ordinality as i(payload, subject, kind, due, priority, n)
-            where v_left is null or i.n in (select unnest(v_left))
-        ), created as (
-            insert into penstock.task as t (id, queue_id, priority, kind, subject, payload, due)
-            select a.id, v_queue.id, coalesce(a.priority, 5::smallint), coalesce(a.kind, 'default'), a.subject,
-                   a.payload::jsonb, a.due
-            from asked as a
-            order by a.subject collate "C", a.id
-            on conflict (queue_id, subject) where subject is not null do nothing
-            returning t.id, case when t.due is null then 'pending' else 'planned' end as state
-        )
-        select array_agg(a.n), array_agg(c.id), array_agg(c.state)
-        into v_new, v_ids, v_states
-        from asked as a join created as c on c.id = a.id;
-        return query select c.n, c.id, 'created', c.state from unnest(v_new, v_ids, v_states) as c(n, id, state);
-        exit when cardinality(v_new) = coalesce(cardinality(v_left), v_count);
-        v_left := array(select unnest(coalesce(v_left, array(select generate_series(1, v_count)))) except select unnest(v_new));
-        if p_on_conflict = 'error' then
-            v_new := array(select min(l) from unnest(v_left) as l);
-            v_subject := p_subjects[v_new[1]];
-            perform penstock.refuse('PS409', format('item %s: subject %L is taken in queue %L', v_new[1] - 1, left(v_subject, 80), p_queue));
-        end if;
-        -- A new statement, so that it sees what the insert ran into.
-        select array_agg(f.n), array_agg(f.id), array_agg(f.state)
-        into v_new, v_ids, v_states
-        from penstock.find_subjects(v_queue.id, p_subjects, v_left) as f;
-        return query select f.n, f.id, 'skipped', f.state from unnest(v_new, v_ids, v_states) as f(n, id, state);
-        v_left := array(select unnest(v_left) except select unnest(v_new));
-        exit when v_left = '{}';
-        if v_round = 10 then
-            perform penstock.refuse('PS409', format('queue %L: subjects come and go faster than they can be pushed', p_queue),
-                'Push again.');
-        end if;
-    end loop;
     return query
-    select f.n, f.id, 'superseded', f.state from penstock.find_subjects(v_queue.id, p_subjects, v_twice) as f
-    where v_twice is not null;
+    select c.n, c.id, 'created', case when c.planned then 'planned' else 'pending' end
+    from unnest(v_new, v_made, v_planned) as c(n, id, planned);
+    if v_ids is not null then
+        return query select r.n, r.id, r.result, r.state from penstock.refresh(v_ns, v_ids, v_ended, v_dues, v_ranks) as r;
+    end if;
+    -- New statements, so that they see what the insert ran into.
+    if v_left is not null then
+        return query select f.n, f.id, 'skipped', f.state from penstock.find_subjects(v_queue.id, p_subjects, v_left) as f;
+    end if;
+    if v_twice is not null then
+        return query select f.n, f.id, 'superseded', f.state from penstock.find_subjects(v_queue.id, p_subjects, v_twice) as f;
+    end if;
 end
 $$;
 CREATE FUNCTION penstock.redrive(p_queue text, p_ids bigint[] DEFAULT NULL::bigint[], p_subjects text[] DEFAULT NULL::text[], p_kind text DEFAULT NULL::text, p_error text DEFAULT NULL::text, p_since timestamp with time zone DEFAULT NULL::timestamp with time zone, p_limit integer DEFAULT 10000) RETURNS TABLE(id bigint, result text)
@@ -1249,6 +1285,10 @@ declare
     v_done  bigint;
 begin
     perform penstock.check_limit(p_limit);
+    perform penstock.check_filter(p_error);
+    if v_named and num_nonnulls(p_kind, p_error, p_since) > 0 then
+        perform penstock.refuse('PS400', 'kind, error, since: they choose among all dead tasks; with ids or subjects there is nothing to choose');
+    end if;
     if v_named then
         v_ids := penstock.asked_ids(v_queue.id, p_ids, p_subjects);
         select t.id into v_done from penstock.task as t
@@ -1280,7 +1320,7 @@ begin
     left join (select d.id, d.ended from penstock.task as d where d.id = any(v_ids) and d.queue_id = v_queue.id) as t on t.id = g.id;
 end
 $$;
-CREATE FUNCTION penstock.refresh(p_ns integer[], p_ids bigint[], p_ended text[], p_dues timestamp with time zone[]) RETURNS TABLE(n integer, id bigint, result text, state text)
+CREATE FUNCTION penstock.refresh(p_ns integer[], p_ids bigint[], p_ended text[], p_dues timestamp with time zone[], p_priorities smallint[]) RETURNS TABLE(n integer, id bigint, result text, state text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -1292,20 +1332,23 @@ declare
     v_now     constant timestamptz := penstock.clock();
     v_waiting bigint[];
     v_pending boolean[];
+    v_moved   bigint[];
     v_active  bigint[];
 begin
     -- It waits: the new priority, the new due if one was given.
-    with given as (
-        select g.id, g.due from unnest(p_ids, p_ended, p_dues) as g(id, ended, due) where g.ended is null
-    ), written as (
-        update penstock.agenda as a
-        set priority = t.priority, due = coalesce(t.given, a.due), pending = a.pending and t.given is null
-        from (select d.id, d.priority, g.due as given from given as g
-              join (select d.id, d.priority from penstock.task as d where d.id = any(p_ids)) as d on d.id = g.id) as t
-        where a.task_id = t.id and a.task_id = any(p_ids)
-        returning a.task_id, a.pending
+    with held as materialized (
+        select a.task_id, a.pending, a.priority from penstock.agenda as a where a.task_id = any(p_ids) for update
     )
-    select array_agg(w.task_id), array_agg(w.pending) into v_waiting, v_pending from written as w;
+    select array_agg(h.task_id), array_agg(h.pending and g.due is null),
+           array_agg(h.task_id) filter (where h.priority <> g.priority or g.due is not null)
+    into v_waiting, v_pending, v_moved
+    from held as h join unnest(p_ids, p_dues, p_priorities) as g(id, due, priority) on g.id = h.task_id;
+    if v_moved is not null then
+        update penstock.agenda as a
+        set priority = g.priority, due = coalesce(g.due, a.due), pending = a.pending and g.due is null
+        from unnest(p_ids, p_dues, p_priorities) as g(id, due, priority)
+        where a.task_id = any(v_moved) and g.id = a.task_id;
+    end if;
     return query
     select g.n, g.id, 'updated', case when w.pending then 'pending' else 'planned' end
     from unnest(p_ns, p_ids) as g(n, id) join unnest(v_waiting, v_pending) as w(id, pending) on w.id = g.id;
@@ -1688,19 +1731,19 @@ begin
         perform penstock.refuse('PS400', 'changes: it is not a JSON object');
     end if;
     select k.key into v_bad from jsonb_object_keys(p_changes) as k(key)
-    where k.key not in ('lease', 'max_attempts', 'retry', 'sla', 'paused', 'keep_done', 'keep_dead', 'keep_cancelled', 'max_payload');
+    where k.key not in ('lease', 'max_attempts', 'retry', 'sla', 'paused', 'keep_done', 'keep_dead', 'keep_cancelled', 'max_payload',
+                        'notify');
     if v_bad is not null then
         perform penstock.refuse('PS400', format('changes: %L is not a setting', left(v_bad, 80)),
-            'Settings are lease, max_attempts, retry, sla, paused, keep_done, keep_dead, keep_cancelled and max_payload.');
+            'Settings are lease, max_attempts, retry, sla, paused, keep_done, keep_dead, keep_cancelled, max_payload and notify.');
     end if;
     begin
-        v_new := jsonb_populate_record(v_old, p_changes - 'max_payload');
+        v_new := jsonb_populate_record(v_old, p_changes - array['max_payload', 'notify']);
     exception when others then
         perform penstock.refuse('PS400', 'changes: ' || sqlerrm);
     end;
-    if p_changes ? 'max_payload' then
-        v_new.settings := v_old.settings || jsonb_build_object('max_payload', p_changes->'max_payload');
-    end if;
+    v_new.settings := v_old.settings || (
+        select coalesce(jsonb_object_agg(c.key, c.value), '{}') from jsonb_each(p_changes) as c where c.key in ('max_payload', 'notify'));
     perform penstock.check_queue(v_new);
     update penstock.queue as q
     set lease = penstock.in_seconds(v_new.lease), max_attempts = v_new.max_attempts, retry = v_new.retry,
@@ -1738,6 +1781,9 @@ begin
     end if;
     v_now := penstock.clock();
     perform penstock.make_history((v_now at time zone 'UTC')::date);
+    if p_payloads is not null then
+        perform penstock.check_sizes(p_payloads, v_lease.queue_id);
+    end if;
     if p_ids = v_lease.ids and bit_count(v_lease.open) = v_count then
         v_open := p_ids;
     else
@@ -1965,55 +2011,6 @@ begin
             delete from penstock.ledger as l using old where l.ctid = old.ctid returning 1
         )
         select 'ledger parts dropped', count(*) from gone;
-end
-$$;
-CREATE FUNCTION penstock.upsert(p_queue_id integer, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_left integer[]) RETURNS TABLE(n integer, id bigint, result text, state text)
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    SET enable_seqscan TO 'off'
-    SET enable_bitmapscan TO 'off'
-    SET enable_nestloop TO 'off'
-    AS $$
-#variable_conflict use_column
-declare
-    v_ns    int[];    -- positions of those that were there, and their documents
-    v_ids   bigint[];
-    v_ended text[];
-    v_dues  timestamptz[];
-    v_new   int[];
-    v_made  bigint[];
-    v_plan  boolean[];
-begin
-    with asked as materialized (
-        select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind, i.due, i.priority
-        from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
-             with ordinality as i(payload, subject, kind, due, priority, n)
-        where p_left is null or i.n in (select unnest(p_left))
-    ), written as (
-        insert into penstock.task as t (id, queue_id, priority, kind, subject, payload, due)
-        select a.id, p_queue_id, coalesce(a.priority, 5::smallint), coalesce(a.kind, 'default'), a.subject, a.payload::jsonb, a.due
-        from asked as a
-        order by a.subject collate "C", a.id
-        on conflict (queue_id, subject) where subject is not null do update
-        set payload = excluded.payload, kind = excluded.kind, priority = excluded.priority, due = coalesce(excluded.due, t.due)
-        returning t.id, t.subject, t.ended
-    ), matched as materialized (
-        select coalesce(c.n, s.n) as n, w.id, w.ended, c.n is not null as created, coalesce(c.due, s.due) as due
-        from written as w
-        left join asked as c on c.id = w.id
-        left join asked as s on s.subject = w.subject
-    )
-    select array_agg(m.n) filter (where not m.created), array_agg(m.id) filter (where not m.created),
-           array_agg(m.ended) filter (where not m.created), array_agg(m.due) filter (where not m.created),
-           array_agg(m.n) filter (where m.created), array_agg(m.id) filter (where m.created),
-           array_agg(m.due is not null) filter (where m.created)
-    into v_ns, v_ids, v_ended, v_dues, v_new, v_made, v_plan
-    from matched as m;
-    return query
-    select c.n, c.id, 'created', case when c.planned then 'planned' else 'pending' end from unnest(v_new, v_made, v_plan) as c(n, id, planned);
-    if v_ids is not null then
-        return query select r.n, r.id, r.result, r.state from penstock.refresh(v_ns, v_ids, v_ended, v_dues) as r;
-    end if;
 end
 $$;
 CREATE FUNCTION penstock.verify(p_queue text DEFAULT NULL::text) RETURNS TABLE(area text, queue text, what text, expected bigint, found bigint)
@@ -2363,8 +2360,10 @@ REVOKE ALL ON FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots int
 GRANT ALL ON FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer, p_busy integer, p_host text, p_pid integer) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.cancel(p_queue text, p_ids bigint[], p_subjects text[], p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.cancel(p_queue text, p_ids bigint[], p_subjects text[], p_reason text) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.check_arrays(p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_claim(p_limit integer, p_lease interval, p_worker text, p_may_alone boolean, p_durable boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_distinct(p_ids bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.check_filter(p_error text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_limit(p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_push(p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_largest bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.clock() FROM PUBLIC;
@@ -2375,6 +2374,7 @@ GRANT SELECT ON TABLE penstock.queue TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.check_queue(p_queue penstock.queue) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_retry(p_strategy jsonb) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_settle(p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.check_sizes(p_payloads text[], p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.claim(p_queue text, p_limit integer, p_lease interval, p_worker text, p_hint penstock.place, p_may_alone boolean, p_durable boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.claim(p_queue text, p_limit integer, p_lease interval, p_worker text, p_hint penstock.place, p_may_alone boolean, p_durable boolean) TO penstock_worker;
 GRANT SELECT ON TABLE penstock.lease TO penstock_reader;
@@ -2426,8 +2426,9 @@ REVOKE ALL ON FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_sub
 GRANT ALL ON FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.redrive(p_queue text, p_ids bigint[], p_subjects text[], p_kind text, p_error text, p_since timestamp with time zone, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.redrive(p_queue text, p_ids bigint[], p_subjects text[], p_kind text, p_error text, p_since timestamp with time zone, p_limit integer) TO penstock_admin;
-REVOKE ALL ON FUNCTION penstock.refresh(p_ns integer[], p_ids bigint[], p_ended text[], p_dues timestamp with time zone[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.refresh(p_ns integer[], p_ids bigint[], p_ended text[], p_dues timestamp with time zone[], p_priorities smallint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.refuse(p_code text, p_message text, p_hint text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.refuse(p_code text, p_message text, p_hint text) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.refuse_truncate() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.release(p_token uuid, p_ids bigint[], p_delay interval) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.release(p_token uuid, p_ids bigint[], p_delay interval) TO penstock_worker;
@@ -2442,6 +2443,7 @@ REVOKE ALL ON FUNCTION penstock.retire(p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.retry_delay(p_strategy jsonb, p_failures integer, p_age interval, p_seed bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.retry_delay(p_strategy jsonb, p_failures integer, p_age interval, p_seed bigint) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.revoke(p_queue_id integer, p_ids bigint[], p_now timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.safe_text(p_text text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.set_queue(p_name text, p_changes jsonb) FROM PUBLIC;
@@ -2461,7 +2463,6 @@ GRANT ALL ON FUNCTION penstock.the_queue(p_name text) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.the_queue(p_name text) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.upkeep(p_keep_history interval, p_keep_samples interval, p_keep_ledger interval) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.upkeep(p_keep_history interval, p_keep_samples interval, p_keep_ledger interval) TO penstock_worker;
-REVOKE ALL ON FUNCTION penstock.upsert(p_queue_id integer, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_left integer[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.verify(p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.verify(p_queue text) TO penstock_reader;
 GRANT SELECT ON TABLE penstock.agenda TO penstock_reader;

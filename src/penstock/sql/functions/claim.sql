@@ -142,7 +142,6 @@ language sql immutable parallel safe
 return case when p_task_id is not null then row(p_priority, p_due, p_task_id)::penstock.place end;
 
 -- A lease goes on. No row: it is lost. Tasks cancelled meanwhile are named, so that their work can stop; `open` are left.
-drop function if exists penstock.extend(uuid, interval);
 create or replace function penstock.extend(p_token uuid, p_lease interval default null)
 returns table (until timestamptz, revoked bigint[], open int)
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
@@ -179,7 +178,7 @@ declare
 begin
     if p_worker is null or octet_length(p_worker) not between 1 and 200 then
         perform penstock.refuse('PS400', 'worker: it is null, or not 1 to 200 bytes long');
-    elsif p_queues is null or array_position(p_queues, null) is not null or array_ndims(p_queues) > 1 then
+    elsif p_queues is null or array_ndims(p_queues) > 1 or array_position(p_queues, null) is not null then
         perform penstock.refuse('PS400', 'queues: it is null, nested, or has a null in it');
     elsif p_slots is null or p_slots not between 1 and 100000 then
         perform penstock.refuse('PS400', format('slots: %s is not between 1 and 100000', coalesce(p_slots::text, 'null')));

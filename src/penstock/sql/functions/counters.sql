@@ -41,21 +41,21 @@ end
 $$;
 
 -- New tasks have come to these queues: they must exist (one may have been dropped while we waited), and an idle worker of
--- theirs is woken. A hint, never a duty: not when nobody is idle, not when the notification queue fills up. PostgreSQL
--- sends equal ones of a transaction once.
+-- theirs is woken. A hint, never a duty: not when nobody is idle, not when the notification queue fills up, not where it
+-- was switched off (PREPARE TRANSACTION refuses a NOTIFY). PostgreSQL sends equal ones of a transaction once.
 create or replace function penstock.meet(p_queue_ids int[]) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_queue record;
 begin
     for v_queue in
-        select a.id, q.name
+        select a.id, q.name, q.settings->'notify' is distinct from 'false' as wakes
         from unnest(p_queue_ids) as a(id) left join penstock.queue as q on q.id = a.id
     loop
         if v_queue.name is null then
             perform penstock.refuse('PS404', format('queue_id: there is no queue %s', v_queue.id));
         end if;
-        if pg_notification_queue_usage() < 0.5 and exists (
+        if v_queue.wakes and pg_notification_queue_usage() < 0.5 and exists (
             select from penstock.worker as w
             where w.busy < w.slots and v_queue.name = any(w.queues) and w.beat > penstock.clock() - interval '1 minute') then
             perform pg_notify('penstock_' || v_queue.id, '');
@@ -128,39 +128,39 @@ begin
 end
 $$;
 
-create or replace trigger count_insert after insert on penstock.task
-    referencing new table as arrived for each statement execute function penstock.count_task();
-create or replace trigger count_update after update on penstock.task
-    referencing new table as arrived old table as parted for each statement execute function penstock.count_task();
-create or replace trigger count_delete after delete on penstock.task
-    referencing old table as parted for each statement execute function penstock.count_task();
+-- Made once, and left alone: to replace a trigger would lock out every writer, on a busy queue, for nothing. A trigger that
+-- has to change does so in a migration.
+do $$
+declare
+    v_table text;
+    v_event record;
+begin
+    foreach v_table in array array['task', 'agenda', 'lease'] loop
+        for v_event in
+            select e.name, e.tables
+            from (values ('insert', 'new table as arrived'), ('update', 'new table as arrived old table as parted'),
+                         ('delete', 'old table as parted')) as e(name, tables)
+            where not exists (
+                select from pg_catalog.pg_trigger as t
+                where t.tgrelid = ('penstock.' || v_table)::pg_catalog.regclass and t.tgname = 'count_' || e.name)
+        loop
+            execute pg_catalog.format(
+                'create trigger %I after %s on penstock.%I referencing %s for each statement execute function penstock.%I()',
+                'count_' || v_event.name, v_event.name, v_table, v_event.tables, 'count_' || v_table);
+        end loop;
+    end loop;
 
-create or replace trigger count_insert after insert on penstock.agenda
-    referencing new table as arrived for each statement execute function penstock.count_agenda();
-create or replace trigger count_update after update on penstock.agenda
-    referencing new table as arrived old table as parted for each statement execute function penstock.count_agenda();
-create or replace trigger count_delete after delete on penstock.agenda
-    referencing old table as parted for each statement execute function penstock.count_agenda();
-
-create or replace trigger count_insert after insert on penstock.lease
-    referencing new table as arrived for each statement execute function penstock.count_lease();
-create or replace trigger count_update after update on penstock.lease
-    referencing new table as arrived old table as parted for each statement execute function penstock.count_lease();
-create or replace trigger count_delete after delete on penstock.lease
-    referencing old table as parted for each statement execute function penstock.count_lease();
-
-create or replace trigger refuse_truncate before truncate on penstock.task
-    for each statement execute function penstock.refuse_truncate();
-create or replace trigger refuse_truncate before truncate on penstock.agenda
-    for each statement execute function penstock.refuse_truncate();
-create or replace trigger refuse_truncate before truncate on penstock.lease
-    for each statement execute function penstock.refuse_truncate();
-create or replace trigger refuse_truncate before truncate on penstock.counter
-    for each statement execute function penstock.refuse_truncate();
-create or replace trigger refuse_truncate before truncate on penstock.counter_log
-    for each statement execute function penstock.refuse_truncate();
-create or replace trigger refuse_truncate before truncate on penstock.history
-    for each statement execute function penstock.refuse_truncate();
+    foreach v_table in array array['task', 'agenda', 'lease', 'counter', 'counter_log', 'history'] loop
+        if not exists (
+            select from pg_catalog.pg_trigger as t
+            where t.tgrelid = ('penstock.' || v_table)::pg_catalog.regclass and t.tgname = 'refuse_truncate') then
+            execute pg_catalog.format(
+                'create trigger refuse_truncate before truncate on penstock.%I '
+                'for each statement execute function penstock.refuse_truncate()', v_table);
+        end if;
+    end loop;
+end
+$$;
 
 -- Which cluster this is: transaction ids mean nothing in another one.
 create or replace function penstock.system() returns bigint

@@ -66,6 +66,7 @@ declare
     v_ids     bigint[];
     v_ended   text[];
     v_dues    timestamptz[];
+    v_ranks   smallint[];
     v_left    int[];       -- positions whose subject was there, when nothing shall be updated
 begin
     perform penstock.check_arrays(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_on_conflict);
@@ -95,7 +96,7 @@ begin
         where v_updates
         returning t.id, t.subject, t.ended
     ), matched as materialized (
-        select a.n, a.due, c.id as made, e.id, e.ended
+        select a.n, a.due, coalesce(a.priority, 5::smallint) as priority, c.id as made, e.id, e.ended
         from asked as a
         left join written as c on c.id = a.id
         left join written as e on e.subject = a.subject and c.id is null
@@ -104,8 +105,9 @@ begin
            array_agg(m.due is not null) filter (where m.made is not null),
            array_agg(m.n) filter (where m.id is not null), array_agg(m.id) filter (where m.id is not null),
            array_agg(m.ended) filter (where m.id is not null), array_agg(m.due) filter (where m.id is not null),
+           array_agg(m.priority) filter (where m.id is not null),
            array_agg(m.n order by m.n) filter (where m.made is null and m.id is null)
-    into v_new, v_made, v_planned, v_ns, v_ids, v_ended, v_dues, v_left
+    into v_new, v_made, v_planned, v_ns, v_ids, v_ended, v_dues, v_ranks, v_left
     from matched as m;
 
     if v_left is not null and p_on_conflict = 'error' then
@@ -115,7 +117,7 @@ begin
     select c.n, c.id, 'created', case when c.planned then 'planned' else 'pending' end
     from unnest(v_new, v_made, v_planned) as c(n, id, planned);
     if v_ids is not null then
-        return query select r.n, r.id, r.result, r.state from penstock.refresh(v_ns, v_ids, v_ended, v_dues) as r;
+        return query select r.n, r.id, r.result, r.state from penstock.refresh(v_ns, v_ids, v_ended, v_dues, v_ranks) as r;
     end if;
     -- New statements, so that they see what the insert ran into.
     if v_left is not null then
@@ -149,10 +151,13 @@ begin
 end
 $$;
 
--- Documents that we hold have new content; now what waits for them. Its agenda row is WRITTEN, even when nothing in it
--- changes: a claim that took it first has the old payload, and then no row is hit, and the task is renewed: it runs again.
-create or replace function penstock.refresh(p_ns int[], p_ids bigint[], p_ended text[], p_dues timestamptz[])
-returns table (n int, id bigint, result text, state text)
+-- Documents that we hold have new content; now what waits for them. Its agenda row is LOCKED before it is reported as
+-- updated, and written if it changes: a claim that comes later reads the new payload, and of one that came first we have
+-- waited for the end: then there is no row to lock, it has the old payload, and the task is renewed: it runs again.
+drop function if exists penstock.refresh(int[], bigint[], text[], timestamptz[]);
+create or replace function penstock.refresh(
+    p_ns int[], p_ids bigint[], p_ended text[], p_dues timestamptz[], p_priorities smallint[]
+) returns table (n int, id bigint, result text, state text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
 #variable_conflict use_column
@@ -160,20 +165,23 @@ declare
     v_now     constant timestamptz := penstock.clock();
     v_waiting bigint[];
     v_pending boolean[];
+    v_moved   bigint[];
     v_active  bigint[];
 begin
     -- It waits: the new priority, the new due if one was given.
-    with given as (
-        select g.id, g.due from unnest(p_ids, p_ended, p_dues) as g(id, ended, due) where g.ended is null
-    ), written as (
-        update penstock.agenda as a
-        set priority = t.priority, due = coalesce(t.given, a.due), pending = a.pending and t.given is null
-        from (select d.id, d.priority, g.due as given from given as g
-              join (select d.id, d.priority from penstock.task as d where d.id = any(p_ids)) as d on d.id = g.id) as t
-        where a.task_id = t.id and a.task_id = any(p_ids)
-        returning a.task_id, a.pending
+    with held as materialized (
+        select a.task_id, a.pending, a.priority from penstock.agenda as a where a.task_id = any(p_ids) for update
     )
-    select array_agg(w.task_id), array_agg(w.pending) into v_waiting, v_pending from written as w;
+    select array_agg(h.task_id), array_agg(h.pending and g.due is null),
+           array_agg(h.task_id) filter (where h.priority <> g.priority or g.due is not null)
+    into v_waiting, v_pending, v_moved
+    from held as h join unnest(p_ids, p_dues, p_priorities) as g(id, due, priority) on g.id = h.task_id;
+    if v_moved is not null then
+        update penstock.agenda as a
+        set priority = g.priority, due = coalesce(g.due, a.due), pending = a.pending and g.due is null
+        from unnest(p_ids, p_dues, p_priorities) as g(id, due, priority)
+        where a.task_id = any(v_moved) and g.id = a.task_id;
+    end if;
 
     return query
     select g.n, g.id, 'updated', case when w.pending then 'pending' else 'planned' end

@@ -84,6 +84,8 @@ begin
         perform penstock.refuse('PS400', format('settings: %s is not a JSON object', coalesce(left(p_queue.settings::text, 80), 'null')));
     elsif p_queue.settings ? 'max_payload' and not penstock.is_number(p_queue.settings->'max_payload', 2, 16777216) then
         perform penstock.refuse('PS400', format('max_payload: %s is not between 2 and 16777216', left(p_queue.settings->>'max_payload', 80)));
+    elsif p_queue.settings ? 'notify' and jsonb_typeof(p_queue.settings->'notify') <> 'boolean' then
+        perform penstock.refuse('PS400', format('notify: %s is not true or false', left(p_queue.settings->>'notify', 80)));
     elsif p_queue.paused is null then
         perform penstock.refuse('PS400', 'paused: it is null');
     end if;
@@ -131,6 +133,7 @@ begin
 
     if v_id is not null then
         insert into penstock.low (queue_id, xid, system) values (v_id, 0, penstock.system());
+        perform penstock.make_history((penstock.clock() at time zone 'UTC')::date + d.n) from generate_series(0, 14) as d(n);
     elsif not p_exist_ok then
         perform penstock.refuse('PS409', format('queue %L exists already', p_name));
     end if;
@@ -139,7 +142,7 @@ end
 $$;
 
 -- Changes settings of a queue: an object with any of lease, max_attempts, retry, sla, paused, keep_done, keep_dead,
--- keep_cancelled (lengths of time as text or seconds; null: none) and max_payload. Answers the queue as it is then.
+-- keep_cancelled (lengths of time as text; null: none), max_payload and notify. Answers the queue as it is then.
 create or replace function penstock.set_queue(p_name text, p_changes jsonb) returns penstock.queue
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -151,19 +154,19 @@ begin
         perform penstock.refuse('PS400', 'changes: it is not a JSON object');
     end if;
     select k.key into v_bad from jsonb_object_keys(p_changes) as k(key)
-    where k.key not in ('lease', 'max_attempts', 'retry', 'sla', 'paused', 'keep_done', 'keep_dead', 'keep_cancelled', 'max_payload');
+    where k.key not in ('lease', 'max_attempts', 'retry', 'sla', 'paused', 'keep_done', 'keep_dead', 'keep_cancelled', 'max_payload',
+                        'notify');
     if v_bad is not null then
         perform penstock.refuse('PS400', format('changes: %L is not a setting', left(v_bad, 80)),
-            'Settings are lease, max_attempts, retry, sla, paused, keep_done, keep_dead, keep_cancelled and max_payload.');
+            'Settings are lease, max_attempts, retry, sla, paused, keep_done, keep_dead, keep_cancelled, max_payload and notify.');
     end if;
     begin
-        v_new := jsonb_populate_record(v_old, p_changes - 'max_payload');
+        v_new := jsonb_populate_record(v_old, p_changes - array['max_payload', 'notify']);
     exception when others then
         perform penstock.refuse('PS400', 'changes: ' || sqlerrm);
     end;
-    if p_changes ? 'max_payload' then
-        v_new.settings := v_old.settings || jsonb_build_object('max_payload', p_changes->'max_payload');
-    end if;
+    v_new.settings := v_old.settings || (
+        select coalesce(jsonb_object_agg(c.key, c.value), '{}') from jsonb_each(p_changes) as c where c.key in ('max_payload', 'notify'));
     perform penstock.check_queue(v_new);
     update penstock.queue as q
     set lease = penstock.in_seconds(v_new.lease), max_attempts = v_new.max_attempts, retry = v_new.retry,

@@ -129,7 +129,7 @@ begin
             case when d.renew is not null or not d.unfinished then 0
                  else d.crashes + d.burned::int end,
             -- What was given a moment to come waits for it; the rest may run now.
-            d.next_due <= p_now or (d.outcome = 'release' and d.delay is null),
+            d.next_due <= p_now or (d.outcome = 'release' and d.delay is null and d.renew is null),
             d.subject is not null
         from dated as d
         where d.fate = 'waits'
@@ -148,7 +148,7 @@ begin
     )
     select d.id,
            case d.fate when 'gone' then 'done'
-                       when 'waits' then case when d.next_due <= p_now or (d.outcome = 'release' and d.delay is null)
+                       when 'waits' then case when d.next_due <= p_now or (d.outcome = 'release' and d.delay is null and d.renew is null)
                                               then 'pending' else 'planned' end
                        else d.fate end
     from dated as d;
@@ -228,6 +228,9 @@ begin
     end if;
     v_now := penstock.clock();
     perform penstock.make_history((v_now at time zone 'UTC')::date);
+    if p_payloads is not null then
+        perform penstock.check_sizes(p_payloads, v_lease.queue_id);
+    end if;
 
     if p_ids = v_lease.ids and bit_count(v_lease.open) = v_count then
         v_open := p_ids;
@@ -298,6 +301,22 @@ begin
         v_open := set_bit(v_open, v_n, 0);
     end loop;
     update penstock.lease as l set open = v_open where l.token = p_lease.token;
+end
+$$;
+
+-- What `again` brings along is held to the queue's limit, like a push.
+create or replace function penstock.check_sizes(p_payloads text[], p_queue_id int) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    v_bad record;
+begin
+    select i.n - 1 as index, octet_length(i.payload) as size, penstock.largest_payload(q) as largest into v_bad
+    from penstock.queue as q, unnest(p_payloads) with ordinality as i(payload, n)
+    where q.id = p_queue_id and octet_length(i.payload) > penstock.largest_payload(q)
+    order by i.n limit 1;
+    if found then
+        perform penstock.refuse('PS413', format('item %s: payload: %s bytes are more than %s', v_bad.index, v_bad.size, v_bad.largest));
+    end if;
 end
 $$;
 

@@ -9,9 +9,10 @@ begin
     if coalesce(cardinality(p_ids), 0) + coalesce(cardinality(p_subjects), 0) > 10000 then
         perform penstock.refuse('PS400', format('ids, subjects: %s are more than 10000 in one call',
                                                 coalesce(cardinality(p_ids), 0) + coalesce(cardinality(p_subjects), 0)));
-    elsif array_position(p_ids, null) is not null or array_position(p_subjects, null) is not null
-       or greatest(array_ndims(p_ids), array_ndims(p_subjects)) > 1 then
-        perform penstock.refuse('PS400', 'ids, subjects: nested, or with a null in it');
+    elsif greatest(array_ndims(p_ids), array_ndims(p_subjects)) > 1 then
+        perform penstock.refuse('PS400', 'ids, subjects: a nested array');
+    elsif array_position(p_ids, null) is not null or array_position(p_subjects, null) is not null then
+        perform penstock.refuse('PS400', 'ids, subjects: there is a null in it');
     elsif p_ids is null and p_subjects is null then
         perform penstock.refuse('PS400', 'ids: neither ids nor subjects are given');
     end if;
@@ -159,6 +160,10 @@ declare
     v_done  bigint;
 begin
     perform penstock.check_limit(p_limit);
+    perform penstock.check_filter(p_error);
+    if v_named and num_nonnulls(p_kind, p_error, p_since) > 0 then
+        perform penstock.refuse('PS400', 'kind, error, since: they choose among all dead tasks; with ids or subjects there is nothing to choose');
+    end if;
     if v_named then
         v_ids := penstock.asked_ids(v_queue.id, p_ids, p_subjects);
         select t.id into v_done from penstock.task as t
@@ -260,6 +265,16 @@ begin
 end
 $$;
 
+-- Every text has an empty one in it: asked for by mistake, it would choose everything.
+create or replace function penstock.check_filter(p_error text) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+    if p_error = '' then
+        perform penstock.refuse('PS400', 'error: it is empty');
+    end if;
+end
+$$;
+
 -- Tasks in these states are removed for good, up to a limit; answers how many. Never what somebody works on.
 create or replace function penstock.purge(
     p_queue text, p_states text[], p_ids bigint[] default null, p_kind text default null, p_error text default null,
@@ -274,6 +289,7 @@ declare
     v_gone   bigint[];
 begin
     perform penstock.check_limit(p_limit);
+    perform penstock.check_filter(p_error);
     if p_states is null or p_states = '{}' or array_position(p_states, null) is not null then
         perform penstock.refuse('PS400', 'states: none is given, or one is null');
     end if;

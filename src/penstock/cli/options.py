@@ -1,0 +1,172 @@
+"""What commands are told: the options that many share, and the words from a terminal turned into values."""
+
+from __future__ import annotations
+
+import json as plain_json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from difflib import get_close_matches
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, Concatenate, ParamSpec, cast
+
+import orjson
+import typer
+
+from penstock import validate
+from penstock.app import Penstock
+from penstock.cli.output import emit, say
+from penstock.errors import ConfigError, PayloadError, ValidationError, shown
+from penstock.model import GAUGES, State
+from penstock.wire import described
+
+P = ParamSpec("P")
+
+Dsn = Annotated[
+    str | None,
+    typer.Option(
+        "--dsn",
+        help="Where PostgreSQL is; default: PENSTOCK_DSN, DATABASE_URL, PG*, the embedded server.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
+Verbose = Annotated[
+    bool, typer.Option("-v", "--verbose", help="Say which database is used, and where its DSN came from.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, change nothing.")]
+
+QueueName = Annotated[str, typer.Argument(help="The queue.")]
+OneOrAll = Annotated[str | None, typer.Argument(help="One queue; default: all.", show_default=False)]
+Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", help="Tasks, by id.", show_default=False)]
+Subjects = Annotated[
+    list[str] | None, typer.Option("--subject", help="A task, by subject; may be repeated.", show_default=False)
+]
+Subject = Annotated[str | None, typer.Option(help="Only the task with this subject.", show_default=False)]
+Kind = Annotated[str | None, typer.Option(help="Only tasks of this kind.", show_default=False)]
+ErrorText = Annotated[
+    str | None,
+    typer.Option("--error", help="Only tasks with this text in their error or reason.", show_default=False),
+]
+PageSize = Annotated[int, typer.Option(help="At most so many.")]
+After = Annotated[int | None, typer.Option(help="Only ids above this one: the next page.", show_default=False)]
+AtMost = Annotated[int | None, typer.Option("--limit", help="At most so many; default: all.", show_default=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """What every command that talks to a database is told: where it is, and how to answer."""
+
+    json: bool
+    quiet: bool
+    dsn: str | None
+    verbose: bool
+
+    def connected(self) -> Penstock:
+        return connected(self.dsn, verbose=self.verbose)
+
+    def answer(self, value: object, text: str) -> None:
+        """The value for programs, or the text for people."""
+        if self.json:
+            emit(value)
+        else:
+            say(text, quiet=self.quiet)
+
+
+COMMON: tuple[tuple[str, Any, object], ...] = (
+    ("json", AsJson, False),
+    ("quiet", Quiet, False),
+    ("dsn", Dsn, None),
+    ("verbose", Verbose, False),
+    ("debug", Debug, False),  # read by main
+)
+
+
+def with_shell(command: Callable[Concatenate[Shell, P], None]) -> Callable[..., None]:
+    """Gives a command the options that all have. It gets them as its first argument."""
+    own = list(signature(command, eval_str=True).parameters.values())[1:]
+    common = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind) for name, kind, default in COMMON
+    ]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        told = {name: given.pop(name) for name, _, _ in COMMON}
+        del told["debug"]
+        command(Shell(**told), **given)  # type: ignore[call-arg]
+
+    run.__signature__ = Signature([*own, *common])  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in (*own, *common)}
+    return run
+
+
+def connected(dsn: str | None, *, verbose: bool = False) -> Penstock:
+    """The database a command is about."""
+    if dsn is not None and not dsn.strip():
+        raise ConfigError("dsn: --dsn is empty", hint="Leave it out to use PENSTOCK_DSN, DATABASE_URL or PG*.")
+    penstock = Penstock(dsn)
+    if verbose:
+        unused = [
+            name for name in ("PENSTOCK_DSN", "DATABASE_URL") if os.environ.get(name) and name != penstock.dsn_source
+        ]
+        beside = f"; {' and '.join(unused)} not used" if unused else ""
+        sys.stderr.write(f"database: {described(penstock.dsn)}, from {penstock.dsn_source}{beside}\n")
+    return penstock
+
+
+# --- words into values ------------------------------------------------------------------------------------------------
+
+
+def moment(value: str | None, field: str) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        return validate.moment(value, field)
+    except ValidationError as error:
+        # The checks speak to people who write Python.
+        raise ValidationError(error.bare, hint="Write 2030-01-31T06:00:00Z.", field=field) from None
+
+
+def text(value: str | None, field: str, most: int) -> str | None:
+    """An empty text is refused: as a filter it would choose everything."""
+    return None if value is None else validate.text(value, field, most)
+
+
+def kind_text(value: str | None) -> str | None:
+    return text(value, "kind", validate.LARGEST_KIND)
+
+
+def error_text(value: str | None) -> str | None:
+    return text(value, "error", LONGEST_ERROR)
+
+
+LONGEST_ERROR = 8192
+
+
+def one_of(value: str, words: tuple[str, ...], field: str) -> str:
+    if value in words:
+        return value
+    near = get_close_matches(value, words, 1)
+    raise ValidationError(
+        f"{field}: {shown(value)} is not one of {', '.join(words)}",
+        hint=f"Did you mean {near[0]}?" if near else None,
+        field=field,
+    )
+
+
+def state_of(value: str | None) -> State | None:
+    return None if value is None else cast("State", one_of(value, GAUGES, "state"))
+
+
+def json_value(raw: bytes) -> Any:
+    try:
+        if validate.LONG_NUMBER in raw.translate(validate.DIGITS_ONLY):
+            return plain_json.loads(raw)  # exactly, so that an integer outside 64 bits is refused, not rounded
+        return orjson.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise PayloadError(f"it is not JSON: {str(error)[:120]}") from None

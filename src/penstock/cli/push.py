@@ -1,0 +1,155 @@
+"""`penstock push`: tasks from JSONL."""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import IO, Annotated, Any, NoReturn, cast
+from uuid import UUID
+
+import typer
+
+from penstock.cli.options import DryRun, QueueName, Shell, json_value, with_shell
+from penstock.cli.output import progress_bar
+from penstock.errors import PayloadError, ValidationError, shown
+from penstock.model import PUSH_RESULTS, NewTask, OnConflict
+from penstock.spool import Spool
+from penstock.statements import conflict
+from penstock.validate import moment, queue_name, token
+
+LONGEST_LINE = (16 << 20) + (64 << 10)
+FIELDS = ("payload", "subject", "kind", "due", "priority")
+BOM = b"\xef\xbb\xbf"
+
+
+@with_shell
+def push(
+    shell: Shell,
+    queue: QueueName,
+    *,
+    file: Annotated[str, typer.Option("--file", "-f", help="JSONL, one task a line; `-` is standard input.")] = "-",
+    on_conflict: Annotated[
+        str,
+        typer.Option(
+            help="A subject that exists already: skip leaves it, update brings it up to date, error refuses all."
+        ),
+    ] = "skip",
+    batch_id: Annotated[
+        str | None,
+        typer.Option(help="Repeat a push that failed half-way under its id; nothing is doubled.", show_default=False),
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Push tasks: a line is {"payload": {…}, "subject"?: …, "kind"?: …, "due"?: …, "priority"?: 0-9}.
+
+    A bad line is named, and nothing is written.
+
+    Example: penstock push mail --file tasks.jsonl --on-conflict update
+    """
+    queue_name(queue)
+    batch = None if batch_id is None else token(batch_id)
+    conflict(on_conflict)
+    with opened(file) as source:
+        lines = Lines(source)
+        try:
+            counts = checked(lines) if dry_run else pushed(shell, queue, lines, cast("OnConflict", on_conflict), batch)
+        except ValidationError as error:
+            if error.index is None:
+                raise
+            line = lines.line_of(error.index)
+            raise type(error)(f"line {line}: {error.bare}", hint=error.hint, field=error.field) from None
+    said = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
+    shell.answer(counts, said or "nothing to push")
+
+
+def checked(lines: Lines) -> dict[str, int]:
+    with Spool() as spool:
+        spool.fill(lines)
+        return dict.fromkeys(PUSH_RESULTS, 0) | {"checked": spool.rows}
+
+
+def pushed(shell: Shell, queue: str, lines: Lines, on_conflict: OnConflict, batch: UUID | None) -> dict[str, int]:
+    with (
+        shell.connected() as penstock,
+        progress_bar(f"push {queue}", None, quiet=shell.quiet or shell.json) as bar,
+    ):
+        target = penstock.queue(queue)
+        target.status()  # a queue that does not exist is told before a long file is read
+        return target.push_many(lines, on_conflict=on_conflict, batch_id=batch, progress=bar).counts
+
+
+@contextmanager
+def opened(file: str) -> Iterator[IO[bytes]]:
+    if file == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        source = Path(file).open("rb")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise ValidationError(f"file: {shown(file)}: {error.strerror}", field="file") from None
+    with source:
+        yield source
+
+
+class Lines:
+    """The tasks of a JSONL file, and on which line each of them is."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self._source = source
+        self._blank: list[int] = []  # how many tasks came before each blank line
+        self._number = 0
+
+    def line_of(self, task: int) -> int:
+        return task + bisect_right(self._blank, task) + 1
+
+    def __iter__(self) -> Iterator[NewTask]:
+        while line := self._source.readline(LONGEST_LINE):
+            self._number += 1
+            if len(line) >= LONGEST_LINE:
+                self._refuse(f"it is longer than {LONGEST_LINE} bytes")
+            if self._number == 1:
+                line = line.removeprefix(BOM)
+            if text := line.strip():
+                yield self._task(text)
+            else:
+                self._blank.append(self._number - len(self._blank) - 1)
+
+    def _task(self, line: bytes) -> NewTask:
+        value = self._parsed(line)
+        if type(value) is not dict:
+            self._refuse(
+                "it is not a JSON object", hint='A line is {"payload": {…}, "subject"?, "kind"?, "due"?, "priority"?}.'
+            )
+        unknown = [key for key in value if key not in FIELDS]
+        if unknown:
+            near = get_close_matches(unknown[0], FIELDS, 1)
+            self._refuse(
+                f"field {shown(unknown[0])} is not known",
+                hint=f"Did you mean {near[0]}?" if near else f"Fields are {', '.join(FIELDS)}.",
+            )
+        if type(value.get("payload")) is not dict:
+            self._refuse("payload: it is missing, or not a JSON object")
+        try:
+            due = value.get("due")
+            return NewTask(
+                value["payload"],
+                value.get("subject"),
+                None if due is None else moment(due),
+                value.get("priority", 5),
+                value.get("kind", "default"),
+            )
+        except ValidationError as error:
+            self._refuse(error.bare, hint=error.hint)
+
+    def _parsed(self, line: bytes) -> Any:
+        try:
+            return json_value(line)
+        except PayloadError as error:
+            self._refuse(error.bare)
+
+    def _refuse(self, message: str, hint: str | None = None) -> NoReturn:
+        raise PayloadError(f"line {self._number}: {message}", hint=hint)

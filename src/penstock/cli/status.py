@@ -1,0 +1,119 @@
+"""`penstock status`, `verify`, `upkeep`: how queues stand, and whether the books are true."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.options import OneOrAll, Shell, with_shell
+from penstock.cli.output import age, emit, iso, say, table
+from penstock.model import GAUGES, QueueStatus, Repair, Verification
+
+
+@with_shell
+def status(shell: Shell, queue: OneOrAll = None) -> None:
+    """How queues stand: exact counts by state, the oldest age, totals.
+
+    Planned tasks are not yet due, pending ones may run, active ones are being worked on. The oldest age is that of the
+    task that waits longest; the sla is the promise it is held against.
+
+    Example: penstock status mail --json
+    """
+    with shell.connected() as penstock:
+        found = [penstock.queue(queue).status()] if queue is not None else penstock.status()
+    if shell.json:
+        emit({"queues": [status_json(one) for one in found]})
+    elif not shell.quiet:
+        print_status(found)
+
+
+@with_shell
+def verify(
+    shell: Shell,
+    queue: OneOrAll = None,
+    *,
+    repair: Annotated[bool, typer.Option("--repair", help="Put right what is off, then look again.")] = False,
+) -> None:
+    """Recount everything and compare it with the books. Exit 1 when anything is off (with --repair: still off).
+
+    Drift: a counter differs from a recount. Orphans: tasks in no place, or in two. History: a total differs from
+    history. Balance: what was pushed is not where the tasks are now.
+
+    Example: penstock verify mail --repair
+    """
+    with shell.connected() as penstock:
+        target = penstock if queue is None else penstock.queue(queue)
+        done = penstock.repair(queue) if repair else []
+        found = target.verify()
+    if shell.json:
+        emit(verification_json(found) | ({"repaired": [one._asdict() for one in done]} if repair else {}))
+    elif not shell.quiet:
+        print_verification(done, found)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+@with_shell
+def upkeep(shell: Shell) -> None:
+    """Do what is due: take back expired leases, promote, fold counters, sample, retire what is no longer kept.
+
+    Workers do it by themselves. Anybody may at any time: each part is short and safe to repeat.
+
+    Example: penstock upkeep --json
+    """
+    with shell.connected() as penstock:
+        parts = penstock.upkeep()
+    if shell.json:
+        emit({"parts": parts})
+    elif not shell.quiet:
+        table(("part", "rows"), [(part, f"{rows:,}") for part, rows in parts.items()])
+
+
+def print_status(found: list[QueueStatus]) -> None:
+    table(
+        ("queue", *GAUGES, "oldest", "sla", "pushed", ""),
+        [
+            (
+                one.queue,
+                *(f"{getattr(one, gauge):,}" for gauge in GAUGES),
+                age(one.oldest_pending_age),
+                age(one.sla),
+                f"{one.totals['pushed']:,}",
+                "paused" if one.paused else "",
+            )
+            for one in found
+        ],
+    )
+
+
+def status_json(one: QueueStatus) -> dict[str, Any]:
+    return {
+        "queue": one.queue,
+        **{gauge: getattr(one, gauge) for gauge in GAUGES},
+        "oldest_pending_age": one.oldest_pending_age,
+        "sla": one.sla,
+        "paused": one.paused,
+        "totals": dict(one.totals),
+        "at": iso(one.at),
+    }
+
+
+def print_verification(done: list[Repair], found: Verification) -> None:
+    for repaired in done:
+        say(f"{repaired.queue}: {repaired.what}: {repaired.rows:,}")
+    for one in found.findings:
+        say(f"{one.queue}: {one.what}: expected {one.expected:,}, found {one.found:,}")
+    if found.ok:
+        say("all is well: counters, places, history and balance agree")
+
+
+def verification_json(found: Verification) -> dict[str, Any]:
+    return {
+        "drift": found.drift,
+        "orphans": found.orphans,
+        "history": found.history,
+        "balance": found.balance,
+        "dropped": found.dropped,
+        "findings": [one._asdict() for one in found.findings],
+    }

@@ -1,0 +1,667 @@
+"""The doctor finds what is wrong, says what to type, changes nothing, and is never stopped by one look that fails."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import Connection
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from typer.main import get_command
+
+from conftest import Clock
+from penstock import Outcome, Penstock, Queue, Unavailable, doctor
+from penstock.cli import app as shell
+from penstock.database import Database
+from penstock.doctor import DANGERS, LOOKS, Finding, Limits, Patient, examine, judged_version
+from penstock.embedded import Server
+from penstock.errors import PenstockError
+from penstock.migrate import init
+from shell import is_one_block, penstock
+
+DOCS = Path(__file__).parent.parent / "docs/doctor.md"
+CANARY = "canary-4711"
+NUMBER = count()
+
+
+class Findings(list[Finding]):
+    def of(self, check: str, *levels: str) -> list[Finding]:
+        return [one for one in self if one.check == check and (not levels or one.level in levels)]
+
+    def the(self, check: str) -> Finding:
+        (one,) = self.of(check)
+        return one
+
+    @property
+    def bad(self) -> set[str]:
+        """All that is not well. The test server runs without fsync, and that is well here."""
+        return {one.check for one in self if one.level != "ok"} - {"fsync"}
+
+
+def examined(dsn: str, *, source: str = "PENSTOCK_DSN", limits: Limits = doctor.USUAL, **options: object) -> Findings:
+    return Findings(examine(Database(dsn, source=source), limits=limits, **options))  # type: ignore[arg-type]
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_database_has_nothing_to_tell(dsn: str, app: Penstock, queue: Queue) -> None:
+    queue.push_many([{}] * 3)
+    queue.settle(queue.claim(1))
+    app.upkeep()
+    found = examined(dsn)
+    assert found.bad == set(), [one for one in found if one.level != "ok"]
+    assert found.the("fsync").level == "error"
+    names = {look.check for look in LOOKS} - {"settings"} | set(DANGERS)
+    assert {one.check for one in found} == names
+    assert all((one.fix is None) == (one.level == "ok") for one in found)
+    assert all(one.group and one.what == one.what.strip() for one in found)
+    json.dumps([dict(one.numbers) for one in found])
+
+
+def test_quick_leaves_out_what_reads_whole_tables(dsn: str) -> None:
+    left_out = {one.check for one in examined(dsn)} - {one.check for one in examined(dsn, quick=True)}
+    assert left_out == {"books", "unknown_kinds"}
+
+
+def test_without_the_schema_the_rest_is_still_looked_at(make_database: Callable[..., str]) -> None:
+    empty = make_database("template1")
+    found = examined(empty)
+    assert found.bad == {"schema"}
+    assert (found.the("schema").level, found.the("schema").fix) == ("error", "Run `penstock init`.")
+    assert not found.of("migrations") + found.of("upkeep") + found.of("books")
+    assert found.the("snapshots").level == "ok"
+
+
+def test_nothing_can_be_changed_through_a_look(dsn: str) -> None:
+    database = Database(dsn)
+    with database.session() as connection:
+        patient = Patient(connection, database)
+        with pytest.raises(PenstockError, match="read-only"):
+            patient.rows("create table penstock.mischief ()")
+        assert patient.row("show search_path") == ("pg_catalog, pg_temp",)
+        assert connection.execute("show lock_timeout").fetchone() == ("0",), "the session keeps nothing of it"
+
+
+def test_a_look_that_fails_stops_no_other(dsn: str, sql: Connection) -> None:
+    sql.execute("drop table penstock.sample")
+    with psycopg.connect(dsn) as other:
+        other.execute("lock table penstock.worker in access exclusive mode")
+        began = time.monotonic()
+        found = examined(dsn, quick=True)
+        assert time.monotonic() - began < 60, "nobody waits for a lock for long"
+    for check in ("workers", "upkeep"):
+        assert found.the(check).level == "warning"
+        assert found.the(check).what.startswith("could not look: ")
+    assert found.the("leases").level == found.the("contract").level == "ok"
+
+
+def test_a_cut_connection_is_not_a_finding(dsn: str, sql: Connection) -> None:
+    def cut() -> float:
+        sql.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+            " where datname = current_database() and application_name = 'penstock'"
+        )
+        return time.time()
+
+    with pytest.raises(Unavailable):
+        examined(dsn, now=cut)
+
+
+def test_what_the_fixes_say_can_be_typed() -> None:
+    said = re.findall(r"`penstock ([^`]+)`", inspect.getsource(doctor))
+    assert len(said) >= 6
+    for line in said:
+        command, words = get_command(shell), iter(line.split())
+        while hasattr(command, "commands"):
+            command = command.commands[next(words)]
+        options = [word for word in words if word.startswith("--")]
+        assert set(options) <= {name for parameter in command.params for name in parameter.opts}, line
+
+
+def test_the_page_explains_every_check() -> None:
+    explained = set(re.findall(r"^\| `(\w+)` \|", DOCS.read_text("utf-8"), re.MULTILINE))
+    checks = {look.check for look in LOOKS} - {"settings"} | set(DANGERS) | {"functions"}
+    assert explained == checks
+
+
+# --- the connection ---------------------------------------------------------------------------------------------------
+
+
+def test_where_the_dsn_came_from_and_what_was_not_used(dsn: str) -> None:
+    parts = conninfo_to_dict(dsn)
+    alone = examined(dsn, environ={"PENSTOCK_DSN": dsn}).the("dsn")
+    assert (alone.level, alone.fix) == ("ok", None)
+    assert alone.what == f"{parts['dbname']} at {parts['host']}:{parts['port']} as {parts['user']}, from PENSTOCK_DSN"
+
+    environ = {"PENSTOCK_DSN": dsn, "DATABASE_URL": f"postgresql://u:{CANARY}@h/d", "PGHOST": "elsewhere", "PGUSER": ""}
+    both = examined(dsn, environ=environ).the("dsn")
+    assert both.level == "info"
+    assert both.what.endswith("from PENSTOCK_DSN; DATABASE_URL and PGHOST are set but not used")
+    assert both.fix is not None
+    assert CANARY not in both.what + both.fix
+
+    beside = examined(dsn, environ={"PGSERVICE": "mine"}, source="DATABASE_URL").the("dsn")
+    assert beside.what.endswith("from DATABASE_URL, completed by PGSERVICE")
+
+
+def test_versions() -> None:
+    levels = {number: judged_version(number).level for number in (140012, 150000, 180001, 190000)}
+    assert levels == {140012: "error", 150000: "ok", 180001: "ok", 190000: "info"}
+
+
+def test_a_database_that_takes_no_writes(dsn: str, sql: Connection) -> None:
+    name = conninfo_to_dict(dsn)["dbname"]
+    sql.execute(f"alter database {name} set default_transaction_read_only = on")
+    found = examined(dsn)
+    assert found.bad == {"writable"}
+    assert found.the("writable").level == "error"
+    assert "default_transaction_read_only" in found.the("writable").what
+
+
+def test_clocks_that_differ(dsn: str) -> None:
+    behind = examined(dsn, now=lambda: time.time() + 90).the("clock")
+    assert behind.level == "warning"
+    assert -91 < behind.numbers["seconds"] < -89
+    assert "behind" in behind.what
+    assert "NTP" in str(behind.fix)
+    sluggish = iter(range(0, 100, 20))
+    start = time.time()
+    unsure = examined(dsn, now=lambda: start - 10 + next(sluggish)).the("clock")
+    assert unsure.level == "ok", "within the round trip nothing is known"
+
+
+def test_a_pooler_between_is_noticed(dsn: str, server_dsn: str) -> None:
+    assert examined(dsn).the("pooler").level == "ok"
+    with go_between(dsn) as through:
+        found = examined(through)
+    assert found.bad == {"pooler"}
+    assert found.the("pooler").level == "info"
+    assert "LISTEN" in str(found.the("pooler").fix)
+
+
+@contextmanager
+def go_between(dsn: str) -> Iterator[str]:
+    """Shakes hands as poolers do: with a process id of its own making."""
+    parts = conninfo_to_dict(dsn)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            client, _ = listening.accept()
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with client, socket.socket(socket.AF_UNIX) as server:
+                server.connect(f"{parts['host']}/.s.PGSQL.{parts['port']}")
+                back = threading.Thread(target=hand_over, args=(server, client), daemon=True)
+                back.start()
+                while data := client.recv(65536):
+                    server.sendall(data)
+                server.shutdown(socket.SHUT_WR)
+                back.join()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        address = {
+            "host": "127.0.0.1",
+            "port": listening.getsockname()[1],
+            "sslmode": "disable",
+            "gssencmode": "disable",
+        }
+        yield make_conninfo(dsn, password=password_of(parts), **address)
+        thread.join(10)
+
+
+def hand_over(server: socket.socket, client: socket.socket) -> None:
+    """Message by message, so that the key of the handshake can be exchanged."""
+    with server.makefile("rb") as stream:
+        while head := stream.read(5):
+            kind, length = struct.unpack("!cI", head)
+            body = stream.read(length - 4)
+            client.sendall(head + (struct.pack("!I", 1) + body[4:] if kind == b"K" else body))
+
+
+def password_of(parts: Mapping[str, object]) -> str:
+    """A passfile is looked up by host, and ours is for the socket."""
+    return Path(str(parts["passfile"])).read_text().strip().split(":", 4)[4]
+
+
+# --- the schema -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("theirs", "fix"), [(0, "penstock init"), (999, "pip install -U penstock")])
+def test_an_older_and_a_newer_contract(dsn: str, sql: Connection, theirs: int, fix: str) -> None:
+    sql.execute(f"create or replace function penstock.contract() returns int language sql return {theirs}")
+    found = examined(dsn)
+    assert found.bad - {"migrations"} == {"contract"}, "what can be looked at is looked at"
+    assert found.the("contract").level == "error"
+    assert fix in str(found.the("contract").fix)
+
+
+def test_migrations_that_are_missing_and_unknown(dsn: str, sql: Connection) -> None:
+    sql.execute("update penstock.migration set checksum = 'another' where number = 0")
+    found = examined(dsn)
+    assert found.bad == {"functions"}
+    assert found.the("functions").level == "warning"
+
+    sql.execute("delete from penstock.migration where number = 1")
+    missing = examined(dsn).the("migrations")
+    assert (missing.level, missing.fix) == ("error", "Run `penstock init`.")
+    assert "0001_heart.sql" in missing.what
+
+    sql.execute("insert into penstock.migration values (9999, 'future', '')")
+    newer = examined(dsn).the("migrations")
+    assert newer.level == "error"
+    assert "9999" in newer.what
+    assert "Upgrade Penstock" in str(newer.fix)
+
+
+def test_roles_without_rights(dsn: str, sql: Connection) -> None:
+    sql.execute("revoke usage on schema penstock from penstock_producer")
+    found = examined(dsn)
+    assert found.bad == {"roles"}
+    assert found.the("roles").level == "warning"
+
+
+# --- rights -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stranger(dsn: str, sql: Connection) -> Iterator[tuple[str, str]]:
+    """A role of nobody, with a password, and the DSN it comes with."""
+    name = f"doctor_{os.getpid()}_{next(NUMBER)}"
+    sql.execute(f"create role {name} login password '{CANARY}'")
+    sql.execute(f"grant usage on schema penstock_test to {name}; grant select on penstock_test.clock to {name}")
+    yield name, make_conninfo(dsn, user=name, password=CANARY)
+    sql.execute(f"drop owned by {name}; drop role {name}")
+
+
+def test_a_reader_sees_all_but_the_sessions_of_others(sql: Connection, queue: Queue, stranger: tuple[str, str]) -> None:
+    name, dsn = stranger
+    sql.execute(f"grant penstock_reader to {name}")
+    found = examined(dsn)
+    assert found.bad == {"sessions"}, [one for one in found if one.level != "ok"]
+    assert found.the("sessions").level == "info"
+    assert found.the("sessions").numbers["hidden"] >= 1
+    assert found.the("sessions").fix == f"Let an administrator: grant pg_read_all_stats to {name};"
+    sql.execute(f"grant pg_read_all_stats to {name}")
+    assert examined(dsn).bad == set()
+
+
+def test_who_may_nothing_is_told_what_to_ask_for(stranger: tuple[str, str]) -> None:
+    name, dsn = stranger
+    found = examined(dsn)
+    blind = {one.check for one in found if one.what.startswith("could not look: permission denied")}
+    assert blind >= {"migrations", "contract", "counter_log", "upkeep", "paused", "leases", "workers", "books"}
+    assert {one.fix for one in found if one.check in blind} == {
+        f"Let an administrator: grant penstock_reader to {name};"
+    }
+    assert found.the("schema").level == found.the("notifications").level == "ok"
+
+
+def test_no_password_gets_out(stranger: tuple[str, str]) -> None:
+    _, dsn = stranger
+    wrong = make_conninfo(dsn, password=f"{CANARY}-wrong")
+    more = {"DATABASE_URL": f"postgresql://u:{CANARY}@h/d", "PGPASSWORD": CANARY}
+    for options in ((), ("--json",), ("--verbose", "--quick"), ("--quiet",)):
+        ran = penstock("doctor", *options, dsn=dsn, env=more)
+        assert CANARY not in ran.out + ran.err
+        assert ran.code == 1
+    refused = penstock("doctor", dsn=wrong)
+    assert (refused.code, refused.out) == (3, "")
+    assert is_one_block(refused.err)
+    assert CANARY not in refused.err
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A server that may be ill-treated, with everything as we ship it."""
+    home = tmp_path_factory.mktemp("doctor") / "home"
+    start_own(home)
+    yield home
+    if server := Server.running(home):
+        server.stop("immediate")
+
+
+def start_own(home: Path) -> Server:
+    settings = {"shared_buffers": "16MB", "max_prepared_transactions": "2"}
+    return Server.start(home, environ=os.environ, settings=settings)
+
+
+@pytest.fixture
+def own_server(own_home: Path) -> Server:
+    server = start_own(own_home)
+    init(server.dsn)
+    return server
+
+
+def test_what_people_and_programs_see(own_server: Server) -> None:
+    ran = penstock("doctor", dsn=own_server.dsn)
+    lines = ran.out.splitlines()
+    assert (ran.code, ran.err) == (0, ""), ran.out
+    groups = [line for line in lines[:-1] if not line.startswith(" ")]
+    assert groups == ["connection", "schema", "server", "tables", "queues", "books"]
+    assert all(line.startswith("  ✓ ok       ") for line in lines[:-1] if line.startswith(" "))
+    assert re.fullmatch(r"\d+ ok, 0 info, 0 warnings, 0 errors", lines[-1])
+
+    told = penstock("doctor", "--json", dsn=own_server.dsn)
+    assert told.code == 0
+    assert told.json["ok"] is True
+    assert {tuple(one) for one in told.json["findings"]} == {("check", "level", "what", "fix", "numbers")}
+    assert len(told.json["findings"]) == len(lines) - 1 - len(groups)
+    quiet = penstock("doctor", "--quiet", dsn=own_server.dsn)
+    assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
+
+
+def test_problems_come_with_their_fix_and_an_exit_code(dsn: str, make_database: Callable[..., str]) -> None:
+    ran = penstock("doctor", "--quick", dsn=dsn, env={"DATABASE_URL": "postgresql://elsewhere/d"})
+    lines = ran.out.splitlines()
+    assert ran.code == 1
+    at = next(n for n, line in enumerate(lines) if line.startswith("  ✗ error    fsync: "))
+    assert lines[at + 1].strip() == "alter system set fsync = on; select pg_reload_conf();"
+    assert any(line.startswith("  i info     dsn: ") for line in lines)
+    assert lines[-1].endswith("1 info, 0 warnings, 1 error")
+
+    empty = penstock("doctor", "--quiet", dsn=make_database("template1"))
+    assert empty.code == 1
+    assert "schema: there is no schema penstock" in empty.out
+    assert "`penstock init`" in empty.out
+    ascii_only = penstock("doctor", dsn=dsn, env={"PYTHONIOENCODING": "ascii"})
+    assert r"  \u2713 ok       version: PostgreSQL" in ascii_only.out
+
+
+def test_who_can_not_connect_gets_no_findings() -> None:
+    down = penstock("doctor", "--json", dsn="postgresql://u@127.0.0.1:1/d")
+    assert (down.code, down.out) == (4, "")
+    nowhere = penstock("doctor")
+    assert (nowhere.code, nowhere.out) == (3, "")
+
+
+def test_settings_that_lose_work_are_errors(own_server: Server) -> None:
+    names = sorted(DANGERS)
+    with psycopg.connect(own_server.dsn, autocommit=True) as sql:
+        switch(sql, "alter system set {} = off", names, "off")
+        try:
+            found = examined(own_server.dsn)
+        finally:
+            switch(sql, "alter system reset {}", names, "on")
+    assert found.bad == set(names) - {"fsync"}
+    for name in names:
+        assert found.the(name).level == "error"
+        assert found.the(name).fix == f"alter system set {name} = on; select pg_reload_conf();"
+    assert examined(own_server.dsn).the("fsync").level == "ok"
+
+
+def switch(sql: Connection, statement: str, names: list[str], value: str) -> None:
+    """A reload is asked for, and comes when it comes."""
+    for name in names:
+        sql.execute(statement.format(name))
+    sql.execute("select pg_reload_conf()")
+    for name in names:
+        deadline = time.monotonic() + 30
+        while sql.execute(f"show {name}").fetchone() != (value,):
+            assert time.monotonic() < deadline, name
+            time.sleep(0.02)
+    sql.execute("select pg_sleep(0.2)")  # the postmaster, of whom new sessions are born
+
+
+def test_a_setting_of_the_database_is_told_apart(dsn: str, sql: Connection) -> None:
+    sql.execute(f"alter database {conninfo_to_dict(dsn)['dbname']} set synchronous_commit = off")
+    found = examined(dsn)
+    assert found.bad == {"synchronous_commit"}
+    assert str(found.the("synchronous_commit").fix).startswith("alter database … reset synchronous_commit;")
+
+
+def test_a_standby_is_not_the_place_to_be(own_server: Server) -> None:
+    own_server.stop()
+    signal = own_server.data / "standby.signal"
+    signal.touch()
+    os.chown(signal, own_server.data.stat().st_uid, own_server.data.stat().st_gid)
+    try:
+        standby = start_own(own_server.home)
+        found = examined(standby.dsn)
+        standby.stop()
+    finally:
+        signal.unlink()
+    assert found.bad == {"writable"}, [one for one in found if one.level != "ok"]
+    assert found.the("writable").level == "error"
+    assert "primary" in str(found.the("writable").fix)
+
+
+def test_a_held_snapshot_is_named_with_its_holder(dsn: str) -> None:
+    with psycopg.connect(dsn, application_name="report\n") as holder:
+        holder.execute("set transaction isolation level repeatable read")
+        holder.execute("select count(*) from penstock.task")
+        pid = holder.info.backend_pid
+        for limits, level in (
+            (Limits(snapshot_warning=0), "warning"),
+            (Limits(snapshot_warning=0, snapshot_error=0), "error"),
+        ):
+            (one,) = [one for one in examined(dsn, limits=limits).of("snapshots") if one.numbers.get("pid") == pid]
+            assert one.level == level
+            assert f"session {pid} of penstock in 'report" in one.what
+            assert "(idle in transaction) holds a snapshot for" in one.what
+            assert f"pg_terminate_backend({pid})" in str(one.fix)
+            assert "\n" not in one.what
+        assert examined(dsn).the("snapshots").level == "ok", "it is not yet old"
+    held = examined(dsn, limits=Limits(snapshot_warning=0)).of("snapshots")
+    assert all(one.numbers.get("pid") != pid for one in held)
+
+
+def test_another_database_matters_only_when_it_writes(dsn: str, server_dsn: str) -> None:
+    with psycopg.connect(server_dsn) as reader, psycopg.connect(server_dsn) as writer:
+        reader.execute("set transaction isolation level repeatable read")
+        reader.execute("select 1 from pg_class")
+        writer.execute("select pg_current_xact_id()")
+        held = examined(dsn, limits=Limits(snapshot_warning=0)).of("snapshots")
+        pids = {one.numbers.get("pid") for one in held}
+        assert writer.info.backend_pid in pids
+        assert reader.info.backend_pid not in pids
+
+
+def test_a_prepared_transaction_holds_on_too(own_server: Server) -> None:
+    with psycopg.connect(own_server.dsn, autocommit=True) as sql:
+        sql.execute("begin; create table of_nobody (); prepare transaction 'it''s mine'")
+        try:
+            (one,) = examined(own_server.dsn, limits=Limits(snapshot_warning=0)).of("snapshots")
+        finally:
+            sql.execute("rollback prepared 'it''s mine'")
+    assert one.what.startswith('prepared transaction "it\'s mine" of penstock holds a snapshot')
+    assert one.fix == "rollback prepared 'it''s mine';"
+    assert "pid" not in one.numbers
+
+
+def test_idle_in_transaction(dsn: str) -> None:
+    with psycopg.connect(dsn, application_name="careless") as careless:
+        careless.execute("select 1")
+        pid = careless.info.backend_pid
+        found = examined(dsn, limits=Limits(idle=0))
+        (one,) = [one for one in found.of("idle") if one.numbers["pid"] == pid]
+        assert one.level == "warning"
+        assert "in 'careless' has been idle in a transaction" in one.what
+        assert "locks" not in one.what
+        careless.execute("select from penstock.task for update")
+        (one,) = examined(dsn, limits=Limits(idle=0)).of("idle")
+        assert "locks on our tables" in one.what
+        assert examined(dsn).the("idle").level == "ok", "not yet for a minute"
+
+
+def test_what_runs_full(dsn: str) -> None:
+    found = examined(dsn, limits=Limits(connections=0, notify=0))
+    assert found.bad == {"connections", "notifications"}
+    assert found.the("connections").numbers["used"] >= 1
+    assert found.the("connections").numbers["most"] > 100
+
+
+# --- our tables -------------------------------------------------------------------------------------------------------
+
+
+def test_dead_rows(dsn: str, queue: Queue, sql: Connection) -> None:
+    sql.execute("alter table penstock.agenda set (autovacuum_enabled = off)")
+    queue.push_many([{}] * 10)
+    for _ in range(3):
+        sql.execute("update penstock.agenda set crashes = crashes")
+    sql.execute("select pg_stat_force_next_flush()")
+    switched_off, dead = examined(dsn, limits=Limits(dead_rows=20)).of("dead_rows", "warning")
+    assert switched_off.fix == "alter table penstock.agenda reset (autovacuum_enabled);"
+    assert re.fullmatch(r"penstock\.agenda has 30 dead rows beside \d+ live, never vacuumed", dead.what)
+    assert dead.numbers["dead"] == 30
+    sql.execute("vacuum penstock.agenda")
+    sql.execute("alter table penstock.agenda reset (autovacuum_enabled)")
+    assert examined(dsn, limits=Limits(dead_rows=20)).the("dead_rows").level == "ok"
+
+
+def test_invalid_indexes(dsn: str, queue: Queue, sql: Connection) -> None:
+    queue.push_many([{}] * 2)
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        sql.execute('create unique index concurrently "One Only" on penstock.agenda (priority)')
+    left = examined(dsn).the("invalid_indexes")
+    assert left.level == "warning"
+    assert left.fix == 'drop index concurrently penstock."One Only";'
+    sql.execute("update pg_index set indisvalid = false where indexrelid = 'penstock.agenda_pick'::regclass")
+    ours, _ = sorted(examined(dsn).of("invalid_indexes"), key=lambda one: str(one.fix), reverse=True)
+    assert ours.fix == "reindex index concurrently penstock.agenda_pick;"
+    sql.execute(ours.fix.encode())
+    sql.execute(str(left.fix).encode())
+    assert examined(dsn).the("invalid_indexes").level == "ok"
+
+
+def test_an_index_that_outgrew_its_table(dsn: str) -> None:
+    found = examined(dsn, limits=Limits(index_bytes=0, index_ratio=0))
+    assert found.bad == {"index_size"}
+    assert found.the("index_size").level == "info"
+
+
+def test_a_log_that_nobody_squeezes(dsn: str, app: Penstock, queue: Queue) -> None:
+    for _ in range(3):
+        queue.push()
+    found = examined(dsn, limits=Limits(log_rows=2))
+    assert found.the("counter_log").level == "warning"
+    assert found.the("counter_log").numbers["rows"] >= 6
+    app.upkeep()
+    assert examined(dsn).the("counter_log").level == "ok"
+
+
+def test_history_without_days_ahead(dsn: str, app: Penstock, queue: Queue, sql: Connection) -> None:
+    today = datetime.now(UTC).date()
+    ahead = [f"penstock.history_{today + timedelta(days=n):%Y%m%d}" for n in range(16)]
+    sql.execute(f"drop table if exists {', '.join(ahead[3:])}".encode())
+    few = examined(dsn)
+    assert few.bad == {"history_days"}
+    assert few.the("history_days").level == "warning"
+    assert few.the("history_days").numbers == {"ahead": 2}
+    sql.execute(f"drop table {', '.join(ahead[:3])}".encode())
+    assert examined(dsn).the("history_days").what == "history has no partition for today"
+    app.upkeep()
+    assert examined(dsn).bad == set()
+
+
+# --- the queues and their books ---------------------------------------------------------------------------------------
+
+
+def test_tasks_wait_and_nobody_keeps_house(dsn: str, app: Penstock, queue: Queue, clock: Clock) -> None:
+    queue.push()
+    never = examined(dsn)
+    assert never.bad == {"upkeep"}
+    assert "no upkeep has ever run, with 1 task waiting" in never.the("upkeep").what
+    app.upkeep()
+    assert examined(dsn).the("upkeep").level == "ok"
+    clock.advance(130)
+    late = examined(dsn).the("upkeep")
+    assert late.level == "warning"
+    assert "`penstock upkeep`" in str(late.fix)
+    queue.settle(queue.claim())
+    assert examined(dsn).the("upkeep").level == "ok", "nothing waits"
+
+
+def test_a_lease_that_nobody_took_back(dsn: str, app: Penstock, queue: Queue, clock: Clock) -> None:
+    queue.push_many([{}] * 3)
+    queue.claim(3)
+    clock.advance(10 + 59)
+    assert examined(dsn).the("leases").level == "ok"
+    clock.advance(2)
+    late = examined(dsn).the("leases")
+    assert (late.level, late.numbers) == ("warning", {"leases": 1, "tasks": 3})
+    assert late.what.startswith("queue work: 1 lease with 3 tasks ended, the oldest 1 min ago")
+    app.upkeep()
+    assert examined(dsn).the("leases").level == "ok"
+
+
+def test_a_paused_queue_with_tasks(dsn: str, app: Penstock, queue: Queue) -> None:
+    queue.pause()
+    assert examined(dsn).bad == set()
+    queue.push()
+    app.upkeep()
+    found = examined(dsn)
+    assert found.bad == {"paused"}
+    assert found.the("paused").level == "warning"
+    assert "work" in str(found.the("paused").fix)
+
+
+def test_planned_tasks_that_are_overdue(dsn: str, app: Penstock, queue: Queue, clock: Clock) -> None:
+    queue.push(due=clock.now() + timedelta(seconds=10))
+    app.upkeep()
+    assert examined(dsn).bad == set()
+    clock.advance(75)
+    found = examined(dsn)
+    assert found.bad == {"overdue"}
+    assert found.the("overdue").numbers == {"tasks": 1, "seconds": 65.0}
+
+
+def test_a_broken_promise(dsn: str, app: Penstock, queue: Queue, clock: Clock) -> None:
+    queue.set(sla="30s")
+    queue.push()
+    clock.advance(29)
+    app.upkeep()
+    assert examined(dsn).bad == set()
+    clock.advance(2)
+    found = examined(dsn)
+    assert found.bad == {"sla"}
+    assert found.the("sla").what == "queue work breaks its SLA of 30 s: its oldest task waits 31 s"
+
+
+def test_dead_tasks_and_kinds_that_nobody_knows(dsn: str, queue: Queue) -> None:
+    queue.push(kind="mail\x1b[2J")
+    claim = queue.claim()
+    queue.settle(claim, {claim.ids[0]: Outcome.dead("?", error_class="UnknownKind")})
+    found = examined(dsn)
+    assert found.bad == {"dead_tasks", "unknown_kinds"}
+    assert found.the("dead_tasks").level == "info"
+    assert found.the("unknown_kinds").level == "warning"
+    assert r"kind 'mail\x1b[2J'" in found.the("unknown_kinds").what
+
+
+def test_silent_workers(dsn: str, app: Penstock, queue: Queue, clock: Clock) -> None:
+    app.beat("w1", ["work"], slots=4, busy=3, host="somewhere")
+    assert examined(dsn).the("workers").what == "1 worker known, none of them silent"
+    clock.advance(61)
+    app.beat("w2", ["work"])
+    silent = examined(dsn).the("workers")
+    assert silent.level == "warning"
+    assert silent.what == "worker 'w1' on 'somewhere' has been silent for 1 min with 3 tasks in work"
+
+
+@pytest.mark.unbalanced
+def test_a_counter_that_drifted(dsn: str, queue: Queue, sql: Connection) -> None:
+    sql.execute(
+        "insert into penstock.counter_log (queue_id, metric, delta) select id, 'pending', 5 from penstock.queue"
+    )
+    assert examined(dsn, quick=True).of("books") == []
+    drift, *_ = examined(dsn).of("books", "error")
+    assert drift.what == "queue work: drift: pending: expected 0, found 5"
+    assert drift.numbers == {"expected": 0, "found": 5}
+    assert str(drift.fix).startswith("Run `penstock verify work --repair`")

@@ -1,0 +1,674 @@
+"""What each role may do, and what it may not; and whose functions are called when somebody sets a trap (B90 to B94)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg import Connection
+from psycopg.conninfo import make_conninfo
+
+from penstock import AuthError, LeaseLost, NewTask, NotFound, Outcome, Penstock, Queue, Unavailable
+
+ROLES = ("producer", "worker", "reader", "admin")
+STRANGER = "stranger"  # may connect, and has no role of ours
+LATER = datetime.now(UTC) + timedelta(days=1)
+
+
+class World:
+    """A database of its own, with a queue in it, and a way in for everybody."""
+
+    def __init__(self, owner_dsn: str, users: dict[str, str]) -> None:
+        self.owner_dsn = owner_dsn
+        self._users = users
+
+    def dsn(self, role: str, **more: str) -> str:
+        if role == "owner":
+            return make_conninfo(self.owner_dsn, **more)
+        return make_conninfo(self.owner_dsn, user=self._users[role], password="secret", **more)
+
+    @contextmanager
+    def client(self, role: str, **more: str) -> Iterator[Queue]:
+        with self.app(role, **more) as app:
+            yield app.queue("work")
+
+    def app(self, role: str, **more: str) -> Penstock:
+        return Penstock(self.dsn(role, **more))
+
+    def sql(self, role: str, **more: str) -> Connection:
+        return psycopg.connect(self.dsn(role, **more), autocommit=True)
+
+
+@pytest.fixture(scope="module")
+def users(server_dsn: str) -> Iterator[dict[str, str]]:
+    """People who log in, each a member of one role: a verb that looks at who is there sees them."""
+    names = {role: f"test_{os.getpid()}_{role}" for role in (*ROLES, STRANGER)}
+    with psycopg.connect(server_dsn, autocommit=True) as sql:
+        for role, name in names.items():
+            sql.execute(f"create role {name} login password 'secret'")
+            if role != STRANGER:
+                sql.execute(f"grant penstock_{role} to {name}")
+        yield names
+        for name in names.values():
+            sql.execute(f"drop role {name}")
+
+
+@pytest.fixture
+def world(users: dict[str, str], make_database: Callable[..., str]) -> Iterator[World]:
+    """As init makes it, the clock included: the one of other tests reads a table that roles know nothing of."""
+    world = World(make_database("template0"), users)
+    with world.app("owner") as app:
+        app.init()
+        app.create_queue("work", keep_done="1d")
+        yield world
+        assert app.verify().ok, app.verify().findings
+
+
+# --- what they may do -------------------------------------------------------------------------------------------------
+
+
+def test_a_producer_pushes_in_every_way(world: World) -> None:
+    named = [NewTask({"n": n}, f"s{n}") for n in range(30)]
+    full = [NewTask({}, f"full{n}", LATER, n % 10, "other") for n in range(10)]
+    with world.client("producer") as queue:
+        assert queue.push({"a": 1}).result == "created"
+        assert queue.push(subject="one", kind="mail", due=LATER, priority=1).state == "planned"
+        assert queue.push(subject="one").result == "skipped"
+        assert queue.push({"b": 2}, subject="one", on_conflict="update").result == "updated"
+        assert queue.push_many([{}] * 20).created == 20  # COPY
+        assert queue.push_many([NewTask({}, None, LATER, 3, "other")] * 5).created == 5
+        report = queue.push_many(named)  # COPY, with subjects
+        assert report.created == 30
+        assert queue.push_many(named, batch_id=report.batch_id).created == 30
+        assert queue.push_many(named).skipped == 30
+        assert queue.upsert_many(named).updated == 30
+        assert queue.upsert_many(full).created == 10
+        assert queue.push_many([NewTask({}, f"strict{n}") for n in range(5)], on_conflict="error").created == 5
+        with psycopg.connect(world.dsn("producer")) as own:
+            assert queue.push({}, connection=own).result == "created"
+            assert queue.push_many(named, connection=own).skipped == 30
+        status = queue.status()
+    assert (status.pending, status.planned, status.totals["pushed"]) == (57, 16, 73)
+    with world.client("worker") as queue:
+        assert len(queue.claim(100)) == 57, "what was copied in waits like everything else"
+
+
+def test_a_worker_claims_and_settles(world: World) -> None:
+    with world.client("owner") as queue:
+        queue.push_many([{}] * 4)
+        queue.push_many([NewTask({}, f"s{n}") for n in range(4)])
+    with world.app("worker") as app:
+        queue = app.queue("work")
+        assert list(app.beat("w", ["work"], slots=2)) == ["work"]
+        claim = queue.claim(6, worker="w")
+        assert not queue.extend(claim).revoked
+        outcomes = (Outcome.done(), Outcome.failed("x"), Outcome.again(), Outcome.dead("y"), Outcome.release())
+        told = dict(zip(claim.ids, outcomes, strict=False))
+        states = dict(zip(claim.ids, ("done", "planned", "pending", "dead", "pending"), strict=False))
+        assert queue.settle(claim, told) == states
+        assert queue.release(str(claim.token)) == {claim.ids[5]: "pending"}
+        assert queue.status().totals["done"] == 1
+        assert "expired" in app.upkeep()
+
+
+def test_a_reader_sees_everything(world: World, users: dict[str, str]) -> None:
+    with world.app("owner") as app:
+        queue = app.queue("work")
+        queue.push_many([NewTask({"n": n}, f"s{n}") for n in range(3)])
+        queue.settle(queue.claim(1))
+        app.upkeep()
+    with world.app("reader") as app, world.sql("reader") as sql:
+        queue = app.queue("work")
+        assert app.verify().ok
+        assert [one.queue for one in app.status()] == ["work"]
+        assert [one.queue for one in app.queues()] == ["work"]
+        assert queue.settings().keep_done == timedelta(days=1)
+        assert [one.payload for one in queue.tasks(state="pending")] == [{"n": 1}, {"n": 2}]
+        assert sql.execute("select outcome from penstock.history").fetchall() == [("done",)]
+        assert sql.execute("select count(*) from penstock.sample").fetchone() == (1,)
+
+
+def test_an_admin_may_do_everything(world: World, users: dict[str, str]) -> None:
+    with world.app("admin") as app:
+        queue = app.create_queue("second", max_attempts=1)
+        first, second, third = (queue.push({}, subject=name).id for name in ("a", "b", "c"))
+        queue.push_many([{}] * 5)
+        assert queue.cancel([first]) == {first: "cancelled"}
+        assert queue.redrive([first]) == {first: "redriven"}
+        assert queue.reprioritise(1, [second]) == {second: "reprioritised"}
+        assert queue.reschedule(LATER, [third]) == {third: "rescheduled"}
+        queue.settle(queue.claim(1))
+        assert len(queue.tasks()) == 7
+        assert queue.purge("pending") == 6
+        queue.pause()
+        queue.resume()
+        assert app.verify().ok
+        assert app.repair() == []
+        app.upkeep()
+        app.beat("w", ["second"])
+        assert queue.drop(force=True) == 1
+    with world.sql("reader") as sql:
+        actors = sql.execute("select distinct actor from penstock.audit where queue = 'second'").fetchall()
+        assert actors == [(users["admin"],)], "the book of who did what names people, not roles"
+
+
+# --- what they may not do: B90 ----------------------------------------------------------------------------------------
+
+EVERYBODY = {"producer", "worker", "reader", "admin"}
+VERBS: dict[str, tuple[set[str], Callable[[Penstock, Queue], object]]] = {
+    "push": ({"producer", "admin"}, lambda _, queue: queue.push()),
+    "push, update": ({"producer", "admin"}, lambda _, queue: queue.push(subject="s", on_conflict="update")),
+    "push_many": ({"producer", "admin"}, lambda _, queue: queue.push_many([{}])),
+    "push_many, subjects": ({"producer", "admin"}, lambda _, queue: queue.push_many([NewTask({}, "t")])),
+    "upsert_many": ({"producer", "admin"}, lambda _, queue: queue.upsert_many([NewTask({}, "u")])),
+    "claim": ({"worker", "admin"}, lambda _, queue: queue.claim()),
+    "extend": ({"worker", "admin"}, lambda _, queue: queue.extend(uuid4())),
+    "settle": ({"worker", "admin"}, lambda _, queue: queue.settle(uuid4(), [1])),
+    "release": ({"worker", "admin"}, lambda _, queue: queue.release(uuid4())),
+    "upkeep": ({"worker", "admin"}, lambda app, _: app.upkeep()),
+    "beat": ({"worker", "admin"}, lambda app, _: app.beat("w", ["work"])),
+    "status": (EVERYBODY, lambda _, queue: queue.status()),
+    "verify": ({"reader", "admin"}, lambda app, _: app.verify()),
+    "tasks": ({"reader", "admin"}, lambda _, queue: queue.tasks()),
+    "task": ({"reader", "admin"}, lambda _, queue: queue.task(1)),
+    "queues": ({"reader", "admin"}, lambda app, _: app.queues()),
+    "create_queue": ({"admin"}, lambda app, _: app.create_queue("new", exist_ok=True)),
+    "set": ({"admin"}, lambda _, queue: queue.set(paused=False)),
+    "cancel": ({"admin"}, lambda _, queue: queue.cancel([1])),
+    "redrive": ({"admin"}, lambda _, queue: queue.redrive()),
+    "reschedule": ({"admin"}, lambda _, queue: queue.reschedule(LATER, [1])),
+    "reprioritise": ({"admin"}, lambda _, queue: queue.reprioritise(1, [1])),
+    "purge": ({"admin"}, lambda _, queue: queue.purge("dead")),
+    "repair": ({"admin"}, lambda app, _: app.repair()),
+    "drop": ({"admin"}, lambda _, queue: queue.drop(force=True)),
+}
+
+
+def permitted(app: Penstock, act: Callable[[Penstock, Queue], object]) -> bool:
+    """Lost leases and unknown tasks are fine: somebody has looked."""
+    try:
+        with suppress(LeaseLost, NotFound):
+            act(app, app.queue("work"))
+    except AuthError as error:
+        return "permission denied" not in error.message
+    return True
+
+
+@pytest.mark.parametrize("role", [*ROLES, STRANGER])
+def test_every_verb_is_for_somebody(world: World, role: str) -> None:
+    with world.app(role) as app:
+        found = {verb for verb, (_, act) in VERBS.items() if permitted(app, act)}
+    assert found == {verb for verb, (who, _) in VERBS.items() if role in who}
+
+
+FUNCTIONS = {
+    "producer": {
+        "clock", "contract", "enter_part", "largest_payload", "note_report", "push", "push_many", "status", "the_queue",
+    },
+    "worker": {
+        "at_place", "beat", "claim", "clock", "contract", "extend", "largest_payload", "release", "settle", "status",
+        "the_queue", "upkeep",
+    },
+    "reader": {
+        "clock", "contract", "largest_payload", "refuse", "retry_delay", "retry_spread", "status", "the_queue",
+        "verify",
+    },
+    "stranger": set[str](),
+}  # fmt: skip
+FUNCTIONS["admin"] = set().union(*FUNCTIONS.values()) | {
+    "cancel", "create_queue", "drop_queue", "purge", "redrive", "repair", "reprioritise", "reschedule", "set_queue",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("role", [*ROLES, STRANGER])
+def test_exactly_these_functions_can_be_called(world: World, role: str, users: dict[str, str]) -> None:
+    """A new function is nobody's until somebody chose: here, and in grants.sql."""
+    with world.sql("owner") as sql:
+        rows = sql.execute(
+            "select distinct p.proname from pg_proc as p where p.pronamespace = 'penstock'::regnamespace"
+            " and has_function_privilege(%s, p.oid, 'execute')",
+            (users[role],),
+        )
+        assert {name for (name,) in rows} == FUNCTIONS[role]
+
+
+RIGHTS = """
+    select c.relname, p.privilege
+    from pg_class as c
+    cross join unnest('{select,insert,update,delete,truncate,references,trigger}'::text[]) as p(privilege)
+    where c.relnamespace = 'penstock'::regnamespace and c.relkind in ('r', 'p', 'v')
+      and (has_table_privilege(%(user)s, c.oid, p.privilege)
+           or p.privilege in ('select', 'insert', 'update', 'references')
+          and has_any_column_privilege(%(user)s, c.oid, p.privilege))
+"""
+COLUMNS = """
+    select a.attname from pg_attribute as a
+    where a.attrelid = 'penstock.task'::regclass and a.attnum > 0
+      and has_column_privilege(%(user)s, a.attrelid, a.attname, 'insert')
+"""
+SEQUENCES = """
+    select c.relname, p.privilege
+    from pg_class as c cross join unnest(array['select', 'update', 'usage']) as p(privilege)
+    where c.relnamespace = 'penstock'::regnamespace and c.relkind = 'S'
+      and has_sequence_privilege(%(user)s, c.oid, p.privilege)
+"""
+
+
+@pytest.mark.parametrize("role", [*ROLES, STRANGER])
+def test_exactly_these_tables_can_be_touched(world: World, role: str, users: dict[str, str]) -> None:
+    with world.sql("owner") as sql:
+        tables = {
+            name
+            for (name,) in sql.execute(
+                "select relname from pg_class where relnamespace = 'penstock'::regnamespace"
+                " and relkind in ('r', 'p', 'v') and not relispartition"
+            )
+        }
+        readable = {(name, "select") for name in tables} if role in ("reader", "admin") else set()
+        producing = role in ("producer", "admin")
+        user = {"user": users[role]}
+        assert len(tables) > 10
+        assert set(sql.execute(RIGHTS, user)) == readable | ({("task", "insert")} if producing else set())
+        columns = {"id", "queue_id", "priority", "kind", "subject", "payload", "due"}
+        assert {name for (name,) in sql.execute(COLUMNS, user)} == (columns if producing else set())
+        assert set(sql.execute(SEQUENCES, user)) == ({("task_id_seq", "usage")} if producing else set())
+
+
+INNER = (
+    "penstock.expire(1)",
+    "penstock.squeeze(1)",
+    "penstock.promote(1)",
+    "penstock.make_history('2030-01-01')",
+    "penstock.drop_history(now())",
+    "penstock.retire()",
+    "penstock.reopen('{1}', null, now())",
+    "penstock.revoke(1, '{1}', now())",
+    "penstock.finish(null, now(), '{1}')",
+    "penstock.close(null, '{1}')",
+    "penstock.conclude(null, now(), '{1}', '{done}', null, null, null, null, null)",
+    "penstock.note_audit('x', null, '{}')",
+    "penstock.meet('{1}')",
+)
+WRITES = (
+    "update penstock.task set payload = '{}'",
+    "delete from penstock.task",
+    "truncate penstock.task",
+    "insert into penstock.task (queue_id, ended, ended_at) values (1, 'done', now())",
+    "insert into penstock.task (queue_id, error) values (1, 'x')",
+    "insert into penstock.task (queue_id, created) values (1, now())",
+    "insert into penstock.task (queue_id, iterations) values (1, 7)",
+    "insert into penstock.agenda (task_id, due, queue_id, priority, pending) values (1, now(), 1, 5, true)",
+    "insert into penstock.lease (token, queue_id, open, ids) values (gen_random_uuid(), 1, '1', '{1}')",
+    "insert into penstock.counter_log (queue_id, metric, delta) values (1, 'pending', 9)",
+    "insert into penstock.counter (queue_id, metric, value) values (1, 'pending', 9)",
+    "insert into penstock.queue (name) values ('mine')",
+    "insert into penstock.migration (number, name, checksum) values (99, 'mine', '')",
+    "insert into penstock.ledger select * from penstock.ledger",
+    "update penstock.queue set paused = true",
+    "update penstock.lease set until = now()",
+    "delete from penstock.history",
+    "delete from penstock.audit",
+    "lock table penstock.task in access exclusive mode",
+    "select setval('penstock.task_id_seq', 1)",
+    "select nextval('penstock.history_id_seq')",
+    "select from penstock.task for update",
+    "create table penstock.mine (n int)",
+    "create function penstock.mine() returns int language sql return 1",
+    "create rule mine as on insert to penstock.task do instead nothing",
+    "alter table penstock.task disable trigger all",
+    "alter function penstock.claim security invoker",
+    "drop table penstock.task",
+    "drop schema penstock cascade",
+)
+READS = (
+    "select payload from penstock.task",
+    "select payload from penstock.tasks",
+    "select ids from penstock.lease",
+    "select token from penstock.lease",
+    "select * from penstock.agenda",
+    "select * from penstock.history",
+    "select * from penstock.counter",
+    "copy penstock.task to stdout",
+    "insert into penstock.task (queue_id) values (1) returning payload",
+)
+
+
+@pytest.mark.parametrize("way", ["login", "set role"])
+@pytest.mark.parametrize("role", [*ROLES, STRANGER])
+def test_nobody_steps_round_the_verbs(world: World, role: str, way: str) -> None:
+    if role == STRANGER and way == "set role":
+        return
+    with world.client("owner") as queue:
+        queue.push_many([{}] * 2)
+        queue.claim()
+    calls = [f"select {call}" for call in INNER]
+    with world.sql(role if way == "login" else "owner") as sql:
+        if way == "set role":
+            sql.execute(f"set role penstock_{role}")
+        for statement in (*calls, *WRITES, *(READS if role not in ("reader", "admin") else ())):
+            with pytest.raises(psycopg.Error) as refused, sql.transaction():
+                sql.execute(statement.encode())
+            assert refused.value.sqlstate == "42501", (statement, refused.value)
+
+
+def test_public_has_nothing(world: World) -> None:
+    with world.sql("owner") as sql:
+        given = sql.execute("""
+            select 'function', p.oid::regprocedure::text
+            from pg_proc as p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) as a
+            where p.pronamespace = 'penstock'::regnamespace and a.grantee = 0
+            union all
+            select 'relation', c.relname
+            from pg_class as c
+            cross join lateral (select case c.relkind when 'S' then 's' else 'r' end::"char" as letter) as k
+            cross join lateral aclexplode(coalesce(c.relacl, acldefault(k.letter, c.relowner))) as a
+            where c.relnamespace = 'penstock'::regnamespace and c.relkind in ('r', 'p', 'v', 'S') and a.grantee = 0
+            union all
+            select 'schema', n.nspname
+            from pg_namespace as n, aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) as a
+            where n.nspname = 'penstock' and a.grantee = 0
+        """).fetchall()
+        assert given == []
+    with world.sql(STRANGER) as sql, pytest.raises(psycopg.Error, match="permission denied for schema penstock"):
+        sql.execute("select penstock.contract()")
+    with world.app(STRANGER) as app, pytest.raises(AuthError, match="permission denied for schema penstock"):
+        app.status()
+
+
+def test_rights_that_were_taken_off_the_list_are_taken_back(world: World) -> None:
+    """Of functions, tables and sequences; an upgrade leaves nothing of what an older version allowed."""
+    with world.app("owner") as app, world.sql("owner") as sql:
+        sql.execute("grant execute on function penstock.squeeze to penstock_worker, public")
+        sql.execute("grant update on penstock.task to penstock_worker")
+        sql.execute("grant delete on penstock.lease to public")
+        sql.execute("grant usage on sequence penstock.history_id_seq to penstock_producer")
+        sql.execute("update penstock.migration set checksum = 'older' where number = 0")
+        assert app.init() == ["functions"]
+    with world.sql("worker") as sql:
+        for statement in (
+            "select penstock.squeeze(1)",
+            "update penstock.task set payload = '{}'",
+            "delete from penstock.lease",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                sql.execute(statement)
+    with world.sql("producer") as sql, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        sql.execute("select nextval('penstock.history_id_seq')")
+
+
+# --- B93: a hostile search_path ---------------------------------------------------------------------------------------
+
+# Whatever our functions call by its bare name, with the same parameters, in a schema that comes first: always an error.
+TRAPS = r"""
+create schema evil;
+grant usage, create on schema evil to public;
+
+create function evil.trap() returns void language plpgsql set search_path = pg_catalog as
+    $$ begin raise exception 'captured' using errcode = 'EV666'; end $$;
+
+do $do$
+declare
+    v_body constant text := 'language plpgsql as $t$ begin perform evil.trap(); end $t$';
+    v_one  record;
+    v_n    int := 0;
+begin
+    for v_one in
+        with called as materialized (
+            select distinct m.word[1] as name
+            from pg_proc as p, regexp_matches(pg_get_functiondef(p.oid), '\m([a-z_0-9]+)\s*\(', 'g') as m(word)
+            where p.pronamespace = 'penstock'::regnamespace
+        )
+        select p.proname as name, pg_get_function_identity_arguments(p.oid) as takes,
+               pg_get_function_result(p.oid) as gives
+        from pg_proc as p
+        where p.pronamespace = 'pg_catalog'::regnamespace and p.prokind <> 'p'
+          and (p.proname in (select c.name from called as c) or p.proname = 'now')
+          and pg_get_function_identity_arguments(p.oid) !~ '"any"|internal|cstring|ORDER BY'
+    loop
+        begin
+            execute format('create function evil.%I(%s) returns %s ', v_one.name, v_one.takes, v_one.gives) || v_body;
+        exception when feature_not_supported or invalid_function_definition or undefined_object then
+            null;    -- types that no such function can take
+        end;
+    end loop;
+
+    for v_one in
+        select o.oprname as name, o.oprresult::regtype as gives,
+               format('%s, %s', o.oprleft::regtype, o.oprright::regtype) as takes,
+               format('leftarg = %s, rightarg = %s', o.oprleft::regtype, o.oprright::regtype) as sides
+        from pg_operator as o
+        where o.oprnamespace = 'pg_catalog'::regnamespace and o.oprkind = 'b'
+          and o.oprname in ('=', '<>', '<', '>', '<=', '>=', '+', '-', '*', '/', '||', '->', '->>', '?', '&&', '~',
+                            '!~', '~~', '!~~')
+          and o.oprleft::regtype::text !~ 'cstring|any$' and o.oprright::regtype::text !~ 'cstring|any$'
+          and o.oprresult::regtype::text not in ('"any"', 'internal')
+    loop
+        v_n := v_n + 1;
+        begin
+            execute format('create function evil.trap_%s(%s) returns %s ', v_n, v_one.takes, v_one.gives) || v_body;
+            execute format('create operator evil.%s (function = evil.trap_%s, %s)', v_one.name, v_n, v_one.sides);
+        exception when feature_not_supported or invalid_function_definition then
+            null;
+        end;
+    end loop;
+end
+$do$;
+"""
+TABLES = (
+    "task", "agenda", "lease", "queue", "counter", "counter_log", "low", "history", "worker", "ledger", "audit", "kind",
+    "sample", "arrived", "parted", "pg_roles", "pg_inherits", "pg_class",
+)  # fmt: skip
+TYPES = ("text", "jsonb", "uuid", "timestamptz", "date", "varbit", "int8", "tid", "regclass", "place")
+
+
+def set_traps(sql: Connection) -> None:
+    sql.execute(TRAPS.encode())
+    for table in TABLES:
+        sql.execute(f"create table evil.{table} (evil int)")
+        sql.execute(f"grant all on evil.{table} to public")
+    for type_ in TYPES:
+        if type_ not in TABLES:
+            sql.execute(f"create domain evil.{type_} as pg_catalog.bool")
+    traps = sql.execute("select count(*) from pg_proc where pronamespace = 'evil'::regnamespace").fetchone()
+    assert traps is not None
+    assert traps[0] > 300
+
+
+def lay_temporary_traps(sql: Connection) -> None:
+    for table in TABLES:
+        sql.execute(f"create temp table {table} (evil int)")
+    for type_ in TYPES:
+        if type_ not in TABLES:
+            sql.execute(f"create domain pg_temp.{type_} as pg_catalog.bool")
+
+
+CALLS: dict[str, tuple[str, ...]] = {
+    "producer": (
+        "select penstock.contract()",
+        "select penstock.clock()",
+        "select penstock.the_queue('work')",
+        "select * from penstock.push('work', '{\"a\": 1}', 'push', 'k', null, 3::pg_catalog.int2)",
+        "select * from penstock.push_many('work', '{\"{}\",\"{}\"}', '{one,two}')",
+        "select * from penstock.push_many('work', '{\"{}\",\"{}\"}', '{one,two}', p_on_conflict => 'skip')",
+        "select * from penstock.push_many('work', '{\"{}\",\"{}\"}', '{one,one}', p_on_conflict => 'update')",
+        "select penstock.enter_part('work', '{uuid}', 0, 1, 'x', '{{}}')",
+        "select penstock.note_report('{uuid}', 0, '{{\"created\": 1}}')",
+        "insert into penstock.task (queue_id, payload) values (1, '{}'), (1, '{}')",
+        "insert into penstock.task (queue_id, subject, payload, due) values (1, 'copied', '{}', '2030-01-01')",
+        "select * from penstock.status('work')",
+    ),
+    "worker": (
+        "select * from penstock.beat('w', '{work}', 2, 1)",
+        "select * from penstock.claim('work', 2, '1 minute', 'w')",
+        "select * from penstock.claim('work', p_hint => penstock.at_place(5::pg_catalog.int2, '2020-01-01', 1))",
+        "select * from penstock.extend('{token}')",
+        "select * from penstock.settle('{token}', '{open}', '{again,failed,dead}')",
+        "select * from penstock.settle('{token}', '{more}')",
+        "select * from penstock.release('{token}')",
+        "select * from penstock.upkeep()",
+        "select * from penstock.status()",
+    ),
+    "reader": (
+        "select * from penstock.status()",
+        "select * from penstock.verify()",
+        'select penstock.retry_delay(\'{"type": "fibonacci", "unit": 1, "jitter": 0.5}\', 3)',
+        "select * from penstock.tasks",
+    ),
+    "admin": (
+        "select penstock.create_queue('more', '1 minute', 3, '{\"type\": \"fixed\", \"delay\": 1}')",
+        'select penstock.set_queue(\'more\', \'{"lease": "2 minutes", "max_payload": 100}\')',
+        "select * from penstock.push('more', '{}', 's')",
+        "select * from penstock.cancel('more', p_subjects => '{s}')",
+        "select * from penstock.redrive('more', p_subjects => '{s}')",
+        "select * from penstock.reschedule('more', '2030-01-01', p_subjects => '{s}')",
+        "select * from penstock.reprioritise('more', 1::pg_catalog.int2, p_subjects => '{s}')",
+        "select * from penstock.claim('more')",
+        "select * from penstock.cancel('work', '{leased}')",
+        "select penstock.purge('more', '{planned,dead}')",
+        "select * from penstock.repair()",
+        "select penstock.drop_queue('more')",
+    ),
+}
+
+
+@pytest.mark.parametrize("where", ["schema", "pg_temp"])
+@pytest.mark.parametrize("role", ROLES)
+def test_a_hostile_search_path_captures_nothing(world: World, role: str, where: str) -> None:
+    with world.client("owner") as queue:
+        queue.push_many([NewTask({}, f"s{n}") for n in range(10)])
+        queue.push_many([{}] * 10)
+        claim = queue.claim(8)
+        queue.settle(claim, [claim.ids[7]])
+    fill = {
+        "{token}": str(claim.token),
+        "{open}": "{" + ",".join(map(str, claim.ids[:3])) + "}",
+        "{more}": "{" + ",".join(map(str, claim.ids[3:5])) + "}",
+        "{leased}": "{" + str(claim.ids[6]) + "}",
+        "{uuid}": str(UUID(int=7)),
+    }
+    with world.sql("owner") as sql:
+        set_traps(sql)
+    with world.sql(role) as sql:
+        if where == "pg_temp":
+            lay_temporary_traps(sql)
+            sql.execute("set search_path = pg_temp, evil, pg_catalog, penstock")
+        else:
+            sql.execute("set search_path = evil, pg_catalog, penstock")
+        for bait in ("select jsonb_typeof('{}'::pg_catalog.jsonb)", "select 1 operator(evil.=) 1", "select 1 = 1"):
+            with pytest.raises(psycopg.Error) as caught:
+                sql.execute(bait.encode())
+            assert caught.value.sqlstate == "EV666", "the traps work"
+        for call in CALLS[role]:
+            statement = call
+            for name, value in fill.items():
+                statement = statement.replace(name, value)
+            sql.execute(statement.replace("{{", "{").replace("}}", "}").encode())
+        rows = sql.execute("select pg_catalog.current_setting('search_path')").fetchone()
+        assert rows is not None
+        assert "evil" in rows[0], "nobody changed it behind our back"
+
+
+def test_the_python_client_beside_a_hostile_schema(world: World) -> None:
+    """PostgreSQL's own come first unless somebody says otherwise; what is not there does not lead astray."""
+    with world.sql("owner") as sql:
+        set_traps(sql)
+    path = {"options": "-c search_path=evil"}
+    with world.client("producer", **path) as queue:
+        queue.push_many([{}] * 5)
+        queue.push_many([NewTask({}, f"s{n}") for n in range(5)])
+        queue.upsert_many([NewTask({}, f"s{n}") for n in range(6)])
+    with world.app("worker", **path) as app:
+        queue = app.queue("work")
+        app.beat("w", ["work"])
+        claim = queue.claim(8)
+        queue.extend(claim)
+        queue.settle(claim, {id_: Outcome.failed("x") for id_ in claim.ids[:4]})
+        assert len(queue.release(str(claim.token))) == 4
+        app.upkeep()
+    with world.app("reader", **path) as app:
+        assert app.verify().ok
+        assert len(app.queue("work").tasks()) == 11
+        assert len(app.queues()) == 1
+    with world.app("admin", **path) as app:
+        queue = app.queue("work")
+        queue.set(lease="1m")
+        assert set(queue.cancel(subjects=["s0"]).values()) == {"cancelled"}
+        assert set(queue.redrive(subjects=["s0"]).values()) == {"redriven"}
+        assert app.repair() == []
+        assert queue.purge("pending", "planned") == 11
+
+
+# --- B91, B92, B94 ----------------------------------------------------------------------------------------------------
+
+READING = {"status", "verify", "tasks", "task", "queues"}
+
+
+def test_a_read_only_transaction_reads(world: World) -> None:
+    with world.client("owner") as queue:
+        queue.push_many([{}] * 3)
+    with world.app("admin", options="-c default_transaction_read_only=on") as app:
+        for verb, (_, act) in VERBS.items():
+            if verb in READING:
+                act(app, app.queue("work"))
+                continue
+            with pytest.raises(Unavailable) as refused:
+                act(app, app.queue("work"))
+            assert refused.value.reason == "read_only", verb
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_other_isolation_levels(world: World, level: str) -> None:
+    """Claim refuses, for it must see what was committed a moment ago; the others answer what they always answer."""
+    with world.client("owner") as queue, world.sql("admin") as sql:
+        queue.push_many([NewTask({}, f"s{n}") for n in range(4)])
+        claim = queue.claim(2)
+        sql.execute(f"set default_transaction_isolation = '{level}'")
+        with pytest.raises(psycopg.Error, match=f"claim can not run in a {level} transaction") as refused:
+            sql.execute("select penstock.claim('work')")
+        assert refused.value.sqlstate == "PS400"
+        assert refused.value.diag.message_hint
+
+        def words(call: str, *parameters: object) -> list[str]:
+            return [str(row[0]) for row in sql.execute(f"select result from penstock.{call}".encode(), parameters)]
+
+        assert words("push('work', '{}', 's2', p_on_conflict => 'update')") == ["updated"]
+        assert words("push('work', '{}', 's0', p_on_conflict => 'update')") == ["renewed"]
+        assert sorted(words("push_many('work', array['{}', '{}'], '{s2,new}')")) == ["created", "skipped"]
+        assert words("settle(%s, %s)", claim.token, claim.ids[:1]) == ["pending"]
+        assert words("release(%s)", claim.token) == ["pending"]
+        assert words("cancel('work', p_subjects => '{s3}')") == ["cancelled"]
+        assert words("redrive('work', p_subjects => '{s3}')") == ["redriven"]
+        assert words("reschedule('work', now() + interval '1 h', p_subjects => '{s3}')") == ["rescheduled"]
+        assert words("reprioritise('work', 1::smallint, p_subjects => '{s3}')") == ["reprioritised"]
+        sql.execute("select penstock.beat('w', '{work}')")
+        sql.execute("select penstock.upkeep()")
+        assert sql.execute("select penstock.purge('work', '{planned}')").fetchone() == (1,)
+        assert sql.execute("select pending, active from penstock.status('work')").fetchone() == (4, 0)
+
+    # Two that touch the same: the later one is told to try again.
+    with world.client("owner") as queue, psycopg.connect(world.dsn("admin")) as other:
+        other.isolation_level = psycopg.IsolationLevel[level.replace(" ", "_").upper()]
+        other.execute("select penstock.contract()")
+        queue.push({}, subject="s2", on_conflict="update")
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            other.execute("select penstock.push('work', '{}', 's2', p_on_conflict => 'update')")
+
+
+def test_a_wake_up_is_short_and_says_nothing(world: World) -> None:
+    """NOTIFY takes a channel of 63 bytes and a payload of 8,000. The longest name, and the largest id there can be."""
+    name = "q" * 63
+    with world.app("owner") as app, world.sql("owner") as sql:
+        sql.execute(f"alter table penstock.queue alter column id restart with {2**31 - 1}")
+        queue = app.create_queue(name)
+        channel = app.beat("w", [name])[name]
+        assert channel == "penstock_2147483647"
+        sql.execute(f"listen {channel}")
+        queue.push({"large": "x" * 100_000})
+        queue.push_many([NewTask({}, f"s{n}") for n in range(1_000)])
+        heard = list(sql.notifies(timeout=10, stop_after=2))
+        assert [(one.channel, one.payload) for one in heard] == [(channel, "")] * 2
