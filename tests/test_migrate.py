@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Self
 
@@ -24,10 +25,30 @@ from penstock.embedded.binaries import find_binaries
 from scripts.dump_schema import TARGET, dumped
 from shell import each, is_one_block, penstock
 
+NUMBER = count()
+
 
 @pytest.fixture
 def empty(make_database: Callable[..., str]) -> str:
     return make_database("template0")
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A cluster where nobody has made our roles."""
+    home = tmp_path_factory.mktemp("bare") / "pg"
+    server = Server.start(home, environ=os.environ, settings={"shared_buffers": "64MB", "fsync": "off"})
+    yield server
+    server.stop("immediate")
+
+
+@pytest.fixture
+def apart(bare: Server) -> str:
+    """An empty database where transactions may stay open: elsewhere no other test could squeeze meanwhile."""
+    name = f"apart_{next(NUMBER)}"
+    with psycopg.connect(bare.dsn, autocommit=True) as sql:
+        sql.execute(f"create database {name}")
+    return make_conninfo(bare.dsn, dbname=name)
 
 
 def test_fresh_is_what_reviewers_read(empty: str) -> None:
@@ -277,19 +298,19 @@ def test_new_functions_under_load_stop_nobody(empty: str, monkeypatch: pytest.Mo
         assert app.verify().ok, app.verify().findings
 
 
-def test_new_functions_wait_for_no_transaction(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_functions_wait_for_no_transaction(apart: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They lock no table, so there is nothing to wait for, and nobody to keep waiting."""
     monkeypatch.setattr(migrate, "PAUSES", ())
-    with Penstock(empty) as app, psycopg.connect(empty) as long:
-        app.init()
+    with Penstock(apart) as app, psycopg.connect(apart) as long:
+        app.init(roles=False)
         app.create_queue("work").push_many([{}] * 2)
         long.execute("select penstock.push('work')")
         long.execute("select penstock.claim('work')")
         change_functions(monkeypatch, "new")
-        assert app.init() == ["functions"]
+        assert app.init(roles=False) == ["functions"]
 
 
-def test_init_gives_way_to_a_long_transaction(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_gives_way_to_a_long_transaction(apart: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody's open transaction is in its way: it waits for two seconds, lets everybody pass who queued up behind it,
     and comes again, until the way is free."""
     monkeypatch.setattr(migrate, "PAUSES", (0.3,) * 100)
@@ -298,22 +319,22 @@ def test_init_gives_way_to_a_long_transaction(empty: str, monkeypatch: pytest.Mo
         " where not granted and mode = 'AccessExclusiveLock' and relation = 'penstock.task'::regclass"
     )
     with (
-        Penstock(empty) as app,
-        psycopg.connect(empty) as long,
-        psycopg.connect(empty, autocommit=True) as sql,
+        Penstock(apart) as app,
+        psycopg.connect(apart) as long,
+        psycopg.connect(apart, autocommit=True) as sql,
         ThreadPoolExecutor(1) as pool,
     ):
 
         def init_waits() -> bool:
             return sql.execute(waiting).fetchone() == (1,)
 
-        app.init()
+        app.init(roles=False)
         queue = app.create_queue("work")
         known = migrate.migrations()
         later = migrate.Step(2, "0002_later.sql", "alter table penstock.task add column later int;")
         monkeypatch.setattr(migrate, "migrations", lambda: [*known, later])
         long.execute("select penstock.push('work')")
-        under_way = pool.submit(app.init)
+        under_way = pool.submit(app.init, roles=False)
         for _ in range(2):
             await_(init_waits)
             began = time.monotonic()
@@ -382,15 +403,6 @@ def dumped_elsewhere(dsn: str) -> str:
         sql.execute("drop schema penstock cascade")
     init(dsn)
     return dumped(find_binaries(os.environ) / "pg_dump", dsn)
-
-
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A cluster where nobody has made our roles."""
-    home = tmp_path_factory.mktemp("bare") / "pg"
-    server = Server.start(home, environ=os.environ, settings={"shared_buffers": "64MB", "fsync": "off"})
-    yield server
-    server.stop("immediate")
 
 
 def test_the_owner_of_a_database_needs_no_right_to_make_roles(bare: Server, monkeypatch: pytest.MonkeyPatch) -> None:

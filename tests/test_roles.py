@@ -356,6 +356,33 @@ def test_nobody_steps_round_the_verbs(world: World, role: str, way: str) -> None
             assert refused.value.sqlstate == "42501", (statement, refused.value)
 
 
+def test_a_producer_can_not_copy_in_what_nobody_can_read(world: World) -> None:
+    """A due that Python has no datetime for would break every claim it is part of, again and again."""
+    with world.sql("producer") as sql:
+        for due in ("4712-01-01 BC", "0001-01-01", "9999-12-31", "294276-01-01", "infinity", "-infinity"):
+            with pytest.raises(psycopg.errors.CheckViolation):
+                sql.execute("insert into penstock.task (queue_id, due) values (1, %s::text::timestamptz)", (due,))
+        sql.execute("insert into penstock.task (queue_id, due) values (1, '0001-01-02 00:00:00+00')")
+        sql.execute("insert into penstock.task (queue_id, due) values (1, '9999-12-30 00:00:00+00')")
+    with world.app("worker") as app:
+        queue = app.queue("work")
+        assert queue.settle(queue.claim(10)).popitem()[1] == "done"
+        assert queue.status().planned == 1
+
+
+def test_a_worker_can_not_wipe_out_the_past(world: World) -> None:
+    with world.client("owner") as queue:
+        queue.push()
+        queue.settle(queue.claim())
+    with world.sql("worker") as sql:
+        for name in ("history", "samples", "ledger"):
+            for keep in ("-100 days", "0", "23 hours"):
+                with pytest.raises(psycopg.Error, match="at least 1 day") as refused:
+                    sql.execute(f"select penstock.upkeep(p_keep_{name} => '{keep}')".encode())
+                assert refused.value.sqlstate == "PS400"
+        sql.execute("select penstock.upkeep('1 day', null, null)")
+
+
 def test_public_has_nothing(world: World) -> None:
     with world.sql("owner") as sql:
         given = sql.execute("""

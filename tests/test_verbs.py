@@ -262,7 +262,7 @@ def test_what_is_no_longer_kept_goes(app: Penstock, clock: Clock) -> None:
 
 def test_tasks_are_listed_in_pages(queue: Queue) -> None:
     queue.push_many([NewTask({"n": n}, f"s{n}", kind="k" if n % 2 else "default") for n in range(10)])
-    assert [task.payload["n"] for task in queue.tasks(kind="k")] == [1, 3, 5, 7, 9]
+    assert [task.payload for task in queue.tasks(kind="k")] == [{"n": n} for n in (1, 3, 5, 7, 9)]
     first = queue.tasks(limit=4)
     assert [task.subject for task in queue.tasks(after=first[-1].id, limit=2)] == ["s4", "s5"]
     with pytest.raises(NotFound, match="no task 99999"):

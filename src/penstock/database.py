@@ -83,9 +83,13 @@ class Database:
             return connection
 
     def close(self) -> None:
-        home = self._homes.pop(here(), None)
-        if home is not None and home.pool is not None:
-            home.pool.close()
+        home = self._homes.get(here())
+        if home is None:
+            return
+        with home.lock:  # somebody may be opening it
+            pool, home.pool = home.pool, None
+        if pool is not None:
+            pool.close()
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
@@ -99,7 +103,7 @@ class Database:
                 self.connect().close()  # says why, if it is the server
                 raise Unavailable(
                     f"all {self._max_connections} connections stayed busy for {self._timeout:g} s",
-                    hint="Raise max_connections, or use fewer threads.",
+                    hint="Raise max_connections, or do less at once.",
                     reason="pool",
                 ) from None
             try:
@@ -112,11 +116,11 @@ class Database:
 
     def _open_pool(self) -> psycopg_pool.ConnectionPool[Connection]:
         home = self._homes.get(here()) or self._move_in()
-        if home.pool is None:
+        pool = home.pool
+        if pool is None:
             with home.lock:
-                if home.pool is None:
-                    home.pool = self._new_pool()
-        return home.pool
+                pool = home.pool = home.pool or self._new_pool()
+        return pool
 
     def _move_in(self) -> Home:
         """Pools of event loops that are closed are let go; that closes their connections."""

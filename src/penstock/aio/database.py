@@ -82,9 +82,13 @@ class AsyncDatabase:
             return connection
 
     async def close(self) -> None:
-        home = self._homes.pop(here(), None)
-        if home is not None and home.pool is not None:
-            await home.pool.close()
+        home = self._homes.get(here())
+        if home is None:
+            return
+        async with home.lock:  # somebody may be opening it
+            pool, home.pool = home.pool, None
+        if pool is not None:
+            await pool.close()
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[AsyncConnection]:
@@ -98,7 +102,7 @@ class AsyncDatabase:
                 await (await self.connect()).close()  # says why, if it is the server
                 raise Unavailable(
                     f"all {self._max_connections} connections stayed busy for {self._timeout:g} s",
-                    hint="Raise max_connections, or use fewer threads.",
+                    hint="Raise max_connections, or do less at once.",
                     reason="pool",
                 ) from None
             try:
@@ -111,11 +115,11 @@ class AsyncDatabase:
 
     async def _open_pool(self) -> psycopg_pool.AsyncConnectionPool[AsyncConnection]:
         home = self._homes.get(here()) or self._move_in()
-        if home.pool is None:
+        pool = home.pool
+        if pool is None:
             async with home.lock:
-                if home.pool is None:
-                    home.pool = await self._new_pool()
-        return home.pool
+                pool = home.pool = home.pool or await self._new_pool()
+        return pool
 
     def _move_in(self) -> Home:
         """Pools of event loops that are closed are let go; that closes their connections."""

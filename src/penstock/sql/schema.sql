@@ -1983,6 +1983,10 @@ CREATE FUNCTION penstock.upkeep(p_keep_history interval DEFAULT '30 days'::inter
 declare
     v_now constant timestamptz := penstock.clock();
 begin
+    if least(p_keep_history, p_keep_samples, p_keep_ledger) < '1 day' then
+        -- Every worker may call this: none shall wipe out what others rely on.
+        perform penstock.refuse('PS400', 'keep_history, keep_samples, keep_ledger: a retention is at least 1 day, or null: for ever');
+    end if;
     return query select 'squeezed', coalesce(sum(penstock.squeeze(q.id)), 0)::bigint from penstock.queue as q;
     return query select 'expired', coalesce(sum(penstock.expire(q.id, p_thorough => true)), 0)::bigint from penstock.queue as q;
     return query select 'promoted', coalesce(sum(penstock.promote(q.id)), 0)::bigint from penstock.queue as q;
@@ -2240,7 +2244,7 @@ CREATE TABLE penstock.task (
     ended_at timestamp with time zone,
     reason text,
     error text,
-    CONSTRAINT due_is_finite CHECK (isfinite(due)),
+    CONSTRAINT due_in_range CHECK (((due >= '0001-01-02 00:00:00+00'::timestamp with time zone) AND (due <= '9999-12-30 00:00:00+00'::timestamp with time zone))),
     CONSTRAINT ended_has_time CHECK (((ended IS NULL) = (ended_at IS NULL))),
     CONSTRAINT ended_is_known CHECK ((ended = ANY (ARRAY['done'::text, 'dead'::text, 'cancelled'::text]))),
     CONSTRAINT kind_fits CHECK (((octet_length(kind) >= 1) AND (octet_length(kind) <= 128))),

@@ -88,6 +88,10 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set time
 declare
     v_now constant timestamptz := penstock.clock();
 begin
+    if least(p_keep_history, p_keep_samples, p_keep_ledger) < '1 day' then
+        -- Every worker may call this: none shall wipe out what others rely on.
+        perform penstock.refuse('PS400', 'keep_history, keep_samples, keep_ledger: a retention is at least 1 day, or null: for ever');
+    end if;
     return query select 'squeezed', coalesce(sum(penstock.squeeze(q.id)), 0)::bigint from penstock.queue as q;
     return query select 'expired', coalesce(sum(penstock.expire(q.id, p_thorough => true)), 0)::bigint from penstock.queue as q;
     return query select 'promoted', coalesce(sum(penstock.promote(q.id)), 0)::bigint from penstock.queue as q;
