@@ -158,6 +158,16 @@ def test_order_is_priority_then_due_then_id(queue: Queue, clock: Clock) -> None:
     assert queue.claim(10).ids == [ids[2], ids[0], ids[3], ids[1]]
 
 
+def test_the_first_given_runs_first(queue: Queue) -> None:
+    """By the real clock, which moves while a batch is written in the order of subjects."""
+    given = [f"s{n:03}" for n in range(200, 0, -1)]
+    queue.push_many([NewTask({}, name) for name in given])
+    queue.push(subject="s000")
+    assert [task.subject for task in queue.claim(500).tasks] == [*given, "s000"]
+    queue.upsert_many([NewTask({}, f"u{name}") for name in given])
+    assert [task.subject for task in queue.claim(500).tasks] == [f"u{name}" for name in given]
+
+
 def test_each_outcome(queue: Queue, clock: Clock, sql: Connection) -> None:
     ids = [queue.push({"n": n}).id for n in range(6)]
     claim = queue.claim(10)
