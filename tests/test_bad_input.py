@@ -726,7 +726,7 @@ def test_a_token_that_is_not_ours(line: str, queue: Queue, sql: Connection) -> N
             for outcome in (Outcome.done(), Outcome.failed("x"), Outcome.again(), Outcome.dead("x"), Outcome.release()):
                 refusal(LeaseLost, "ours", queue.settle, token, {mine.ids[0]: outcome})
             refusal(LeaseLost, "lost", queue.extend, token)
-        refusal(LeaseLost, "ours", queue.release, old)
+        refusal(LeaseLost, "lost", queue.release, old)
         refusal(NotFound, "id", queue.settle, other.token, mine.ids)
     queue.settle(mine)
     queue.settle(other)

@@ -289,6 +289,16 @@ def test_release_burns_no_attempt(queue: Queue) -> None:
     assert queue.status().planned == 2
 
 
+def test_release_puts_back_what_is_left(queue: Queue) -> None:
+    queue.push_many([{}, {}, {}])
+    claim = queue.claim(3)
+    queue.settle(claim, claim.ids[:1])
+    assert queue.release(claim) == dict.fromkeys(claim.ids[1:], "pending")
+    with pytest.raises(LeaseLost) as lost:
+        queue.release(claim)
+    assert lost.value.refused == tuple(claim.ids)
+
+
 def test_queues_are_named_exactly(app: Penstock, queue: Queue) -> None:
     with pytest.raises(NotFound) as missing:
         app.queue("wrok").push()

@@ -174,7 +174,7 @@ SETTLE = """
     from penstock.settle(%s, %s, %s::text[], %s::timestamptz[], %s::interval[], %s::text[], %s::text[], %s::text[])
     group by result
 """
-RELEASE = "select result, array_agg(id) from penstock.release(%s, %s, %s) group by result"
+RELEASE = "select result, array_agg(id) from penstock.release(%s, p_delay => %s) group by result"
 LOST = "the lease is lost: it expired, or everything in it is settled"
 
 

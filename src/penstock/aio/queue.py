@@ -338,14 +338,14 @@ class AsyncQueue:
 
     async def release(self, claim: Claim | UUID | str, *, delay: Duration | None = None) -> dict[int, str]:
         """Puts back what is still open of the claim, as it was: no attempt burned."""
-        wait, ids = validate.delay(delay), say.ids_of(claim)
-        if isinstance(claim, Claim) and not ids:
+        wait = validate.delay(delay)
+        if isinstance(claim, Claim) and not claim:
             return {}
         token = say.token_of(claim, self.name)
         async with self._database.transaction() as connection:
-            rows = await (await connection.execute(say.RELEASE, (token, ids or None, wait))).fetchall()
+            rows = await (await connection.execute(say.RELEASE, (token, wait))).fetchall()
         if not rows:
-            raise LeaseLost(say.LOST)
+            raise LeaseLost(say.LOST, refused=say.ids_of(claim))
         return say.settled(rows)
 
     # --- what people do to tasks that are there ---------------------------------------------------------------------

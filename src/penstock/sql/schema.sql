@@ -666,6 +666,8 @@ CREATE FUNCTION penstock.count_task() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
+declare
+    v_now constant timestamptz := penstock.clock();    -- one for all: then ids decide, and the first given runs first
 begin
     if tg_op = 'INSERT' then
         insert into penstock.counter_log (queue_id, metric, delta)
@@ -676,8 +678,8 @@ begin
         -- A live document is born into the agenda, whoever wrote it. Given a due it is planned, else pending:
         -- only the database's clock decides.
         insert into penstock.agenda (task_id, due, queue_id, priority, pending, named)
-        select n.id, coalesce(n.due, c.now), n.queue_id, n.priority, n.due is null, n.subject is not null
-        from arrived as n, (select penstock.clock() as now) as c
+        select n.id, coalesce(n.due, v_now), n.queue_id, n.priority, n.due is null, n.subject is not null
+        from arrived as n
         where n.ended is null;
     elsif tg_op = 'DELETE' then
         insert into penstock.counter_log (queue_id, metric, delta)

@@ -154,7 +154,6 @@ $$;
 -- Documents that we hold have new content; now what waits for them. Its agenda row is LOCKED before it is reported as
 -- updated, and written if it changes: a claim that comes later reads the new payload, and of one that came first we have
 -- waited for the end: then there is no row to lock, it has the old payload, and the task is renewed: it runs again.
-drop function if exists penstock.refresh(int[], bigint[], text[], timestamptz[]);
 create or replace function penstock.refresh(
     p_ns int[], p_ids bigint[], p_ended text[], p_dues timestamptz[], p_priorities smallint[]
 ) returns table (n int, id bigint, result text, state text)
