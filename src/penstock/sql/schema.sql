@@ -625,9 +625,9 @@ begin
         insert into penstock.counter_log (queue_id, metric, delta)
         select c.queue_id, case when c.pending then 'pending' else 'planned' end, sum(c.delta)
         from (
-            select n.queue_id, n.pending, 1 as delta from arrived as n
+            select n.queue_id, n.pending, count(*) as delta from arrived as n group by n.queue_id, n.pending
             union all
-            select o.queue_id, o.pending, -1 from parted as o
+            select o.queue_id, o.pending, -count(*) from parted as o group by o.queue_id, o.pending
         ) as c
         group by c.queue_id, c.pending
         having sum(c.delta) <> 0;
@@ -688,14 +688,14 @@ begin
         select o.queue_id, o.ended, -count(*) from parted as o where o.ended is not null group by o.queue_id, o.ended;
     else
         insert into penstock.counter_log (queue_id, metric, delta)
-        select c.queue_id, c.metric, sum(c.delta)
+        select c.queue_id, m.metric, sum(c.delta)
         from (
-            select n.queue_id, m.metric, 1 as delta from arrived as n, unnest(array['pushed_total', n.ended]) as m(metric)
+            select n.queue_id, n.ended, count(*) as delta from arrived as n group by n.queue_id, n.ended
             union all
-            select o.queue_id, m.metric, -1 from parted as o, unnest(array['pushed_total', o.ended]) as m(metric)
-        ) as c
-        where c.metric is not null
-        group by c.queue_id, c.metric
+            select o.queue_id, o.ended, -count(*) from parted as o group by o.queue_id, o.ended
+        ) as c, unnest(array['pushed_total', c.ended]) as m(metric)
+        where m.metric is not null
+        group by c.queue_id, m.metric
         having sum(c.delta) <> 0;
     end if;
     return null;
