@@ -561,12 +561,29 @@ def test_upkeep(dsn: str, queue: Queue, clock: Clock) -> None:
     assert said.out.splitlines()[0].split() == ["part", "rows"]
 
 
+def test_a_rehearsal_answers_and_changes_nothing(dsn: str, queue: Queue, clock: Clock) -> None:
+    queue.push_many([{"n": 1}, {"n": 2}])
+    queue.push(due=clock.now())
+    rehearsed = penstock("claim", "work", "--limit", "5", "--dry-run", "--json", dsn=dsn).json
+    assert [task["payload"] for task in rehearsed["tasks"]] == [{"n": 1}, {"n": 2}, {}]
+    assert rehearsed["token"] is None
+    assert penstock("upkeep", "--dry-run", "--json", dsn=dsn).json["parts"]["promoted"] == 1
+    assert (queue.status().planned, queue.status().pending, queue.status().active) == (1, 2, 0)
+    claim = queue.claim()
+    settle = ("settle", "work", str(claim.token), str(claim.ids[0]))
+    assert penstock(*settle, "--dry-run", "--json", dsn=dsn).json["would"] == {str(claim.ids[0]): "done"}
+    assert queue.status().active == 1
+    assert penstock(*settle, "--json", dsn=dsn).json == {"settled": {str(claim.ids[0]): "done"}}
+
+
 @pytest.mark.unbalanced
 def test_verify_repairs(dsn: str, queue: Queue, sql: Connection) -> None:
     queue.push_many([{}, {}])
     wrong = "insert into penstock.counter_log (queue_id, metric, delta) select id, 'pending', 5 from penstock.queue"
     sql.execute(wrong)
     assert penstock("verify", dsn=dsn).code == 1
+    rehearsed = penstock("verify", "work", "--repair", "--dry-run", "--json", dsn=dsn)
+    assert (rehearsed.code, [one["what"] for one in rehearsed.json["would"]]) == (1, ["counter pending corrected"])
     ran = penstock("verify", "work", "--repair", "--json", dsn=dsn)
     assert ran.code == 0
     assert ran.json["repaired"] == [{"queue": "work", "what": "counter pending corrected", "rows": 5}]

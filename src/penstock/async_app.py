@@ -22,11 +22,17 @@ class AsyncPenstock:
 
     The DSN comes from the argument, PENSTOCK_DSN, DATABASE_URL, libpq's PG* variables, or the running embedded server
     of this directory. A new server is started only by `dsn="embedded"`.
+
+    `rehearse=True`: every verb does all it does, answers, and is rolled back.
     """
 
-    def __init__(self, dsn: str | None = None, *, max_connections: int = 8, timeout: float = 10.0) -> None:
+    def __init__(
+        self, dsn: str | None = None, *, max_connections: int = 8, timeout: float = 10.0, rehearse: bool = False
+    ) -> None:
         found, source = find_dsn(dsn, os.environ)
-        self._database = AsyncDatabase(found, source=source, max_connections=max_connections, timeout=timeout)
+        self._database = AsyncDatabase(
+            found, source=source, max_connections=max_connections, timeout=timeout, rehearse=rehearse
+        )
         self._queues: dict[str, AsyncQueue] = {}
 
     def __repr__(self) -> str:

@@ -47,8 +47,17 @@ class Database:
     level, and nothing is prepared (the plans live inside the functions).
     """
 
-    def __init__(self, dsn: str, *, source: str = "dsn", max_connections: int = 8, timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        source: str = "dsn",
+        max_connections: int = 8,
+        timeout: float = 10.0,
+        rehearse: bool = False,
+    ) -> None:
         self.dsn = dsn
+        self._end = "rollback" if rehearse else "commit"
         self.source = source
         self._max_connections = max_connections
         self._timeout = timeout
@@ -62,7 +71,7 @@ class Database:
     def transaction(self) -> Iterator[Connection]:
         """One transaction, READ COMMITTED whatever the session's default. An idle connection that died meanwhile (a
         restarted server) fails at BEGIN, when nothing has happened yet: another one is taken."""
-        with self._connection() as connection, committed(connection):
+        with self._connection() as connection, committed(connection, self._end):
             yield connection
 
     @contextmanager
@@ -168,8 +177,9 @@ def configured(connection: Connection) -> None:
 
 
 @contextmanager
-def committed(connection: Connection) -> Iterator[None]:
-    """COMMIT at the end, ROLLBACK on any error; an error while COMMIT is under way is told apart."""
+def committed(connection: Connection, end: str) -> Iterator[None]:
+    """COMMIT at the end (ROLLBACK, if it is a rehearsal), ROLLBACK on any error; an error while COMMIT is under way is
+    told apart."""
     try:
         with translated():
             yield
@@ -177,7 +187,7 @@ def committed(connection: Connection) -> Iterator[None]:
         rollback(connection)
         raise
     try:
-        connection.execute("commit")
+        connection.execute(end.encode())
     except psycopg.OperationalError as error:
         if connection.broken or connection.closed:
             raise CommitUnknown(

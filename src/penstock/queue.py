@@ -452,10 +452,12 @@ class Queue:
             raise NotFound(f"id: there is no task {id} in queue {self.name!r}")
         return found[0]
 
-    def _list(self, **which: object) -> list[Listed]:
+    def _list(self, **which: Any) -> list[Listed]:
+        statement = say.list_tasks(which["state"])
         with self._database.transaction() as connection:
             connection.execute(say.LIMIT, (self.name,))  # a queue that is not there is told apart from an empty one
-            return say.listed(connection.execute(say.LIST.encode(), {"queue": self.name, **which}).fetchall())
+            rows = connection.execute(statement, {"queue": self.name, **which}).fetchall()
+        return say.listed(rows)
 
     # --- the queue itself -------------------------------------------------------------------------------------------
 

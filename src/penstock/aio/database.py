@@ -46,8 +46,17 @@ class AsyncDatabase:
     level, and nothing is prepared (the plans live inside the functions).
     """
 
-    def __init__(self, dsn: str, *, source: str = "dsn", max_connections: int = 8, timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        source: str = "dsn",
+        max_connections: int = 8,
+        timeout: float = 10.0,
+        rehearse: bool = False,
+    ) -> None:
         self.dsn = dsn
+        self._end = "rollback" if rehearse else "commit"
         self.source = source
         self._max_connections = max_connections
         self._timeout = timeout
@@ -61,7 +70,7 @@ class AsyncDatabase:
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
         """One transaction, READ COMMITTED whatever the session's default. An idle connection that died meanwhile (a
         restarted server) fails at BEGIN, when nothing has happened yet: another one is taken."""
-        async with self._connection() as connection, committed(connection):
+        async with self._connection() as connection, committed(connection, self._end):
             yield connection
 
     @asynccontextmanager
@@ -167,8 +176,9 @@ async def configured(connection: AsyncConnection) -> None:
 
 
 @asynccontextmanager
-async def committed(connection: AsyncConnection) -> AsyncIterator[None]:
-    """COMMIT at the end, ROLLBACK on any error; an error while COMMIT is under way is told apart."""
+async def committed(connection: AsyncConnection, end: str) -> AsyncIterator[None]:
+    """COMMIT at the end (ROLLBACK, if it is a rehearsal), ROLLBACK on any error; an error while COMMIT is under way is
+    told apart."""
     try:
         with translated():
             yield
@@ -176,7 +186,7 @@ async def committed(connection: AsyncConnection) -> AsyncIterator[None]:
         await rollback(connection)
         raise
     try:
-        await connection.execute("commit")
+        await connection.execute(end.encode())
     except psycopg.OperationalError as error:
         if connection.broken or connection.closed:
             raise CommitUnknown(

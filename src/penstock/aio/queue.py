@@ -455,14 +455,14 @@ class AsyncQueue:
             raise NotFound(f"id: there is no task {id} in queue {self.name!r}")
         return found[0]
 
-    async def _list(self, **which: object) -> list[Listed]:
+    async def _list(self, **which: Any) -> list[Listed]:
+        statement = say.list_tasks(which["state"])
         async with self._database.transaction() as connection:
             await connection.execute(
                 say.LIMIT, (self.name,)
             )  # a queue that is not there is told apart from an empty one
-            return say.listed(
-                await (await connection.execute(say.LIST.encode(), {"queue": self.name, **which})).fetchall()
-            )
+            rows = await (await connection.execute(statement, {"queue": self.name, **which})).fetchall()
+        return say.listed(rows)
 
     # --- the queue itself -------------------------------------------------------------------------------------------
 

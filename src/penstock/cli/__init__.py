@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn, TextIO
 
 import typer
 
-from penstock.cli import dead, leases, queues, server, status, tasks
+from penstock.cli import dead, leases, queues, retry, server, status, tasks
 from penstock.cli.demo import demo
 from penstock.cli.doctor import doctor
 from penstock.cli.output import fail
@@ -39,6 +39,7 @@ app.command()(leases.settle)
 app.add_typer(queues.app, name="queues")
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(dead.app, name="dead")
+app.add_typer(retry.app, name="retry")
 app.command()(doctor)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
 from penstock import validate
-from penstock.cli.options import QueueName, Shell, json_value, moment, one_of, with_shell
+from penstock.cli.options import DryRun, QueueName, Shell, json_value, moment, one_of, with_shell
 from penstock.cli.output import cell, clock, emit, iso, say, table
 from penstock.errors import LeaseLost, PayloadError, ValidationError
 from penstock.model import Claim, Outcome
@@ -34,6 +35,7 @@ def claim(
         typer.Option(help="How long they are yours, as 30s or 5m; default: the queue's.", show_default=False),
     ] = None,
     worker: Annotated[str, typer.Option(help="Your name, for the history.")] = "shell",
+    dry_run: DryRun = False,
 ) -> None:
     """Take tasks to work on. They are yours until the lease ends; its token proves it to `penstock settle`.
 
@@ -41,9 +43,12 @@ def claim(
 
     Example: penstock claim mail --limit 10 --lease 5m --json
     """
-    with shell.connected() as penstock:
+    with shell.connected(rehearse=dry_run) as penstock:
         target = penstock.queue(queue)
         claimed = target.claim(limit, lease=lease, worker=worker)
+        if dry_run:
+            print_claim(shell, replace(claimed, token=None, until=None))
+            return
         try:
             print_claim(shell, claimed)
         except BaseException:
@@ -70,6 +75,7 @@ def settle(
     payload: Annotated[
         str | None, typer.Option(help="again: the payload of the next run, a JSON object.", show_default=False)
     ] = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Say what became of claimed tasks, and hear the state each is in now. Exit 1 when the lease is lost.
 
@@ -81,7 +87,7 @@ def settle(
     told = told_outcome(outcome, due=due, delay=delay, error=error, payload=payload)
     outcomes = dict.fromkeys(validate.ids(ids), told)
     lease = validate.token(token)
-    with shell.connected() as penstock:
+    with shell.connected(rehearse=dry_run) as penstock:
         target = penstock.queue(queue)
         target.status()  # a token alone would not tell that there is no such queue
         try:
@@ -89,7 +95,8 @@ def settle(
         except LeaseLost as lost:
             raise LeaseLost(lost.message, refused=lost.refused, revoked=lost.revoked, hint=which(lost)) from None
     by_id = {str(id_): state for id_, state in sorted(settled.items())}
-    shell.answer({"settled": by_id}, "\n".join(f"{id_}: {state}" for id_, state in by_id.items()))
+    answer = {"would": by_id, "dry_run": True} if dry_run else {"settled": by_id}
+    shell.answer(answer, "\n".join(f"{id_}: {state}" for id_, state in by_id.items()))
 
 
 def print_claim(shell: Shell, claimed: Claim) -> None:
@@ -98,7 +105,7 @@ def print_claim(shell: Shell, claimed: Claim) -> None:
     elif not claimed:
         say("no tasks", quiet=shell.quiet)
     elif not shell.quiet:
-        say(f"token {claimed.token}, until {clock(claimed.until)}")
+        say(f"token {claimed.token}, until {clock(claimed.until)}" if claimed.token else "would be yours:")
         table(
             ("id", "kind", "subject", "priority", "attempt", "due"),
             [

@@ -67,8 +67,9 @@ class Shell:
     dsn: str | None
     verbose: bool
 
-    def connected(self) -> Penstock:
-        return connected(self.dsn, verbose=self.verbose)
+    def connected(self, *, rehearse: bool = False) -> Penstock:
+        """The database a command is about. A rehearsal does everything and rolls it back."""
+        return connected(self.dsn, verbose=self.verbose, rehearse=rehearse)
 
     def answer(self, value: object, text: str) -> None:
         """The value for programs, or the text for people."""
@@ -105,11 +106,10 @@ def with_shell(command: Callable[Concatenate[Shell, P], None]) -> Callable[..., 
     return run
 
 
-def connected(dsn: str | None, *, verbose: bool = False) -> Penstock:
-    """The database a command is about."""
+def connected(dsn: str | None, *, verbose: bool = False, rehearse: bool = False) -> Penstock:
     if dsn is not None and not dsn.strip():
         raise ConfigError("dsn: --dsn is empty", hint="Leave it out to use PENSTOCK_DSN, DATABASE_URL or PG*.")
-    penstock = Penstock(dsn)
+    penstock = Penstock(dsn, rehearse=rehearse)
     if verbose:
         unused = [
             name for name in ("PENSTOCK_DSN", "DATABASE_URL") if os.environ.get(name) and name != penstock.dsn_source

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import OneOrAll, Shell, with_shell
+from penstock.cli.options import DryRun, OneOrAll, Shell, with_shell
 from penstock.cli.output import age, emit, iso, say, table
 from penstock.model import GAUGES, QueueStatus, Repair, Verification
 
@@ -34,6 +34,7 @@ def verify(
     queue: OneOrAll = None,
     *,
     repair: Annotated[bool, typer.Option("--repair", help="Put right what is off, then look again.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Recount everything and compare it with the books. Exit 1 when anything is off (with --repair: still off).
 
@@ -42,30 +43,31 @@ def verify(
 
     Example: penstock verify mail --repair
     """
-    with shell.connected() as penstock:
+    with shell.connected(rehearse=dry_run) as penstock:
         target = penstock if queue is None else penstock.queue(queue)
         done = penstock.repair(queue) if repair else []
         found = target.verify()
     if shell.json:
-        emit(verification_json(found) | ({"repaired": [one._asdict() for one in done]} if repair else {}))
+        repaired = [one._asdict() for one in done]
+        emit(verification_json(found) | ({"would" if dry_run else "repaired": repaired} if repair else {}))
     elif not shell.quiet:
-        print_verification(done, found)
+        print_verification(done, found, dry_run=dry_run)
     if not found.ok:
         raise typer.Exit(1)
 
 
 @with_shell
-def upkeep(shell: Shell) -> None:
+def upkeep(shell: Shell, *, dry_run: DryRun = False) -> None:
     """Do what is due: take back expired leases, promote, fold counters, sample, retire what is no longer kept.
 
     Workers do it by themselves. Anybody may at any time: each part is short and safe to repeat.
 
     Example: penstock upkeep --json
     """
-    with shell.connected() as penstock:
+    with shell.connected(rehearse=dry_run) as penstock:
         parts = penstock.upkeep()
     if shell.json:
-        emit({"parts": parts})
+        emit({"parts": parts} | ({"dry_run": True} if dry_run else {}))
     elif not shell.quiet:
         table(("part", "rows"), [(part, f"{rows:,}") for part, rows in parts.items()])
 
@@ -99,9 +101,9 @@ def status_json(one: QueueStatus) -> dict[str, Any]:
     }
 
 
-def print_verification(done: list[Repair], found: Verification) -> None:
+def print_verification(done: list[Repair], found: Verification, *, dry_run: bool) -> None:
     for repaired in done:
-        say(f"{repaired.queue}: {repaired.what}: {repaired.rows:,}")
+        say(f"{repaired.queue}: {'would be ' if dry_run else ''}{repaired.what}: {repaired.rows:,}")
     for one in found.findings:
         say(f"{one.queue}: {one.what}: expected {one.expected:,}, found {one.found:,}")
     if found.ok:
