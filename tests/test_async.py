@@ -285,10 +285,13 @@ def test_a_busy_pool_says_so(queue: Queue, dsn: str) -> None:
 
 @contextmanager
 def locked(dsn: str, table: str) -> Iterator[None]:
-    with psycopg.connect(dsn) as connection:
-        connection.execute(f"lock table penstock.{table} in access exclusive mode".encode())
+    """For five seconds at most: a cancel that comes before its statement is lost, and PostgreSQL goes on waiting."""
+    connection = psycopg.connect(dsn, options="-c idle_in_transaction_session_timeout=5000")
+    connection.execute(f"lock table penstock.{table} in access exclusive mode".encode())
+    try:
         yield
-        connection.rollback()
+    finally:
+        connection.close()
 
 
 async def all_connections_work(work: AsyncQueue, count: int) -> None:
@@ -315,10 +318,9 @@ def test_cancelled_in_the_middle(queue: Queue, dsn: str, name: str) -> None:
     verb = VERBS[name]
 
     async def act(work: AsyncQueue) -> None:
-        with locked(dsn, "agenda"):
-            for _ in range(5):
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(verb(work), 0.1)
+        for _ in range(5):
+            with locked(dsn, "agenda"), pytest.raises(TimeoutError):
+                await asyncio.wait_for(verb(work), 0.1)
         await all_connections_work(work, 2)
         status = await work.status()
         assert (status.pending, status.active, status.totals["pushed"]) == (0, 0, 0)

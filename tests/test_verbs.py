@@ -235,7 +235,8 @@ def test_drop(app: Penstock, queue: Queue, sql: Connection) -> None:
     assert app.queues() == []
     new = app.create_queue("work")
     assert new.push().result == "created"
-    assert sql.execute("select verb, queue from penstock.audit order by id").fetchall() == [("drop", "work")]
+    audit = sql.execute("select verb, queue from penstock.audit order by id").fetchall()
+    assert audit == [("set", "work"), ("purge", "work"), ("drop", "work")]
 
 
 def test_a_document_for_no_queue_is_refused(sql: Connection, queue: Queue) -> None:

@@ -14,7 +14,7 @@ from psycopg import pq
 from psycopg.rows import TupleRow
 
 from penstock.colour import Lock, Place, deserted, here, to_the_end
-from penstock.errors import CommitUnknown, Unavailable
+from penstock.errors import CommitUnknown, Unavailable, ValidationError
 from penstock.wire import (
     CONTRACT,
     SETTINGS,
@@ -83,6 +83,11 @@ class Database:
                 yield connection
         finally:
             connection.close()
+
+    def refuse_rehearsal(self, verb: str) -> None:
+        """For what is done in several transactions: undone one by one, they would find the same again and again."""
+        if self._end == "rollback":
+            raise ValidationError(f"rehearse: {verb} is done in several transactions, and can not be rehearsed")
 
     def connect(self) -> Connection:
         check_dsn(self.dsn)

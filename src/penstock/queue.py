@@ -372,6 +372,7 @@ class Queue:
             return self._each("redrive", ids, subjects, **texts, since=since, limit=say.MOST)
         found: dict[int, str] = {}
         left = None if limit is None else validate.whole(limit, "limit", 1, 2**31)
+        self._database.refuse_rehearsal("redrive by filter")
         while left is None or left > 0:
             most = say.MOST if left is None else min(left, say.MOST)
             some = self._each("redrive", None, None, **texts, since=since, limit=most)
@@ -411,6 +412,7 @@ class Queue:
         }
         left = None if limit is None else validate.whole(limit, "limit", 1, 2**31)
         gone = 0
+        self._database.refuse_rehearsal("purge")
         while left is None or gone < left:
             most = say.MOST if left is None else min(left - gone, say.MOST)
             with self._database.transaction() as connection:
@@ -483,10 +485,15 @@ class Queue:
 
     def drop(self, *, force: bool = False) -> int:
         """Removes the queue. Tasks in it are a reason to refuse, unless forced; answers how many went with it."""
+        gone = 0
+        if force:
+            # In short transactions first: the drop itself makes all queues stand still.
+            self.pause()
+            gone = self.purge("planned", "pending", "done", "dead", "cancelled")
         with self._database.transaction() as connection:
             row = connection.execute("select penstock.drop_queue(%s, %s)", (self.name, force)).fetchone()
         assert row is not None
-        return int(row[0])
+        return gone + int(row[0])
 
     def status(self) -> QueueStatus:
         return status(self._database, self.name)[0]

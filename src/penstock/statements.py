@@ -352,10 +352,11 @@ def known_state(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-# Where tasks in a state are found by an index: a hundred dead ones among ten million that wait are a few pages.
+# Where tasks in a state are found by an index: a hundred dead ones among ten million that wait are a few pages. Pending
+# ones are mostly many, and the first of them are soon found in the order of ids.
 FOUND_BY = {
-    "planned": "select a.task_id from penstock.agenda as a where not a.pending",
-    "pending": "select a.task_id from penstock.agenda as a where a.pending",
+    "planned": "select a.task_id from penstock.agenda as a join penstock.queue as q on q.id = a.queue_id"
+    " where q.name = %(queue)s and not a.pending",
     "active": "select h.id from penstock.lease as l, unnest(l.ids) as h(id)",
     **dict.fromkeys(
         ("done", "dead", "cancelled"),
@@ -381,7 +382,7 @@ LIST = """
 
 
 def list_tasks(state: str | None) -> bytes:
-    return LIST.format(found=f"id in ({FOUND_BY[state]})" if state else "true").encode()
+    return LIST.format(found=f"id in ({FOUND_BY[state]})" if state in FOUND_BY else "true").encode()
 
 
 def listed(rows: list[tuple[Any, ...]]) -> list[Listed]:

@@ -13,7 +13,7 @@ from psycopg import pq
 from psycopg.rows import TupleRow
 
 from penstock.aio.colour import Lock, Place, deserted, here, to_the_end
-from penstock.errors import CommitUnknown, Unavailable
+from penstock.errors import CommitUnknown, Unavailable, ValidationError
 from penstock.wire import (
     CONTRACT,
     SETTINGS,
@@ -82,6 +82,11 @@ class AsyncDatabase:
                 yield connection
         finally:
             await connection.close()
+
+    def refuse_rehearsal(self, verb: str) -> None:
+        """For what is done in several transactions: undone one by one, they would find the same again and again."""
+        if self._end == "rollback":
+            raise ValidationError(f"rehearse: {verb} is done in several transactions, and can not be rehearsed")
 
     async def connect(self) -> AsyncConnection:
         check_dsn(self.dsn)

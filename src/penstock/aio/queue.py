@@ -375,6 +375,7 @@ class AsyncQueue:
             return await self._each("redrive", ids, subjects, **texts, since=since, limit=say.MOST)
         found: dict[int, str] = {}
         left = None if limit is None else validate.whole(limit, "limit", 1, 2**31)
+        self._database.refuse_rehearsal("redrive by filter")
         while left is None or left > 0:
             most = say.MOST if left is None else min(left, say.MOST)
             some = await self._each("redrive", None, None, **texts, since=since, limit=most)
@@ -414,6 +415,7 @@ class AsyncQueue:
         }
         left = None if limit is None else validate.whole(limit, "limit", 1, 2**31)
         gone = 0
+        self._database.refuse_rehearsal("purge")
         while left is None or gone < left:
             most = say.MOST if left is None else min(left - gone, say.MOST)
             async with self._database.transaction() as connection:
@@ -488,10 +490,15 @@ class AsyncQueue:
 
     async def drop(self, *, force: bool = False) -> int:
         """Removes the queue. Tasks in it are a reason to refuse, unless forced; answers how many went with it."""
+        gone = 0
+        if force:
+            # In short transactions first: the drop itself makes all queues stand still.
+            await self.pause()
+            gone = await self.purge("planned", "pending", "done", "dead", "cancelled")
         async with self._database.transaction() as connection:
             row = await (await connection.execute("select penstock.drop_queue(%s, %s)", (self.name, force))).fetchone()
         assert row is not None
-        return int(row[0])
+        return gone + int(row[0])
 
     async def status(self) -> QueueStatus:
         return (await status(self._database, self.name))[0]

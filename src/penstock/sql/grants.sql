@@ -25,13 +25,18 @@ begin
         execute 'revoke all on penstock.' || v_name || ' from public';
         if v_roles then
             execute 'revoke all on penstock.' || v_name || ' from penstock_producer, penstock_worker, penstock_reader, penstock_admin';
-            execute 'grant select on penstock.' || v_name || ' to penstock_reader';
+            if v_name <> 'lease' then
+                execute 'grant select on penstock.' || v_name || ' to penstock_reader';
+            end if;
         end if;
     end loop;
     if not v_roles then
         return;    -- init --no-roles
     end if;
 
+    -- All of a lease but its token: who has that may settle.
+    grant select (claimed_at, until, queue_id, alone, named, worker, open, ids, dues, attempts, companies, crashes, revoked)
+        on penstock.lease to penstock_reader;
     grant usage on schema penstock to penstock_producer, penstock_worker, penstock_reader, penstock_admin;
 
     for v_grant in

@@ -575,7 +575,7 @@ begin
         insert into penstock.agenda (task_id, due, queue_id, priority, attempts, company, crashes, pending, named)
         select
             d.id, d.next_due, d.queue_id, d.priority,
-            case when d.succeeded or d.renew is not null then 0 else d.attempts + d.burned::int end,
+            case when d.succeeded or d.renew is not null then 0 else least(d.attempts + d.burned::int, 32767) end,
             case when d.renew is not null or not d.unfinished then 0
                  when d.outcome = 'release' then d.company
                  else greatest(1, bit_count((p_lease).open) / 8) end,
@@ -675,6 +675,9 @@ begin
         union all
         select n.queue_id, n.ended, count(*) from arrived as n where n.ended is not null group by n.queue_id, n.ended;
         perform penstock.meet(array(select distinct n.queue_id from arrived as n));
+        if exists (select from arrived as n where n.id < 1 or n.id > (select s.last_value from penstock.task_id_seq as s)) then
+            perform penstock.refuse('PS400', 'id: it is not one that penstock.task_id_seq has given out');
+        end if;
         -- A live document is born into the agenda, whoever wrote it. Given a due it is planned, else pending:
         -- only the database's clock decides.
         insert into penstock.agenda (task_id, due, queue_id, priority, pending, named)
@@ -766,13 +769,16 @@ declare
     v_day   record;
     v_count int := 0;
 begin
+    if not pg_try_advisory_xact_lock(hashtext('penstock.drop_history')) then
+        return 0;
+    end if;
     for v_day in
         select c.oid::regclass as name
         from pg_inherits as i join pg_class as c on c.oid = i.inhrelid
         where i.inhparent = 'penstock.history'::regclass and c.relname ~ '^history_\d{8}$'
           and to_date(right(c.relname, 8), 'YYYYMMDD') + 1 <= p_before::date
         order by c.relname
-        limit 10
+        limit 1    -- settles wait from here to the end of the transaction
     loop
         begin
             execute format('lock table %s in access exclusive mode', v_day.name);
@@ -782,7 +788,7 @@ begin
                 'on conflict (queue_id, outcome) do update set rows = d.rows + excluded.rows', v_day.name);
             execute format('drop table %s', v_day.name);
             v_count := v_count + 1;
-        exception when lock_not_available then
+        exception when lock_not_available or undefined_table then
             exit;
         end;
     end loop;
@@ -792,23 +798,30 @@ $_$;
 CREATE FUNCTION penstock.drop_queue(p_queue text, p_force boolean DEFAULT false) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    SET lock_timeout TO '5s'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
     AS $$
 declare
-    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_queue penstock.queue := penstock.the_queue(p_queue);
     v_tasks bigint;
 begin
     if p_force is null then
         perform penstock.refuse('PS400', 'force: it is null');
     end if;
-    lock table penstock.lease, penstock.task, penstock.agenda in share row exclusive mode;
-    select count(*) into v_tasks from penstock.task as t where t.queue_id = v_queue.id;
+    perform penstock.stand_still(v_queue.id);
+    v_queue := penstock.the_queue(p_queue);    -- somebody else may have dropped it meanwhile
+    select s.planned + s.pending + s.active + s.done + s.dead + s.cancelled into v_tasks from penstock.status(p_queue) as s;
     if v_tasks > 0 and not p_force then
         perform penstock.refuse('PS409', format('queue %L has %s tasks in it', p_queue, v_tasks), 'Purge it first, or force it.');
     end if;
+    -- Place by place, by their indexes: there is none over all documents of a queue.
+    delete from penstock.task as t using penstock.agenda as a where a.queue_id = v_queue.id and a.pending and t.id = a.task_id;
+    delete from penstock.task as t using penstock.agenda as a where a.queue_id = v_queue.id and not a.pending and t.id = a.task_id;
+    delete from penstock.task as t where t.id in (select unnest(l.ids) from penstock.lease as l where l.queue_id = v_queue.id);
+    delete from penstock.task as t where t.queue_id = v_queue.id and t.ended in ('done', 'dead', 'cancelled');
+    delete from penstock.agenda as a where a.queue_id = v_queue.id and a.pending;
+    delete from penstock.agenda as a where a.queue_id = v_queue.id and not a.pending;
     delete from penstock.lease as l where l.queue_id = v_queue.id;
-    delete from penstock.agenda as a where a.queue_id = v_queue.id;
-    delete from penstock.task as t where t.queue_id = v_queue.id;
     delete from penstock.kind as k where k.queue_id = v_queue.id;
     delete from penstock.counter as c where c.queue_id = v_queue.id;
     delete from penstock.counter_log as l where l.queue_id = v_queue.id;
@@ -868,7 +881,8 @@ begin
     loop
         v_open := array(
             select h.id from unnest(v_lease.ids) with ordinality as h(id, n) where get_bit(v_lease.open, h.n::int - 1) = 1);
-        if v_lease.named then
+        -- An expiry writes a document when it is renewed, so it has a subject, or when it dies, so it was alone.
+        if v_lease.named or v_lease.alone then
             v_open := array(select unnest(v_open) except select unnest(penstock.held_elsewhere(v_open)));
         end if;
         perform penstock.make_history((v_now at time zone 'UTC')::date);
@@ -1025,7 +1039,7 @@ begin
     left join (select w.task_id from penstock.agenda as w where w.task_id = any(p_ids)) as a on a.task_id = g.id;
 end
 $$;
-CREATE FUNCTION penstock.lock_named(p_ids bigint[]) RETURNS void
+CREATE FUNCTION penstock.lock_documents(p_ids bigint[], p_named_only boolean) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -1033,7 +1047,7 @@ CREATE FUNCTION penstock.lock_named(p_ids bigint[]) RETURNS void
     AS $$
 begin
     perform from penstock.task as t
-    where t.id = any(p_ids) and t.subject is not null
+    where t.id = any(p_ids) and (t.subject is not null or not p_named_only)
     order by t.subject collate "C", t.id
     for update;
 end
@@ -1067,6 +1081,10 @@ CREATE FUNCTION penstock.meet(p_queue_ids integer[]) RETURNS void
 declare
     v_queue record;
 begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        -- Its snapshot may be older than a drop: then this is an error of serialization, not a task that nobody will run.
+        perform from penstock.queue as q where q.id = any(p_queue_ids) for key share;
+    end if;
     for v_queue in
         select a.id, q.name, q.settings->'notify' is distinct from 'false' as wakes
         from unnest(p_queue_ids) as a(id) left join penstock.queue as q on q.id = a.id
@@ -1126,10 +1144,12 @@ CREATE FUNCTION penstock.purge(p_queue text, p_states text[], p_ids bigint[] DEF
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
+    SET plan_cache_mode TO 'force_custom_plan'
     AS $$
 declare
     v_queue  constant penstock.queue := penstock.the_queue(p_queue);
     v_bad    text;
+    v_state  text;
     v_active bigint;
     v_gone   bigint[];
 begin
@@ -1162,19 +1182,20 @@ begin
           and (p_before is null or t.ended_at < p_before)
         limit p_limit
         for update skip locked);
-    if cardinality(v_gone) < p_limit and p_states && array['planned', 'pending'] then
+    foreach v_state in array array['pending', 'planned'] loop
+        continue when v_state <> all(p_states) or cardinality(v_gone) >= p_limit;
         v_gone := v_gone || penstock.hold_waiting(array(
             select t.id from penstock.task as t join penstock.agenda as a on a.task_id = t.id
             where a.queue_id = v_queue.id
-              and case when a.pending then 'pending' else 'planned' end = any(p_states)
+              and (v_state = 'pending' and a.pending or v_state = 'planned' and not a.pending)
               and (p_ids is null or t.id = any(p_ids))
               and (p_kind is null or t.kind = p_kind)
               and (p_error is null or strpos(coalesce(t.error, '') || ' ' || coalesce(t.reason, ''), p_error) > 0)
               and (p_before is null or t.created < p_before)
             limit p_limit - cardinality(v_gone)
             for update of t skip locked));
-        delete from penstock.agenda as a where a.task_id = any(v_gone);
-    end if;
+    end loop;
+    delete from penstock.agenda as a where a.task_id = any(v_gone);
     delete from penstock.task as t where t.id = any(v_gone);
     if v_gone <> '{}' then
         perform penstock.note_audit('purge', p_queue, jsonb_build_object('tasks', cardinality(v_gone), 'states', p_states));
@@ -1271,11 +1292,96 @@ begin
     end if;
 end
 $$;
+CREATE FUNCTION penstock.recount(p_queue text) RETURNS TABLE(area text, queue text, what text, expected bigint, found bigint)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+begin
+    return query
+    with stated as materialized (
+        select q.id, s.* from penstock.status(p_queue) as s join penstock.queue as q on q.name = s.queue
+    ), counted as materialized (
+        select q.id as queue_id, m.metric, m.value
+        from stated as q
+        cross join lateral (
+            select 'planned' as metric, count(*) filter (where not a.pending) as value from penstock.agenda as a where a.queue_id = q.id
+            union all
+            select 'pending', count(*) filter (where a.pending) from penstock.agenda as a where a.queue_id = q.id
+            union all
+            select 'active', coalesce(sum(bit_count(l.open)), 0)::bigint from penstock.lease as l where l.queue_id = q.id
+            union all
+            select e.ended, count(t.id)
+            from unnest(array['done', 'dead', 'cancelled']) as e(ended)
+            left join penstock.task as t on t.queue_id = q.id and t.ended = e.ended
+            group by e.ended
+        ) as m
+    ), opened as materialized (
+        select l.queue_id, h.id
+        from penstock.lease as l, unnest(l.ids) with ordinality as h(id, n)
+        where get_bit(l.open, h.n::int - 1) = 1 and l.queue_id in (select s.id from stated as s)
+    ), placed as materialized (
+        select p.id, min(p.queue_id) as queue_id, count(*) as places
+        from (
+            select a.task_id as id, a.queue_id from penstock.agenda as a where a.queue_id in (select s.id from stated as s)
+            union all
+            select o.id, o.queue_id from opened as o
+        ) as p
+        group by p.id
+    ), stray as (
+        select coalesce(t.queue_id, p.queue_id) as queue_id, case
+            when t.id is null then 'waiting or leased without a document'
+            when t.ended is not null then 'ended, but still waiting or leased'
+            when p.id is null then 'live, but neither waiting nor leased'
+            else 'in two places' end as what
+        from (select t.* from penstock.task as t where t.queue_id in (select s.id from stated as s)) as t
+        full join placed as p on p.id = t.id
+        where t.id is null or (t.ended is null) <> (p.id is not null) or p.places > 1
+    ), finished as (
+        select h.queue_id, h.outcome, sum(h.rows)::bigint as rows
+        from (
+            select h.queue_id, h.outcome, count(*) as rows from penstock.history as h
+            where h.queue_id in (select s.id from stated as s) group by h.queue_id, h.outcome
+            union all
+            select d.queue_id, d.outcome, d.rows from penstock.history_dropped as d where d.queue_id in (select s.id from stated as s)
+        ) as h
+        group by h.queue_id, h.outcome
+    )
+    select 'drift', s.queue, c.metric, c.value,
+           case c.metric when 'planned' then s.planned when 'pending' then s.pending when 'active' then s.active
+                         when 'done' then s.done when 'dead' then s.dead else s.cancelled end as booked
+    from stated as s join counted as c on c.queue_id = s.id
+    where c.value <> case c.metric when 'planned' then s.planned when 'pending' then s.pending when 'active' then s.active
+                                   when 'done' then s.done when 'dead' then s.dead else s.cancelled end
+    union all
+    select 'orphans', s.queue, y.what, 0, count(*)
+    from stated as s join stray as y on y.queue_id = s.id group by s.queue, y.what
+    union all
+    -- Left behind by nobody we know; nothing else would ever look at them.
+    select 'orphans', '', 'of no queue', 0, count(*)
+    from penstock.task as t
+    where p_queue is null and not exists (select from penstock.queue as q where q.id = t.queue_id)
+    having count(*) > 0
+    union all
+    select 'history', s.queue, o.outcome, coalesce(f.rows, 0), (s.totals->>o.outcome)::bigint
+    from stated as s
+    cross join unnest(array['done', 'again', 'failed', 'dead', 'released', 'expired', 'revoked']) as o(outcome)
+    left join finished as f on f.queue_id = s.id and f.outcome = o.outcome
+    where coalesce(f.rows, 0) <> (s.totals->>o.outcome)::bigint
+    union all
+    select 'balance', s.queue, 'pushed', (s.totals->>'pushed')::bigint,
+           s.planned + s.pending + s.active + s.done + s.dead + s.cancelled + (s.totals->>'removed')::bigint
+    from stated as s
+    where (s.totals->>'pushed')::bigint
+       <> s.planned + s.pending + s.active + s.done + s.dead + s.cancelled + (s.totals->>'removed')::bigint;
+end
+$$;
 CREATE FUNCTION penstock.redrive(p_queue text, p_ids bigint[] DEFAULT NULL::bigint[], p_subjects text[] DEFAULT NULL::text[], p_kind text DEFAULT NULL::text, p_error text DEFAULT NULL::text, p_since timestamp with time zone DEFAULT NULL::timestamp with time zone, p_limit integer DEFAULT 10000) RETURNS TABLE(id bigint, result text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
+    SET plan_cache_mode TO 'force_custom_plan'
     AS $$
 #variable_conflict use_column
 declare
@@ -1445,31 +1551,38 @@ $$;
 CREATE FUNCTION penstock.repair(p_queue text DEFAULT NULL::text) RETURNS TABLE(queue text, what text, rows bigint)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    SET lock_timeout TO '5s'
     AS $$
 #variable_conflict use_column
 declare
     v_now   constant timestamptz := penstock.clock();
     v_lease record;
 begin
-    if p_queue is not null then
-        perform penstock.the_queue(p_queue);
+    perform penstock.stand_still(case when p_queue is not null then (penstock.the_queue(p_queue)).id end);
+    lock table penstock.history in access share mode;
+    if p_queue is null then
+        return query
+        with unknown as (
+            delete from penstock.task as t
+            where not exists (select from penstock.queue as q where q.id = t.queue_id) returning t.id
+        ), waiting as (
+            delete from penstock.agenda as a using unknown as u where a.task_id = u.id
+        )
+        select '', 'of no queue, removed', count(*) from unknown having count(*) > 0;
     end if;
-    lock table penstock.lease, penstock.task, penstock.agenda in share row exclusive mode;
     -- Of a task leased twice the later lease counts; what has no live document is in no lease.
     for v_lease in
-        select q.name, l.token, l.open, l.ids, array_agg(h.n::int - 1) as stray
-        from penstock.queue as q
-        join penstock.lease as l on l.queue_id = q.id
-        cross join lateral unnest(l.ids) with ordinality as h(id, n)
-        left join penstock.task as t on t.id = h.id and t.ended is null
-        where (p_queue is null or q.name = p_queue)
-          and get_bit(l.open, h.n::int - 1) = 1
-          and (t.id is null or exists (
-              select from penstock.lease as later
-              where later.queue_id = q.id and (later.claimed_at, later.token) > (l.claimed_at, l.token)
-                and h.id = any(later.ids) and get_bit(later.open, array_position(later.ids, h.id) - 1) = 1))
-        group by q.name, l.token, l.open, l.ids
+        select q.name, l.token, l.open, array_agg(o.n) as stray
+        from (
+            select f.token, f.queue_id, h.id, h.n::int - 1 as n,
+                   row_number() over (partition by h.id order by f.claimed_at desc, f.token desc) as nth
+            from penstock.lease as f cross join lateral unnest(f.ids) with ordinality as h(id, n)
+            where get_bit(f.open, h.n::int - 1) = 1
+        ) as o
+        join penstock.queue as q on q.id = o.queue_id
+        join penstock.lease as l on l.token = o.token
+        left join penstock.task as t on t.id = o.id and t.ended is null
+        where (p_queue is null or q.name = p_queue) and (t.id is null or o.nth > 1)
+        group by q.name, l.token, l.open
     loop
         for n in 1 .. cardinality(v_lease.stray) loop
             v_lease.open := set_bit(v_lease.open, v_lease.stray[n], 0);
@@ -1595,7 +1708,8 @@ begin
     for v_kept in
         select q.id, k.ended, k.keep
         from penstock.queue as q
-        cross join lateral (values ('done', q.keep_done), ('dead', q.keep_dead), ('cancelled', q.keep_cancelled)) as k(ended, keep)
+        cross join lateral (
+            values ('done', coalesce(q.keep_done, '0')), ('dead', q.keep_dead), ('cancelled', q.keep_cancelled)) as k(ended, keep)
         where k.keep is not null
     loop
         delete from penstock.task as t
@@ -1690,11 +1804,18 @@ begin
     end if;
     perform penstock.make_history((p_now at time zone 'UTC')::date);
     for v_lease in
-        select l.* from penstock.lease as l where l.queue_id = p_queue_id and l.ids && p_ids for update skip locked
+        select l.* from penstock.lease as l
+        where l.token in (
+            select f.token
+            from penstock.lease as f cross join lateral unnest(f.ids) as h(id)
+            join unnest(p_ids) as a(id) on a.id = h.id
+            where f.queue_id = p_queue_id)
+        for update skip locked
     loop
         v_hit := '{}';
         for v_n in
-            select h.n::int - 1 from unnest(v_lease.ids) with ordinality as h(id, n) where h.id = any(p_ids)
+            select h.n::int - 1
+            from unnest(v_lease.ids) with ordinality as h(id, n) join unnest(p_ids) as a(id) on a.id = h.id
         loop
             if get_bit(v_lease.open, v_n) = 1 then
                 v_lease.open := set_bit(v_lease.open, v_n, 0);
@@ -1753,6 +1874,9 @@ begin
         keep_cancelled = v_new.keep_cancelled, settings = v_new.settings
     where q.id = v_old.id
     returning * into v_new;
+    if not found then
+        perform penstock.the_queue(p_name);    -- dropped meanwhile: says so
+    end if;
     perform penstock.note_audit('set', p_name, p_changes);
     return v_new;
 end
@@ -1803,8 +1927,8 @@ begin
             return;
         end if;
     end if;
-    if v_lease.named then
-        perform penstock.lock_named(v_open);
+    if v_lease.named or p_outcomes is not null then
+        perform penstock.lock_documents(v_open, p_named_only => p_outcomes is null);
     end if;
     if p_outcomes is null then
         v_done := v_open;
@@ -1874,6 +1998,24 @@ begin
     select coalesce(sum(s.rows), 0) into v_folded from summed as s;
     update penstock.low as l set xid = v_horizon, system = penstock.system() where l.queue_id = p_queue_id;
     return v_folded;
+end
+$$;
+CREATE FUNCTION penstock.stand_still(p_queue_id integer) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '100ms'
+    AS $$
+begin
+    for v_try in 1 .. 40 loop
+        begin
+            lock table penstock.lease, penstock.task, penstock.agenda in exclusive mode;
+            perform from penstock.low as l where p_queue_id is null or l.queue_id = p_queue_id for update;
+            return;
+        exception when lock_not_available then
+            perform pg_sleep(0.05 + 0.1 * random());
+        end;
+    end loop;
+    raise exception using errcode = '55P03', message = 'somebody holds tasks all the time', hint = 'Try again.';
 end
 $$;
 CREATE FUNCTION penstock.status(p_queue text DEFAULT NULL::text) RETURNS TABLE(queue text, paused boolean, sla interval, planned bigint, pending bigint, active bigint, done bigint, dead bigint, cancelled bigint, oldest_pending_age interval, totals jsonb, at timestamp with time zone)
@@ -1948,6 +2090,9 @@ CREATE FUNCTION penstock.take_samples() RETURNS integer
 declare
     v_count int;
 begin
+    if not pg_try_advisory_xact_lock(hashtext('penstock.take_samples')) then
+        return 0;    -- somebody is at it; waiting for the same rows would be for nothing
+    end if;
     insert into penstock.sample (queue_id, at, planned, pending, active, done, dead, cancelled, oldest_age, sla, workers, totals)
     select q.id, date_bin('10 seconds', s.at, 'epoch'), s.planned, s.pending, s.active, s.done, s.dead, s.cancelled,
            s.oldest_pending_age, s.sla,
@@ -1996,16 +2141,23 @@ begin
     return query select 'ended tasks retired', penstock.retire();
     return query
         with gone as (
-            delete from penstock.worker as w where w.beat < v_now - interval '5 minutes' returning 1
+            delete from penstock.worker as w
+            where w.ctid = any(array(
+                select s.ctid from penstock.worker as s where s.beat < v_now - interval '5 minutes' for update skip locked))
+            returning 1
         )
         select 'workers forgotten', count(*) from gone;
     return query
         select 'history days made', count(*) filter (where penstock.make_history(v_now::date + d.n))
         from generate_series(0, 14) as d(n);
-    return query select 'history days dropped', penstock.drop_history(v_now - p_keep_history)::bigint;
     return query
         with old as (
-            select s.ctid from penstock.sample as s where s.at < v_now - p_keep_samples limit 10000 for update skip locked
+            select s.ctid
+            from penstock.queue as q
+            cross join lateral (
+                select p.ctid from penstock.sample as p
+                where p.queue_id = q.id and p.at < v_now - p_keep_samples order by p.at limit 1000 for update skip locked
+            ) as s
         ), gone as (
             delete from penstock.sample as s using old where s.ctid = old.ctid returning 1
         )
@@ -2017,84 +2169,18 @@ begin
             delete from penstock.ledger as l using old where l.ctid = old.ctid returning 1
         )
         select 'ledger parts dropped', count(*) from gone;
+    -- Last: from here on nobody settles until this transaction ends.
+    return query select 'history days dropped', penstock.drop_history(v_now - p_keep_history)::bigint;
 end
 $$;
 CREATE FUNCTION penstock.verify(p_queue text DEFAULT NULL::text) RETURNS TABLE(area text, queue text, what text, expected bigint, found bigint)
-    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-#variable_conflict use_column
 begin
-    return query
-    with stated as materialized (
-        select q.id, s.* from penstock.status(p_queue) as s join penstock.queue as q on q.name = s.queue
-    ), counted as materialized (
-        select q.id as queue_id, m.metric, m.value
-        from stated as q
-        cross join lateral (
-            select 'planned' as metric, count(*) filter (where not a.pending) as value from penstock.agenda as a where a.queue_id = q.id
-            union all
-            select 'pending', count(*) filter (where a.pending) from penstock.agenda as a where a.queue_id = q.id
-            union all
-            select 'active', coalesce(sum(bit_count(l.open)), 0)::bigint from penstock.lease as l where l.queue_id = q.id
-            union all
-            select e.ended, count(t.id)
-            from unnest(array['done', 'dead', 'cancelled']) as e(ended)
-            left join penstock.task as t on t.queue_id = q.id and t.ended = e.ended
-            group by e.ended
-        ) as m
-    ), opened as materialized (
-        select l.queue_id, h.id
-        from penstock.lease as l, unnest(l.ids) with ordinality as h(id, n)
-        where get_bit(l.open, h.n::int - 1) = 1 and l.queue_id in (select s.id from stated as s)
-    ), placed as materialized (
-        select p.id, min(p.queue_id) as queue_id, count(*) as places
-        from (
-            select a.task_id as id, a.queue_id from penstock.agenda as a where a.queue_id in (select s.id from stated as s)
-            union all
-            select o.id, o.queue_id from opened as o
-        ) as p
-        group by p.id
-    ), stray as (
-        select coalesce(t.queue_id, p.queue_id) as queue_id, case
-            when t.id is null then 'waiting or leased without a document'
-            when t.ended is not null then 'ended, but still waiting or leased'
-            when p.id is null then 'live, but neither waiting nor leased'
-            else 'in two places' end as what
-        from (select t.* from penstock.task as t where t.queue_id in (select s.id from stated as s)) as t
-        full join placed as p on p.id = t.id
-        where t.id is null or (t.ended is null) <> (p.id is not null) or p.places > 1
-    ), finished as (
-        select h.queue_id, h.outcome, sum(h.rows)::bigint as rows
-        from (
-            select h.queue_id, h.outcome, count(*) as rows from penstock.history as h
-            where h.queue_id in (select s.id from stated as s) group by h.queue_id, h.outcome
-            union all
-            select d.queue_id, d.outcome, d.rows from penstock.history_dropped as d where d.queue_id in (select s.id from stated as s)
-        ) as h
-        group by h.queue_id, h.outcome
-    )
-    select 'drift', s.queue, c.metric, c.value,
-           case c.metric when 'planned' then s.planned when 'pending' then s.pending when 'active' then s.active
-                         when 'done' then s.done when 'dead' then s.dead else s.cancelled end as booked
-    from stated as s join counted as c on c.queue_id = s.id
-    where c.value <> case c.metric when 'planned' then s.planned when 'pending' then s.pending when 'active' then s.active
-                                   when 'done' then s.done when 'dead' then s.dead else s.cancelled end
-    union all
-    select 'orphans', s.queue, y.what, 0, count(*)
-    from stated as s join stray as y on y.queue_id = s.id group by s.queue, y.what
-    union all
-    select 'history', s.queue, o.outcome, coalesce(f.rows, 0), (s.totals->>o.outcome)::bigint
-    from stated as s
-    cross join unnest(array['done', 'again', 'failed', 'dead', 'released', 'expired', 'revoked']) as o(outcome)
-    left join finished as f on f.queue_id = s.id and f.outcome = o.outcome
-    where coalesce(f.rows, 0) <> (s.totals->>o.outcome)::bigint
-    union all
-    select 'balance', s.queue, 'pushed', (s.totals->>'pushed')::bigint,
-           s.planned + s.pending + s.active + s.done + s.dead + s.cancelled + (s.totals->>'removed')::bigint
-    from stated as s
-    where (s.totals->>'pushed')::bigint
-       <> s.planned + s.pending + s.active + s.done + s.dead + s.cancelled + (s.totals->>'removed')::bigint;
+    -- A day of history that is being dropped is in neither place for a snapshot taken meanwhile: wait, then look.
+    lock table penstock.history in access share mode;
+    return query select r.area, r.queue, r.what, r.expected, r.found from penstock.recount(p_queue) as r;
 end
 $$;
 CREATE TABLE penstock.agenda (
@@ -2383,7 +2469,19 @@ REVOKE ALL ON FUNCTION penstock.check_settle(p_token uuid, p_ids bigint[], p_out
 REVOKE ALL ON FUNCTION penstock.check_sizes(p_payloads text[], p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.claim(p_queue text, p_limit integer, p_lease interval, p_worker text, p_hint penstock.place, p_may_alone boolean, p_durable boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.claim(p_queue text, p_limit integer, p_lease interval, p_worker text, p_hint penstock.place, p_may_alone boolean, p_durable boolean) TO penstock_worker;
-GRANT SELECT ON TABLE penstock.lease TO penstock_reader;
+GRANT SELECT(claimed_at) ON TABLE penstock.lease TO penstock_reader;
+GRANT SELECT(until) ON TABLE penstock.lease TO penstock_reader;
+GRANT SELECT(queue_id) ON TABLE penstock.lease TO penstock_reader;
+GRANT SELECT(alone) ON TABLE penstock.lease TO penstock_reader;
+GRANT SELECT(named) ON TABLE penstock.lease TO penstock_reader;
+GRANT SELECT(worker) ON TABLE penstock.lease TO penstock_reader;
+GRANT SELECT(open) ON TABLE penstock.lease TO penstock_reader;
+GRANT SELECT(ids) ON TABLE penstock.lease TO penstock_reader;
+GRANT SELECT(dues) ON TABLE penstock.lease TO penstock_reader;
+GRANT SELECT(attempts) ON TABLE penstock.lease TO penstock_reader;
+GRANT SELECT(companies) ON TABLE penstock.lease TO penstock_reader;
+GRANT SELECT(crashes) ON TABLE penstock.lease TO penstock_reader;
+GRANT SELECT(revoked) ON TABLE penstock.lease TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.close(p_lease penstock.lease, p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.conclude(p_lease penstock.lease, p_now timestamp with time zone, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.contract() FROM PUBLIC;
@@ -2416,7 +2514,7 @@ GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO pensto
 GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.left_out(p_queue_id integer, p_ids bigint[], p_taken bigint[]) FROM PUBLIC;
-REVOKE ALL ON FUNCTION penstock.lock_named(p_ids bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.lock_documents(p_ids bigint[], p_named_only boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.make_history(p_day date) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.meet(p_queue_ids integer[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.nearest_queue(p_name text) FROM PUBLIC;
@@ -2430,6 +2528,7 @@ REVOKE ALL ON FUNCTION penstock.push(p_queue text, p_payload jsonb, p_subject te
 GRANT ALL ON FUNCTION penstock.push(p_queue text, p_payload jsonb, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.recount(p_queue text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.redrive(p_queue text, p_ids bigint[], p_subjects text[], p_kind text, p_error text, p_since timestamp with time zone, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.redrive(p_queue text, p_ids bigint[], p_subjects text[], p_kind text, p_error text, p_since timestamp with time zone, p_limit integer) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.refresh(p_ns integer[], p_ids bigint[], p_ended text[], p_dues timestamp with time zone[], p_priorities smallint[]) FROM PUBLIC;
@@ -2457,6 +2556,7 @@ GRANT ALL ON FUNCTION penstock.set_queue(p_name text, p_changes jsonb) TO pensto
 REVOKE ALL ON FUNCTION penstock.settle(p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.settle(p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.squeeze(p_queue_id integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.stand_still(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.status(p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.status(p_queue text) TO penstock_producer;
 GRANT ALL ON FUNCTION penstock.status(p_queue text) TO penstock_worker;

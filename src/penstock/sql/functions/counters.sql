@@ -12,6 +12,9 @@ begin
         union all
         select n.queue_id, n.ended, count(*) from arrived as n where n.ended is not null group by n.queue_id, n.ended;
         perform penstock.meet(array(select distinct n.queue_id from arrived as n));
+        if exists (select from arrived as n where n.id < 1 or n.id > (select s.last_value from penstock.task_id_seq as s)) then
+            perform penstock.refuse('PS400', 'id: it is not one that penstock.task_id_seq has given out');
+        end if;
 
         -- A live document is born into the agenda, whoever wrote it. Given a due it is planned, else pending:
         -- only the database's clock decides.
@@ -50,6 +53,10 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_queue record;
 begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        -- Its snapshot may be older than a drop: then this is an error of serialization, not a task that nobody will run.
+        perform from penstock.queue as q where q.id = any(p_queue_ids) for key share;
+    end if;
     for v_queue in
         select a.id, q.name, q.settings->'notify' is distinct from 'false' as wakes
         from unnest(p_queue_ids) as a(id) left join penstock.queue as q on q.id = a.id

@@ -174,6 +174,9 @@ begin
         keep_cancelled = v_new.keep_cancelled, settings = v_new.settings
     where q.id = v_old.id
     returning * into v_new;
+    if not found then
+        perform penstock.the_queue(p_name);    -- dropped meanwhile: says so
+    end if;
     perform penstock.note_audit('set', p_name, p_changes);
     return v_new;
 end

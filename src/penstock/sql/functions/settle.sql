@@ -122,7 +122,7 @@ begin
         insert into penstock.agenda (task_id, due, queue_id, priority, attempts, company, crashes, pending, named)
         select
             d.id, d.next_due, d.queue_id, d.priority,
-            case when d.succeeded or d.renew is not null then 0 else d.attempts + d.burned::int end,
+            case when d.succeeded or d.renew is not null then 0 else least(d.attempts + d.burned::int, 32767) end,
             case when d.renew is not null or not d.unfinished then 0
                  when d.outcome = 'release' then d.company
                  else greatest(1, bit_count((p_lease).open) / 8) end,
@@ -183,13 +183,14 @@ begin
 end
 $$;
 
--- Documents that have a subject may be waited for: all of a call's in one statement and one order.
-create or replace function penstock.lock_named(p_ids bigint[]) returns void
+-- Documents that somebody else may hold: all of a call's in one statement and one order. One without a subject is only ever
+-- held to change its priority, and matters where the task goes back to waiting with it.
+create or replace function penstock.lock_documents(p_ids bigint[], p_named_only boolean) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
     perform from penstock.task as t
-    where t.id = any(p_ids) and t.subject is not null
+    where t.id = any(p_ids) and (t.subject is not null or not p_named_only)
     order by t.subject collate "C", t.id
     for update;
 end
@@ -250,8 +251,8 @@ begin
         end if;
     end if;
 
-    if v_lease.named then
-        perform penstock.lock_named(v_open);
+    if v_lease.named or p_outcomes is not null then
+        perform penstock.lock_documents(v_open, p_named_only => p_outcomes is null);
     end if;
     if p_outcomes is null then
         v_done := v_open;
@@ -426,7 +427,8 @@ begin
     loop
         v_open := array(
             select h.id from unnest(v_lease.ids) with ordinality as h(id, n) where get_bit(v_lease.open, h.n::int - 1) = 1);
-        if v_lease.named then
+        -- An expiry writes a document when it is renewed, so it has a subject, or when it dies, so it was alone.
+        if v_lease.named or v_lease.alone then
             v_open := array(select unnest(v_open) except select unnest(penstock.held_elsewhere(v_open)));
         end if;
         perform penstock.make_history((v_now at time zone 'UTC')::date);

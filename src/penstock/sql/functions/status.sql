@@ -68,6 +68,16 @@ $$;
 -- place, or in two), history (a total differs from history), balance (pushed is not what is there and what was removed).
 create or replace function penstock.verify(p_queue text default null)
 returns table (area text, queue text, what text, expected bigint, found bigint)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    -- A day of history that is being dropped is in neither place for a snapshot taken meanwhile: wait, then look.
+    lock table penstock.history in access share mode;
+    return query select r.area, r.queue, r.what, r.expected, r.found from penstock.recount(p_queue) as r;
+end
+$$;
+
+create or replace function penstock.recount(p_queue text)
+returns table (area text, queue text, what text, expected bigint, found bigint)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
@@ -130,6 +140,12 @@ begin
     select 'orphans', s.queue, y.what, 0, count(*)
     from stated as s join stray as y on y.queue_id = s.id group by s.queue, y.what
     union all
+    -- Left behind by nobody we know; nothing else would ever look at them.
+    select 'orphans', '', 'of no queue', 0, count(*)
+    from penstock.task as t
+    where p_queue is null and not exists (select from penstock.queue as q where q.id = t.queue_id)
+    having count(*) > 0
+    union all
     select 'history', s.queue, o.outcome, coalesce(f.rows, 0), (s.totals->>o.outcome)::bigint
     from stated as s
     cross join unnest(array['done', 'again', 'failed', 'dead', 'released', 'expired', 'revoked']) as o(outcome)
@@ -147,31 +163,40 @@ $$;
 -- Puts right what verify finds, and says what it did. Everything else stands still meanwhile (seconds on a large queue).
 create or replace function penstock.repair(p_queue text default null)
 returns table (queue text, what text, rows bigint)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
     v_now   constant timestamptz := penstock.clock();
     v_lease record;
 begin
-    if p_queue is not null then
-        perform penstock.the_queue(p_queue);
+    perform penstock.stand_still(case when p_queue is not null then (penstock.the_queue(p_queue)).id end);
+    lock table penstock.history in access share mode;
+
+    if p_queue is null then
+        return query
+        with unknown as (
+            delete from penstock.task as t
+            where not exists (select from penstock.queue as q where q.id = t.queue_id) returning t.id
+        ), waiting as (
+            delete from penstock.agenda as a using unknown as u where a.task_id = u.id
+        )
+        select '', 'of no queue, removed', count(*) from unknown having count(*) > 0;
     end if;
-    lock table penstock.lease, penstock.task, penstock.agenda in share row exclusive mode;
 
     -- Of a task leased twice the later lease counts; what has no live document is in no lease.
     for v_lease in
-        select q.name, l.token, l.open, l.ids, array_agg(h.n::int - 1) as stray
-        from penstock.queue as q
-        join penstock.lease as l on l.queue_id = q.id
-        cross join lateral unnest(l.ids) with ordinality as h(id, n)
-        left join penstock.task as t on t.id = h.id and t.ended is null
-        where (p_queue is null or q.name = p_queue)
-          and get_bit(l.open, h.n::int - 1) = 1
-          and (t.id is null or exists (
-              select from penstock.lease as later
-              where later.queue_id = q.id and (later.claimed_at, later.token) > (l.claimed_at, l.token)
-                and h.id = any(later.ids) and get_bit(later.open, array_position(later.ids, h.id) - 1) = 1))
-        group by q.name, l.token, l.open, l.ids
+        select q.name, l.token, l.open, array_agg(o.n) as stray
+        from (
+            select f.token, f.queue_id, h.id, h.n::int - 1 as n,
+                   row_number() over (partition by h.id order by f.claimed_at desc, f.token desc) as nth
+            from penstock.lease as f cross join lateral unnest(f.ids) with ordinality as h(id, n)
+            where get_bit(f.open, h.n::int - 1) = 1
+        ) as o
+        join penstock.queue as q on q.id = o.queue_id
+        join penstock.lease as l on l.token = o.token
+        left join penstock.task as t on t.id = o.id and t.ended is null
+        where (p_queue is null or q.name = p_queue) and (t.id is null or o.nth > 1)
+        group by q.name, l.token, l.open
     loop
         for n in 1 .. cardinality(v_lease.stray) loop
             v_lease.open := set_bit(v_lease.open, v_lease.stray[n], 0);

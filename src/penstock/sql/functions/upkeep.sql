@@ -5,6 +5,9 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_count int;
 begin
+    if not pg_try_advisory_xact_lock(hashtext('penstock.take_samples')) then
+        return 0;    -- somebody is at it; waiting for the same rows would be for nothing
+    end if;
     insert into penstock.sample (queue_id, at, planned, pending, active, done, dead, cancelled, oldest_age, sla, workers, totals)
     select q.id, date_bin('10 seconds', s.at, 'epoch'), s.planned, s.pending, s.active, s.done, s.dead, s.cancelled,
            s.oldest_pending_age, s.sla,
@@ -25,13 +28,16 @@ declare
     v_day   record;
     v_count int := 0;
 begin
+    if not pg_try_advisory_xact_lock(hashtext('penstock.drop_history')) then
+        return 0;
+    end if;
     for v_day in
         select c.oid::regclass as name
         from pg_inherits as i join pg_class as c on c.oid = i.inhrelid
         where i.inhparent = 'penstock.history'::regclass and c.relname ~ '^history_\d{8}$'
           and to_date(right(c.relname, 8), 'YYYYMMDD') + 1 <= p_before::date
         order by c.relname
-        limit 10
+        limit 1    -- settles wait from here to the end of the transaction
     loop
         begin
             execute format('lock table %s in access exclusive mode', v_day.name);
@@ -41,7 +47,7 @@ begin
                 'on conflict (queue_id, outcome) do update set rows = d.rows + excluded.rows', v_day.name);
             execute format('drop table %s', v_day.name);
             v_count := v_count + 1;
-        exception when lock_not_available then
+        exception when lock_not_available or undefined_table then
             exit;
         end;
     end loop;
@@ -62,7 +68,8 @@ begin
     for v_kept in
         select q.id, k.ended, k.keep
         from penstock.queue as q
-        cross join lateral (values ('done', q.keep_done), ('dead', q.keep_dead), ('cancelled', q.keep_cancelled)) as k(ended, keep)
+        cross join lateral (
+            values ('done', coalesce(q.keep_done, '0')), ('dead', q.keep_dead), ('cancelled', q.keep_cancelled)) as k(ended, keep)
         where k.keep is not null
     loop
         delete from penstock.task as t
@@ -99,16 +106,23 @@ begin
     return query select 'ended tasks retired', penstock.retire();
     return query
         with gone as (
-            delete from penstock.worker as w where w.beat < v_now - interval '5 minutes' returning 1
+            delete from penstock.worker as w
+            where w.ctid = any(array(
+                select s.ctid from penstock.worker as s where s.beat < v_now - interval '5 minutes' for update skip locked))
+            returning 1
         )
         select 'workers forgotten', count(*) from gone;
     return query
         select 'history days made', count(*) filter (where penstock.make_history(v_now::date + d.n))
         from generate_series(0, 14) as d(n);
-    return query select 'history days dropped', penstock.drop_history(v_now - p_keep_history)::bigint;
     return query
         with old as (
-            select s.ctid from penstock.sample as s where s.at < v_now - p_keep_samples limit 10000 for update skip locked
+            select s.ctid
+            from penstock.queue as q
+            cross join lateral (
+                select p.ctid from penstock.sample as p
+                where p.queue_id = q.id and p.at < v_now - p_keep_samples order by p.at limit 1000 for update skip locked
+            ) as s
         ), gone as (
             delete from penstock.sample as s using old where s.ctid = old.ctid returning 1
         )
@@ -120,5 +134,7 @@ begin
             delete from penstock.ledger as l using old where l.ctid = old.ctid returning 1
         )
         select 'ledger parts dropped', count(*) from gone;
+    -- Last: from here on nobody settles until this transaction ends.
+    return query select 'history days dropped', penstock.drop_history(v_now - p_keep_history)::bigint;
 end
 $$;

@@ -114,11 +114,18 @@ begin
     end if;
     perform penstock.make_history((p_now at time zone 'UTC')::date);
     for v_lease in
-        select l.* from penstock.lease as l where l.queue_id = p_queue_id and l.ids && p_ids for update skip locked
+        select l.* from penstock.lease as l
+        where l.token in (
+            select f.token
+            from penstock.lease as f cross join lateral unnest(f.ids) as h(id)
+            join unnest(p_ids) as a(id) on a.id = h.id
+            where f.queue_id = p_queue_id)
+        for update skip locked
     loop
         v_hit := '{}';
         for v_n in
-            select h.n::int - 1 from unnest(v_lease.ids) with ordinality as h(id, n) where h.id = any(p_ids)
+            select h.n::int - 1
+            from unnest(v_lease.ids) with ordinality as h(id, n) join unnest(p_ids) as a(id) on a.id = h.id
         loop
             if get_bit(v_lease.open, v_n) = 1 then
                 v_lease.open := set_bit(v_lease.open, v_n, 0);
@@ -149,7 +156,7 @@ create or replace function penstock.redrive(
     p_error text default null, p_since timestamptz default null, p_limit int default 10000
 ) returns table (id bigint, result text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off as $$
+set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_column
 declare
     v_queue constant penstock.queue := penstock.the_queue(p_queue);
@@ -281,10 +288,11 @@ create or replace function penstock.purge(
     p_before timestamptz default null, p_limit int default 10000
 ) returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off as $$
+set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_custom_plan as $$
 declare
     v_queue  constant penstock.queue := penstock.the_queue(p_queue);
     v_bad    text;
+    v_state  text;
     v_active bigint;
     v_gone   bigint[];
 begin
@@ -318,19 +326,20 @@ begin
           and (p_before is null or t.ended_at < p_before)
         limit p_limit
         for update skip locked);
-    if cardinality(v_gone) < p_limit and p_states && array['planned', 'pending'] then
+    foreach v_state in array array['pending', 'planned'] loop
+        continue when v_state <> all(p_states) or cardinality(v_gone) >= p_limit;
         v_gone := v_gone || penstock.hold_waiting(array(
             select t.id from penstock.task as t join penstock.agenda as a on a.task_id = t.id
             where a.queue_id = v_queue.id
-              and case when a.pending then 'pending' else 'planned' end = any(p_states)
+              and (v_state = 'pending' and a.pending or v_state = 'planned' and not a.pending)
               and (p_ids is null or t.id = any(p_ids))
               and (p_kind is null or t.kind = p_kind)
               and (p_error is null or strpos(coalesce(t.error, '') || ' ' || coalesce(t.reason, ''), p_error) > 0)
               and (p_before is null or t.created < p_before)
             limit p_limit - cardinality(v_gone)
             for update of t skip locked));
-        delete from penstock.agenda as a where a.task_id = any(v_gone);
-    end if;
+    end loop;
+    delete from penstock.agenda as a where a.task_id = any(v_gone);
     delete from penstock.task as t where t.id = any(v_gone);
     if v_gone <> '{}' then
         perform penstock.note_audit('purge', p_queue, jsonb_build_object('tasks', cardinality(v_gone), 'states', p_states));
@@ -339,25 +348,50 @@ begin
 end
 $$;
 
+-- Everything that writes tasks stands still until the end of this transaction. In short tries that let go of what they got:
+-- waiting with one table locked would make everybody wait, and meet whoever holds the others in a deadlock.
+create or replace function penstock.stand_still(p_queue_id int) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms' as $$
+begin
+    for v_try in 1 .. 40 loop
+        begin
+            lock table penstock.lease, penstock.task, penstock.agenda in exclusive mode;
+            perform from penstock.low as l where p_queue_id is null or l.queue_id = p_queue_id for update;
+            return;
+        exception when lock_not_available then
+            perform pg_sleep(0.05 + 0.1 * random());
+        end;
+    end loop;
+    raise exception using errcode = '55P03', message = 'somebody holds tasks all the time', hint = 'Try again.';
+end
+$$;
+
 -- A queue goes, with its settings and counters; history stays until its days are dropped. Tasks in it are a reason to
 -- refuse, unless forced. Pushes under way end first; later ones find no queue (count_task).
 create or replace function penstock.drop_queue(p_queue text, p_force boolean default false) returns bigint
-language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
-    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_queue penstock.queue := penstock.the_queue(p_queue);
     v_tasks bigint;
 begin
     if p_force is null then
         perform penstock.refuse('PS400', 'force: it is null');
     end if;
-    lock table penstock.lease, penstock.task, penstock.agenda in share row exclusive mode;
-    select count(*) into v_tasks from penstock.task as t where t.queue_id = v_queue.id;
+    perform penstock.stand_still(v_queue.id);
+    v_queue := penstock.the_queue(p_queue);    -- somebody else may have dropped it meanwhile
+    select s.planned + s.pending + s.active + s.done + s.dead + s.cancelled into v_tasks from penstock.status(p_queue) as s;
     if v_tasks > 0 and not p_force then
         perform penstock.refuse('PS409', format('queue %L has %s tasks in it', p_queue, v_tasks), 'Purge it first, or force it.');
     end if;
+    -- Place by place, by their indexes: there is none over all documents of a queue.
+    delete from penstock.task as t using penstock.agenda as a where a.queue_id = v_queue.id and a.pending and t.id = a.task_id;
+    delete from penstock.task as t using penstock.agenda as a where a.queue_id = v_queue.id and not a.pending and t.id = a.task_id;
+    delete from penstock.task as t where t.id in (select unnest(l.ids) from penstock.lease as l where l.queue_id = v_queue.id);
+    delete from penstock.task as t where t.queue_id = v_queue.id and t.ended in ('done', 'dead', 'cancelled');
+    delete from penstock.agenda as a where a.queue_id = v_queue.id and a.pending;
+    delete from penstock.agenda as a where a.queue_id = v_queue.id and not a.pending;
     delete from penstock.lease as l where l.queue_id = v_queue.id;
-    delete from penstock.agenda as a where a.queue_id = v_queue.id;
-    delete from penstock.task as t where t.queue_id = v_queue.id;
     delete from penstock.kind as k where k.queue_id = v_queue.id;
     delete from penstock.counter as c where c.queue_id = v_queue.id;
     delete from penstock.counter_log as l where l.queue_id = v_queue.id;
