@@ -9,6 +9,7 @@ help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
 
 .venv/ready: pyproject.toml scripts/setup
+	@echo "setting up .venv (once, a minute or so)" >&2
 	@scripts/setup
 
 setup: .venv/ready  ## the virtual environment, with everything in it

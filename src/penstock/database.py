@@ -90,7 +90,7 @@ class Database:
             raise ValidationError(f"rehearse: {verb} is done in several transactions, and can not be rehearsed")
 
     def connect(self) -> Connection:
-        check_dsn(self.dsn)
+        check_dsn(self.dsn, self.source)
         with translated(source=self.source, dsn=self.dsn):
             connection: Connection = psycopg.Connection.connect(self.dsn, **SETTINGS)
             configure(connection)

@@ -25,7 +25,7 @@ Row = tuple[Any, ...]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 LONGEST_LOOK = 30  # seconds; 0: as long as it takes
 MOST = 10  # findings of one kind
-UPKEEP = "Start a worker, or run `penstock upkeep` every minute."
+UPKEEP = "Run `penstock upkeep` every ten seconds or so, from cron or a loop."
 DSN_VARIABLES = ("PENSTOCK_DSN", "DATABASE_URL")
 LIBPQ_VARIABLES = {
     "PGHOST": "host",
@@ -601,7 +601,7 @@ def upkeep(patient: Patient) -> list[Finding]:
     last = "no upkeep has ever run" if seconds is None else f"upkeep last ran {spoken(seconds)} ago"
     numbers = {"waiting": waiting} | ({} if seconds is None else {"seconds": round(seconds, 1)})
     if waiting and (seconds is None or seconds >= patient.limits.upkeep):
-        what = f"{last}, with {many(waiting, 'task')} waiting: nobody runs a worker or upkeep"
+        what = f"{last}, with {many(waiting, 'task')} waiting: nobody runs upkeep"
         return [Finding("upkeep", "warning", what, UPKEEP, numbers)]
     return ok("upkeep", f"{last}, with {many(waiting, 'task')} waiting", **numbers)
 

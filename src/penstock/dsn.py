@@ -3,6 +3,7 @@ production must be an error, never an empty database."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from penstock import embedded
@@ -17,17 +18,20 @@ def find_dsn(given: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
         server = embedded.Server.start(embedded.home(environ), environ=environ)
         return server.dsn, "the embedded server"
     if given:
-        return given, "the dsn given"
+        # SQLAlchemy names the driver too; libpq does not know it.
+        return re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", given), "the dsn given"
     for name in ("PENSTOCK_DSN", "DATABASE_URL"):
         if environ.get(name):
             return find_dsn(environ[name], environ)[0], name
     named = [name for name in LIBPQ if environ.get(name)]
     if named:
         return "", f"libpq's {', '.join(named)}"
-    running = embedded.Server.running(embedded.home(environ))
+    home = embedded.home(environ)
+    running = embedded.Server.running(home)
     if running is not None:
         return running.dsn, f"the embedded server in {running.home}"
+    stopped = f"the embedded server in {home} is stopped" if home.is_dir() else f"no embedded server runs in {home}"
     raise ConfigError(
-        "no database is named, and no embedded server runs in this directory",
+        f"no database is named, and {stopped}",
         hint="Give --dsn, set PENSTOCK_DSN, DATABASE_URL or PGHOST, or start a server with `penstock up`.",
     )

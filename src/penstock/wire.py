@@ -120,18 +120,18 @@ def first_line(error: psycopg.Error) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def check_dsn(dsn: str) -> dict[str, Any]:
+def check_dsn(dsn: str, source: str = "dsn") -> dict[str, Any]:
     """Its parts. An @ or / that is not escaped ends a password early, and libpq would print the rest of it as the name
     of a host, port or database: such a DSN is refused here, and nothing of it is shown."""
     try:
         parts = psycopg.conninfo.conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
-        raise ConfigError("the DSN can not be read", hint=DSN_HINT) from None
+        raise ConfigError(f"{source}: the DSN can not be read", hint=DSN_HINT) from None
     if any("@" in str(parts.get(name, "")) for name in ("host", "port", "dbname")):
-        raise ConfigError("dsn: an @ or / in its password is not escaped", hint="Write %40 for @ and %2F for /.")
+        raise ConfigError(f"{source}: an @ or / in its password is not escaped", hint="Write %40 for @ and %2F for /.")
     for port in str(parts.get("port") or "").split(","):
         if port and not (port.isdecimal() and 1 <= int(port) <= 65535):
-            raise ConfigError("dsn: its port is not a number from 1 to 65535", hint=DSN_HINT)
+            raise ConfigError(f"{source}: its port is not a number from 1 to 65535", hint=DSN_HINT)
     return parts
 
 

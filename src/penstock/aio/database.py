@@ -89,7 +89,7 @@ class AsyncDatabase:
             raise ValidationError(f"rehearse: {verb} is done in several transactions, and can not be rehearsed")
 
     async def connect(self) -> AsyncConnection:
-        check_dsn(self.dsn)
+        check_dsn(self.dsn, self.source)
         with translated(source=self.source, dsn=self.dsn):
             connection: AsyncConnection = await psycopg.AsyncConnection.connect(self.dsn, **SETTINGS)
             configure(connection)

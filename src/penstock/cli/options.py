@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as plain_json
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -163,4 +164,8 @@ def json_value(raw: bytes) -> Any:
             return plain_json.loads(raw)  # exactly, so that an integer outside 64 bits is refused, not rounded
         return orjson.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise PayloadError(f"it is not JSON: {str(error)[:120]}") from None
+        said = ONE_LINE.sub(r" at column \1", str(error))  # whoever has many lines says which one it is
+        raise PayloadError(f"it is not JSON: {said[:120]}") from None
+
+
+ONE_LINE = re.compile(r": line 1 column (\d+) \(char \d+\)$")

@@ -30,6 +30,12 @@ def say(text: str, *, quiet: bool = False) -> None:
         sys.stdout.flush()
 
 
+def interrupted(text: str = "") -> None:
+    """What Ctrl-C left behind. `main` makes the exit code."""
+    sys.stderr.write(f"interrupted{text and '; '}{text}\n")
+    sys.stderr.flush()
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, words: Collection[str] = ()) -> None:
     """The first column and those called words are text, the others are numbers. Never cut to the terminal's width: a
     column that is not there is worse than a line that goes on."""

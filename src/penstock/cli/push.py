@@ -9,20 +9,21 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Annotated, Any, NoReturn, cast
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import typer
 
 from penstock.cli.options import DryRun, QueueName, Shell, json_value, with_shell
-from penstock.cli.output import progress_bar
-from penstock.errors import PayloadError, ValidationError, shown
+from penstock.cli.output import interrupted, progress_bar
+from penstock.errors import Conflict, PayloadError, ValidationError, shown
 from penstock.model import PUSH_RESULTS, NewTask, OnConflict
 from penstock.spool import Spool
-from penstock.statements import conflict
+from penstock.statements import ITEM, conflict
 from penstock.validate import moment, queue_name, token
 
 LONGEST_LINE = (16 << 20) + (64 << 10)
 FIELDS = ("payload", "subject", "kind", "due", "priority")
+INVITATION = "reading tasks, one JSON object a line; Ctrl-D ends\n"
 BOM = b"\xef\xbb\xbf"
 
 
@@ -51,19 +52,40 @@ def push(
     Example: penstock push mail --file tasks.jsonl --on-conflict update
     """
     queue_name(queue)
-    batch = None if batch_id is None else token(batch_id)
+    batch = told_batch(batch_id)
     conflict(on_conflict)
     with opened(file) as source:
-        lines = Lines(source)
-        try:
+        typed = file == "-" and sys.stdin.isatty()
+        lines = Lines(source, "" if shell.quiet or not typed else INVITATION)
+        with by_line(lines):
             counts = checked(lines) if dry_run else pushed(shell, queue, lines, cast("OnConflict", on_conflict), batch)
-        except ValidationError as error:
-            if error.index is None:
-                raise
-            line = lines.line_of(error.index)
-            raise type(error)(f"line {line}: {error.bare}", hint=error.hint, field=error.field) from None
     said = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
-    shell.answer(counts, said or "nothing to push")
+    shell.answer(counts | ({"dry_run": True} if dry_run else {}), said or "nothing to push")
+
+
+def told_batch(given: str | None) -> UUID:
+    try:
+        return uuid4() if given is None else token(given)
+    except ValidationError:
+        raise ValidationError(f"batch_id: {shown(given)} is not a UUID", field="batch_id") from None
+
+
+@contextmanager
+def by_line(lines: Lines) -> Iterator[None]:
+    """Errors name the line, where the library counts items."""
+    try:
+        yield
+    except ValidationError as error:
+        if error.index is None:
+            raise
+        line = lines.line_of(error.index)
+        raise type(error)(f"line {line}: {error.bare}", hint=error.hint, field=error.field) from None
+    except Conflict as error:
+        if (item := ITEM.match(error.message)) is None:
+            raise
+        message = f"line {lines.line_of(int(item[1]))}:{error.message[item.end() :]}"
+        hint = "Nothing was written; --on-conflict skip or update would accept it."
+        raise type(error)(message, hint=hint) from None
 
 
 def checked(lines: Lines) -> dict[str, int]:
@@ -72,14 +94,29 @@ def checked(lines: Lines) -> dict[str, int]:
         return dict.fromkeys(PUSH_RESULTS, 0) | {"checked": spool.rows}
 
 
-def pushed(shell: Shell, queue: str, lines: Lines, on_conflict: OnConflict, batch: UUID | None) -> dict[str, int]:
+def pushed(shell: Shell, queue: str, lines: Lines, on_conflict: OnConflict, batch: UUID) -> dict[str, int]:
+    written = 0
+
+    def progress(tasks: int) -> None:
+        nonlocal written
+        written = tasks
+        bar(tasks)
+
     with (
         shell.connected() as penstock,
-        progress_bar(f"push {queue}", None, quiet=shell.quiet or shell.json) as bar,
+        progress_bar(f"push {queue}", None, quiet=shell.quiet or shell.json or bool(lines.invitation)) as bar,
     ):
         target = penstock.queue(queue)
         target.status()  # a queue that does not exist is told before a long file is read
-        return target.push_many(lines, on_conflict=on_conflict, batch_id=batch, progress=bar).counts
+        try:
+            return target.push_many(lines, on_conflict=on_conflict, batch_id=batch, progress=progress).counts
+        except KeyboardInterrupt:
+            if lines.ended and (lines.named and on_conflict != "error" or written == lines.tasks):
+                left = f"some tasks may be written: repeat it with --batch-id {batch}, and nothing is doubled"
+            else:  # before the first chunk, or before the end of the only transaction
+                left = "nothing was pushed"
+    interrupted(left)
+    raise KeyboardInterrupt
 
 
 @contextmanager
@@ -98,7 +135,11 @@ def opened(file: str) -> Iterator[IO[bytes]]:
 class Lines:
     """The tasks of a JSONL file, and on which line each of them is."""
 
-    def __init__(self, source: IO[bytes]) -> None:
+    def __init__(self, source: IO[bytes], invitation: str = "") -> None:
+        self.invitation = invitation  # to the person who types them
+        self.tasks = 0
+        self.named = False  # one of them has a subject
+        self.ended = False
         self._source = source
         self._blank: list[int] = []  # how many tasks came before each blank line
         self._number = 0
@@ -107,6 +148,8 @@ class Lines:
         return task + bisect_right(self._blank, task) + 1
 
     def __iter__(self) -> Iterator[NewTask]:
+        sys.stderr.write(self.invitation)
+        sys.stderr.flush()
         while line := self._source.readline(LONGEST_LINE):
             self._number += 1
             if len(line) >= LONGEST_LINE:
@@ -114,9 +157,13 @@ class Lines:
             if self._number == 1:
                 line = line.removeprefix(BOM)
             if text := line.strip():
-                yield self._task(text)
+                task = self._task(text)
+                self.tasks += 1
+                self.named = self.named or task.subject is not None
+                yield task
             else:
                 self._blank.append(self._number - len(self._blank) - 1)
+        self.ended = True
 
     def _task(self, line: bytes) -> NewTask:
         value = self._parsed(line)

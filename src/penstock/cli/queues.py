@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli.consent import Yes, ask, check_consent
 from penstock.cli.options import DryRun, QueueName, Shell, one_of, with_shell
-from penstock.cli.output import age, emit, many, table
+from penstock.cli.output import age, emit, many, say, table
 from penstock.cli.removal import remove
 from penstock.cli.settings import (
     KeepCancelled,
@@ -25,7 +25,7 @@ from penstock.cli.settings import (
     shown_settings,
     told_settings,
 )
-from penstock.cli.status import print_status, status_json
+from penstock.cli.status import NO_QUEUES, print_status, status_json
 from penstock.errors import Conflict, ValidationError
 from penstock.model import GAUGES
 from penstock.queue import Queue
@@ -92,6 +92,8 @@ def ls(shell: Shell) -> None:
     if shell.json:
         every = [settings_json(one) for one in found]
         emit({"queues": [{name: one[name] for name in BRIEF} for one in every]})
+    elif not found:
+        say(NO_QUEUES, quiet=shell.quiet)
     elif not shell.quiet:
         table(
             ("queue", "lease", "max attempts", "retry", "sla", "keeps done", "paused"),

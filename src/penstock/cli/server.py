@@ -10,7 +10,7 @@ import typer
 from penstock import embedded, migrate
 from penstock.app import Penstock
 from penstock.cli.options import AsJson, Debug, Quiet, Shell, with_shell
-from penstock.cli.output import emit, say
+from penstock.cli.output import emit, interrupted, say
 
 
 def up(json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None:  # noqa: ARG001
@@ -18,9 +18,15 @@ def up(json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None
 
     Example: penstock up
     """
-    server = embedded.Server.start(embedded.home(os.environ), environ=os.environ)
-    with Penstock(server.dsn) as penstock:
-        applied = penstock.init()
+    home = embedded.home(os.environ)
+    try:
+        server = embedded.Server.start(home, environ=os.environ)
+        with Penstock(server.dsn) as penstock:
+            applied = penstock.init()
+    except KeyboardInterrupt:
+        runs = embedded.Server.running(home) is not None
+        interrupted(f"PostgreSQL runs in {home}: `penstock down` stops it" if runs else "")
+        raise
     if json:
         emit(
             {
@@ -72,7 +78,11 @@ def init(
     Example: penstock init --plan
     """
     if sql:
-        say(migrate.script(roles=not no_roles))
+        script = migrate.script(roles=not no_roles)
+        if shell.json:
+            emit({"sql": script})
+        else:
+            say(script)
         return
     with shell.connected() as penstock:
         steps = penstock.plan(roles=not no_roles) if plan else penstock.init(roles=not no_roles)

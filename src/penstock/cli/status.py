@@ -10,13 +10,16 @@ from penstock.cli.options import DryRun, OneOrAll, Shell, with_shell
 from penstock.cli.output import age, emit, iso, say, table
 from penstock.model import GAUGES, QueueStatus, Repair, Verification
 
+NO_QUEUES = "no queues; create one: penstock queues create NAME"
+
 
 @with_shell
 def status(shell: Shell, queue: OneOrAll = None) -> None:
     """How queues stand: exact counts by state, the oldest age, totals.
 
     Planned tasks are not yet due, pending ones may run, active ones are being worked on. The oldest age is that of the
-    task that waits longest; the sla is the promise it is held against.
+    task that waits longest; the sla is the promise it is held against. Done are the finished tasks that are kept
+    (keep_done); finished are all that ever were.
 
     Example: penstock status mail --json
     """
@@ -60,7 +63,8 @@ def verify(
 def upkeep(shell: Shell, *, dry_run: DryRun = False) -> None:
     """Do what is due: take back expired leases, promote, fold counters, sample, retire what is no longer kept.
 
-    Workers do it by themselves. Anybody may at any time: each part is short and safe to repeat.
+    Call it every ten seconds or so, from cron or a loop. Anybody may at any time: each part is short and safe to
+    repeat.
 
     Example: penstock upkeep --json
     """
@@ -73,12 +77,16 @@ def upkeep(shell: Shell, *, dry_run: DryRun = False) -> None:
 
 
 def print_status(found: list[QueueStatus]) -> None:
+    if not found:
+        say(NO_QUEUES)
+        return
     table(
-        ("queue", *GAUGES, "oldest", "sla", "pushed", ""),
+        ("queue", *GAUGES, "finished", "oldest", "sla", "pushed", ""),
         [
             (
                 one.queue,
                 *(f"{getattr(one, gauge):,}" for gauge in GAUGES),
+                f"{one.totals['done']:,}",
                 age(one.oldest_pending_age),
                 age(one.sla),
                 f"{one.totals['pushed']:,}",
