@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import subprocess
 import time
@@ -80,8 +82,7 @@ def test_a_queue_is_created_and_listed(dsn: str, app: Penstock) -> None:
     }
     head, row = table.out.splitlines()
     assert head.split()[0] == "queue"
-    assert row.split()[:3] == ["mail", "30.0", "s"]
-    assert "fibonacci" in row
+    assert row.split() == ["mail", "30s", "5", "fibonacci:1m", "30s", "–"]
 
 
 def test_settings_that_make_no_sense_are_usage_errors(dsn: str) -> None:
@@ -101,7 +102,7 @@ def test_push_from_a_file_and_from_stdin(dsn: str, queue: Queue, tmp_path: Path)
     file = tmp_path / "tasks.jsonl"
     file.write_text(TASKS)
     dry = penstock("push", "work", "--file", str(file), "--dry-run", "--json", dsn=dsn)
-    assert dry.json == counted() | {"checked": 2}
+    assert dry.json == counted() | {"checked": 2, "dry_run": True}
     assert queue.status().totals["pushed"] == 0
 
     first = penstock("push", "work", "--file", str(file), "--json", dsn=dsn)
@@ -133,11 +134,12 @@ def test_push_tells_of_conflicts_and_of_queues_that_are_not_there(dsn: str, queu
     )
     assert (taken.code, unknown.code, missing.code, mode.code, batch.code) == (1, 1, 2, 2, 2)
     assert is_one_block(taken.err)
-    assert "subject 'a' is taken" in taken.err
+    assert "line 2: subject 'a' is taken" in taken.err  # the first is blank
+    assert "Nothing was written; --on-conflict skip or update would accept it." in taken.err
     assert (unknown.out, '"hint": "Did you mean \'work\'?"' in unknown.err) == ("", True)
     assert "No such file" in missing.err
     assert "on_conflict" in mode.err
-    assert "UUID" in batch.err
+    assert "batch_id: 'abc' is not a UUID" in batch.err
     assert queue.status().totals["pushed"] == 1
 
 
@@ -150,6 +152,15 @@ def test_a_repeated_batch_doubles_nothing(dsn: str, queue: Queue) -> None:
     assert other.code == 1
     assert "other content" in other.err
     assert queue.status().pending == 3
+
+
+def test_a_line_that_is_not_json_is_named_once(dsn: str, queue: Queue) -> None:
+    ran = penstock("push", "work", dsn=dsn, stdin='{"payload": {}}\n{"payload": nix}\n')
+    assert ran.code == 2
+    assert is_one_block(ran.err)
+    assert ran.err.startswith("error PS1002: line 2: it is not JSON: ")
+    assert ran.err.count("line") == 1
+    assert ran.err.rstrip().endswith(" at column 13")
 
 
 def test_an_interrupted_push_writes_nothing(dsn: str, queue: Queue, sql: Connection) -> None:
@@ -173,11 +184,42 @@ def test_an_interrupted_push_writes_nothing(dsn: str, queue: Queue, sql: Connect
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
-    assert (process.returncode, out, err) == (130, b"", b"")
+    assert (process.returncode, out, err) == (130, b"", b"interrupted; nothing was pushed\n")
     assert queue.status().totals["pushed"] == 0
 
 
+@pytest.mark.parametrize("mode", ["skip", "error"])
+def test_a_push_interrupted_while_it_writes_says_how_to_go_on(
+    dsn: str, queue: Queue, tmp_path: Path, mode: str
+) -> None:
+    """It waits behind somebody's lock. One transaction is undone; by parts, nobody knows what is in."""
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("".join(f'{{"payload": {{}}, "subject": "s{n}"}}\n' for n in range(10)))
+    push = ("push", "work", "--file", str(file), "--on-conflict", mode)
+    with psycopg.connect(dsn) as other, psycopg.connect(dsn, autocommit=True) as sql:
+        other.execute("lock table penstock.task in access exclusive mode")
+        with subprocess.Popen([*COMMAND, *push], stderr=subprocess.PIPE, env=environment(dsn)) as process:
+            waiting = "select from pg_locks where not granted and relation = 'penstock.task'::regclass"
+            while not sql.execute(waiting).rowcount:
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=30)
+        other.rollback()
+    assert process.returncode == 130
+    if mode == "error":
+        assert err == b"interrupted; nothing was pushed\n"
+        return
+    (batch,) = re.findall(rb"^interrupted; some tasks may be written: repeat it with --batch-id (\S+),", err)
+    assert penstock(*push, "--batch-id", batch.decode(), "--json", dsn=dsn).json == counted(created=10)
+
+
 # --- status, verify ---------------------------------------------------------------------------------------------------
+
+
+def test_where_there_are_no_queues_it_says_how_to_make_one(dsn: str, app: Penstock) -> None:
+    for ran in each(("status",), ("queues", "ls"), dsn=dsn):
+        assert (ran.code, ran.out) == (0, "no queues; create one: penstock queues create NAME\n")
+    assert penstock("queues", "ls", "-q", dsn=dsn).out == ""
 
 
 def test_status(dsn: str, app: Penstock, queue: Queue) -> None:
@@ -196,7 +238,11 @@ def test_status(dsn: str, app: Penstock, queue: Queue) -> None:
     assert {name: count for name, count in work["totals"].items() if count} == {"pushed": 3, "done": 1, "removed": 1}
     mail = every.json["queues"][0]
     assert (mail["oldest_pending_age"], mail["sla"]) == (None, 30.0)
-    assert [line.split()[0] for line in table.out.splitlines()] == ["queue", "mail", "work"]
+    head, *rows = [line.split() for line in table.out.splitlines()]
+    assert head[:8] == ["queue", *GAUGES, "finished"]
+    assert [row[0] for row in rows] == ["mail", "work"]
+    assert rows[0][-2] == "30s"
+    assert rows[1][1:8] == ["0", "1", "1", "0", "0", "0", "1"]  # done ones are not kept; one finished
     assert (quiet.out, quiet.err) == ("", "")
     assert unknown.code == 1
     assert "Did you mean 'mail'?" in unknown.err
@@ -235,8 +281,9 @@ def test_init(make_database: Callable[..., str]) -> None:
 
 
 def test_init_prints_the_schema_for_people_who_apply_their_own(make_database: Callable[..., str]) -> None:
-    printed = penstock("init", "--sql")  # needs no database
+    printed, value = each(("init", "--sql"), ("init", "--sql", "--json"))  # needs no database
     assert printed.code == 0
+    assert value.json == {"sql": printed.out.removesuffix("\n")}
     dsn = make_database("template0")
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(printed.out.encode())
@@ -287,7 +334,7 @@ def test_errors_are_one_block_or_one_json_value(dsn: str) -> None:
     block, value = each(("status", "nowhere"), ("status", "nowhere", "--json"), dsn=dsn)
     assert (block.code, block.out) == (1, "")
     assert is_one_block(block.err)
-    assert block.err.startswith("error PS2001: queue 'nowhere' does not exist\n")
+    assert block.err == "error PS2001: queue 'nowhere' does not exist\n  `penstock queues ls` lists them.\n"
     assert (value.code, value.out) == (1, "")
     assert json.loads(value.err)["error"].keys() == {"code", "message", "hint"}
 
@@ -300,6 +347,13 @@ def test_a_traceback_only_when_asked_for_and_without_secrets(dsn: str) -> None:
         assert "Traceback" in ran.stderr
         assert f"error {said}: " in ran.stderr
         assert "s3kr3t" not in ran.stderr
+
+
+def test_help_breaks_lines_only_where_the_terminal_ends() -> None:
+    ran = CliRunner().invoke(shell, ["settle", "--help"], prog_name="penstock", env={"COLUMNS": "400"})
+    assert " failed: the queue's strategy decides when it is tried again. dead: it never shall be." in ran.output
+    upkeep = CliRunner().invoke(shell, ["upkeep", "--help"], prog_name="penstock", env={"COLUMNS": "400"})
+    assert "Call it every ten seconds or so, from cron or a loop." in upkeep.output
 
 
 def test_every_command_has_help() -> None:
@@ -376,12 +430,75 @@ def test_up_and_down(tmp_path: Path) -> None:
             server.stop("immediate")
 
 
+def test_an_interrupted_up_says_what_runs(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    env = {"PENSTOCK_HOME": str(home)}
+    try:
+        assert penstock("up", "-q", env=env).code == 0
+        server = Server.running(home)
+        assert server
+        with psycopg.connect(server.dsn) as other:
+            other.execute("lock table penstock.migration in access exclusive mode")
+            with subprocess.Popen([*COMMAND, "up"], stderr=subprocess.PIPE, env=environment(more=env)) as process:
+                waiting = "select from pg_locks where not granted"
+                while not other.execute(waiting).rowcount:
+                    assert process.poll() is None
+                process.send_signal(signal.SIGINT)
+                _, err = process.communicate(timeout=30)
+        assert (process.returncode, err.decode()) == (
+            130,
+            f"interrupted; PostgreSQL runs in {home}: `penstock down` stops it\n",
+        )
+    finally:
+        if server := Server.running(home):
+            server.stop("immediate")
+
+
 def test_demo(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    ran = penstock("demo", "--tasks", "2000", env={"PENSTOCK_HOME": str(home)})
+    env = {"PENSTOCK_HOME": str(home)}
+    ran = penstock("demo", "--tasks", "2000", env=env)
     assert ran.code == 0, ran.err
     for line in ("PostgreSQL 18 is up", "pushed 2,000 tasks", "drained 2,000 tasks", "verified: "):
         assert line in ran.out
+    stopped = f"PostgreSQL is stopped again; the data stays in {home}: penstock up, then penstock status\n"
+    assert ran.out.endswith(stopped)
     assert Server.running(home) is None
     assert (home / "data").stat().st_mode & 0o777 == 0o700
     assert list(tmp_path.iterdir()) == [home]
+
+    try:
+        kept = penstock("demo", "--tasks", "10", "--keep", env=env)
+        assert penstock("queues", "create", "mine", env=env).code == 0
+        again = penstock("demo", "--tasks", "10", env=env)
+        assert kept.code == again.code == 0
+        assert " is up in " in kept.out
+        assert f"PostgreSQL 18 is already running in {home}\n" in again.out
+        assert "mine" not in again.out
+        for one in (kept, again):
+            assert one.out.endswith("PostgreSQL keeps running: penstock status, and penstock down to stop it\n")
+        assert Server.running(home)
+    finally:
+        if server := Server.running(home):
+            server.stop("immediate")
+
+
+def test_an_interrupted_demo_stops_what_it_started(tmp_path: Path) -> None:
+    """Ctrl-C goes to every process of the terminal, the demo's workers included."""
+    home = tmp_path / "home"
+    with subprocess.Popen(
+        [*COMMAND, "demo", "--tasks", "60000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(more={"PENSTOCK_HOME": str(home)}),
+        start_new_session=True,
+    ) as process:
+        assert process.stdout
+        while not process.stdout.readline().startswith(b"pushed "):
+            assert process.poll() is None
+        time.sleep(0.3)  # its workers are starting
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)  # until the last of them has closed its standard error
+    assert (process.returncode, err) == (130, b"interrupted\n")
+    assert out.startswith(b"PostgreSQL is stopped again; ")
+    assert Server.running(home) is None

@@ -24,10 +24,13 @@ from typer.main import get_command
 from conftest import Clock
 from penstock import NewTask, Outcome, Penstock, Queue
 from penstock.cli import app as shell
+from penstock.cli.output import age, span
 from penstock.cli.psql import environment as psql_environment
 from penstock.cli.psql import flags, variable
+from penstock.cli.settings import size, strategy
 from penstock.embedded import Server
 from penstock.model import Listed, QueueSettings
+from penstock.retry import parse
 from shell import COMMAND, COUNTS, Ran, each, environment, is_one_block, penstock
 
 LISTED = {*Listed._fields}
@@ -346,7 +349,9 @@ def test_a_queue_is_created_shown_and_set(dsn: str, app: Penstock) -> None:
     assert set(value.json) == SETTINGS | {"status"}
     assert (value.json["keep_dead"], value.json["keep_cancelled"], value.json["max_payload"]) == (2592000, 86400, 2000)
     assert value.json["status"]["pending"] == 0
-    assert ["keep_dead", "30d"] in [line.split() for line in said.out.splitlines()]
+    shown = dict(line.split(maxsplit=1) for line in said.out.splitlines()[1:])
+    assert (shown["keep_dead"], shown["lease"], shown["max_payload"]) == ("30d", "30s", "2,000 bytes")
+    assert shown["retry"] == "exponential:5s,factor=2,cap=1h,jitter=0.1"
     assert "pending" in said.out
     refused(missing, "Did you mean 'mail'?", code=1)
 
@@ -356,7 +361,7 @@ def test_a_queue_is_created_shown_and_set(dsn: str, app: Penstock) -> None:
     )  # fmt: skip
     with nothing_changes(app.queue("mail")):
         dry, told = each((*change, "--dry-run", "--json"), (*change, "--dry-run"), dsn=dsn)
-    assert told.out.startswith("queue mail would be: lease 30s -> 1m, max_attempts 20 -> none, retry exponential ")
+    assert told.out.startswith("queue mail would be: lease 30s -> 1m, max_attempts 20 -> none, retry exponential:5s,")
     ran = penstock(*change, "--json", dsn=dsn)
     assert dry.json == ran.json | {"dry_run": True}
     assert set(ran.json) == SETTINGS
@@ -365,6 +370,38 @@ def test_a_queue_is_created_shown_and_set(dsn: str, app: Penstock) -> None:
     again = penstock("queues", "set", "mail", "--sla", "none", "--keep-done", "none", dsn=dsn)
     assert again.out == "queue mail: sla 1h30m -> none, keep_done 1d -> none\n"
     assert app.queue("mail").settings().sla is None
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "fibonacci:1m",
+        "fibonacci:1m30s,cap=1d",
+        "exponential:5s,factor=1.5,cap=1h,jitter=0",
+        "fixed:250ms",
+        "schedule:1m,5m,1h30m",
+        "progressive:1d=5m,7d=1h",
+    ],
+)
+def test_a_strategy_is_shown_as_one_writes_it(written: str) -> None:
+    assert strategy(parse(written).to_json()) == written
+
+
+def test_lengths_and_sizes_for_people() -> None:
+    lengths = {
+        0: "0s",
+        0.25: "200ms",
+        2.13: "2.1s",
+        45.4: "45s",
+        59.9: "1m",
+        320: "5m20s",
+        5400: "1h30m",
+        273700: "3d4h",
+    }
+    assert {seconds: age(seconds) for seconds in lengths} == lengths
+    assert (age(None), span(None), span(timedelta(seconds=90.5))) == ("–", "–", "1m30.5s")
+    sizes = {1 << 20: "1 MiB", 16 << 20: "16 MiB", 64 << 10: "64 KiB", 2000: "2,000 bytes"}
+    assert {count: size(count) for count in sizes} == sizes
 
 
 def test_settings_that_make_no_sense_change_nothing(dsn: str, queue: Queue) -> None:
@@ -479,12 +516,14 @@ def test_a_worker_made_of_commands(dsn: str, queue: Queue, sql: Connection) -> N
 
 
 def test_claims_for_people_and_of_nothing(dsn: str, queue: Queue) -> None:
-    pushed = queue.push(subject="welcome")
+    pushed = queue.push({"to": "ann" * 100}, subject="welcome")
     said = penstock("claim", "work", dsn=dsn)
     first, _, row = said.out.splitlines()
     token = first.split()[1].rstrip(",")
     assert first.startswith("token ")
     assert row.split()[:3] == [str(pushed.id), "default", "welcome"]
+    assert '  {"to": "annann' in row
+    assert row.endswith("…")
     value, none, missing, limit, lease = each(
         ("claim", "work", "--json"),
         ("claim", "work"),
@@ -654,8 +693,9 @@ def test_psql_is_told_in_libpqs_own_words() -> None:
 # --- the question -----------------------------------------------------------------------------------------------------
 
 
-def at_terminal(*arguments: str, dsn: str, typed: bytes) -> Ran:
-    """A command with a terminal for its questions and answers; standard output is still a pipe."""
+def at_terminal(*arguments: str, dsn: str, typed: bytes = b"", after: bytes = b"[y/N] ") -> Ran:
+    """A command with a terminal for its questions and answers; standard output is still a pipe. What is typed comes
+    after the question; if nothing is, no question is waited for."""
     ours, theirs = os.openpty()
     # A session without a terminal gets the first one it opens: Ctrl-C in it is a real one.
     script = 'exec "$@" <"$0" 2>"$0"'
@@ -668,7 +708,7 @@ def at_terminal(*arguments: str, dsn: str, typed: bytes) -> Ran:
         start_new_session=True,
     )
     with process:
-        said = heard(ours, until=b"[y/N] ")
+        said = heard(ours, until=after) if typed else b""
         os.write(ours, typed)
         out, _ = process.communicate(timeout=30)
         said += heard(ours)
@@ -717,6 +757,37 @@ def test_a_person_is_asked(dsn: str, app: Penstock, queue: Queue) -> None:
     assert (ran.code, ran.out) == (0, "queue spare with 0 tasks dropped\n")
 
 
+def test_nobody_is_asked_about_nothing(dsn: str, queue: Queue) -> None:
+    queue.push(subject="here")
+    nothing: tuple[tuple[tuple[str, ...], str], ...] = (
+        (("dead", "purge", "work"), "no dead tasks of queue work to remove\n"),
+        (("dead", "redrive", "work", "--all"), "no dead tasks of queue work to redrive\n"),
+        (("queues", "purge", "work", "--state", "done"), "no tasks of queue work to remove\n"),
+        (
+            ("tasks", "cancel", "work", "--subject", "gone"),
+            "1 unknown\n  gone: unknown\nno tasks of queue work to cancel\n",
+        ),
+    )
+    with nothing_changes(queue):
+        for arguments, said in nothing:
+            assert at_terminal(*arguments, dsn=dsn) == Ran(0, said, "")
+        value = at_terminal("tasks", "cancel", "work", "--subject", "gone", "--json", dsn=dsn)
+        assert value.json == {"tasks": {}, "unknown_subjects": ["gone"]}
+        ran = at_terminal("tasks", "cancel", "work", "--subject", "gone", "--subject", "here", dsn=dsn, typed=b"n\n")
+    assert ran.err.startswith("Cancel 1 task of queue work?")
+
+
+def test_a_person_types_tasks(dsn: str, queue: Queue) -> None:
+    """No bar: it would write over what is typed."""
+    invitation = b"reading tasks, one JSON object a line; Ctrl-D ends\r\n"
+    ran = at_terminal("push", "work", dsn=dsn, typed=b'{"payload": {}}\n\x04', after=invitation)
+    assert (ran.code, ran.out) == (0, "1 created\n")
+    assert ran.err.replace("^D\b\b", "") == invitation.decode() + '{"payload": {}}\r\n'
+    ran = at_terminal("push", "work", dsn=dsn, typed=b"\x03", after=invitation)
+    assert ran.code == 130
+    assert ran.err.endswith("interrupted; nothing was pushed\r\n")
+
+
 def test_half_a_terminal_is_none(dsn: str, queue: Queue) -> None:
     """With standard input from a pipe nobody could answer, whatever it says."""
     queue.push()
@@ -738,6 +809,7 @@ def test_a_wrong_command_line_is_one_block_too() -> None:
     refused(missing, "token")
     assert (value.code, value.out) == (2, "")
     assert json.loads(value.err)["error"].keys() == {"code", "message", "hint"}
+    assert json.loads(value.err)["error"]["message"] == "Invalid value for '--limit': 'x' is not a whole number"
 
 
 def test_every_command_shows_an_example() -> None:

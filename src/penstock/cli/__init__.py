@@ -16,7 +16,7 @@ from penstock.cli.doctor import doctor
 from penstock.cli.output import fail
 from penstock.cli.psql import psql
 from penstock.cli.push import push
-from penstock.errors import PenstockError, ValidationError
+from penstock.errors import PenstockError, ValidationError, shown
 
 app = typer.Typer(
     name="penstock",
@@ -85,6 +85,9 @@ def misused(error: Any) -> NoReturn:
     if type(error).__name__ == "NoArgsIsHelpError":
         sys.exit(2)  # the help is printed by now
     command = error.ctx.command_path if getattr(error, "ctx", None) else "penstock"
+    told: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's, behind typer's
+    if told and told[0]["type"] in ("int_parsing", "int_type", "int_from_float"):
+        error.message = f"{shown(told[0]['input'])} is not a whole number"
     report(ValidationError(error.format_message(), hint=f"See `{command} --help`."))
 
 

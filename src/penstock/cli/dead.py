@@ -27,6 +27,7 @@ from penstock.cli.options import (
     error_text,
     kind_text,
     moment,
+    reading,
     with_shell,
 )
 from penstock.cli.output import many
@@ -42,6 +43,7 @@ app = typer.Typer(
 
 @app.command("ls")
 @with_shell
+@reading
 def ls(
     shell: Shell,
     queue: QueueName,
@@ -95,6 +97,9 @@ def redrive(
             return
         dead = target.status().dead
         if every and not (yes or dry_run):
+            if not dead:
+                shell.answer({"tasks": {}, "unknown_subjects": []}, f"no dead tasks of queue {queue} to redrive")
+                return
             ask(f"Redrive {many(dead, 'dead task')} of queue {queue}?")
         found = chosen.oldest(target) if dry_run else chosen.redrive(target)
         print_results(shell, found, dry_run=dry_run)

@@ -10,7 +10,7 @@ import typer
 
 from penstock import validate
 from penstock.cli.options import DryRun, QueueName, Shell, json_value, moment, one_of, with_shell
-from penstock.cli.output import cell, clock, emit, iso, say, table
+from penstock.cli.output import cell, clock, compact, emit, iso, say, table
 from penstock.errors import LeaseLost, PayloadError, ValidationError
 from penstock.model import Claim, Outcome
 
@@ -107,7 +107,7 @@ def print_claim(shell: Shell, claimed: Claim) -> None:
     elif not shell.quiet:
         say(f"token {claimed.token}, until {clock(claimed.until)}" if claimed.token else "would be yours:")
         table(
-            ("id", "kind", "subject", "priority", "attempt", "due"),
+            ("id", "kind", "subject", "priority", "attempt", "due", "payload"),
             [
                 (
                     str(task.id),
@@ -116,10 +116,11 @@ def print_claim(shell: Shell, claimed: Claim) -> None:
                     str(task.priority),
                     str(task.attempt),
                     clock(task.due),
+                    cell(compact(task.payload)),
                 )
                 for task in claimed.tasks
             ],
-            words=("kind", "subject"),
+            words=("kind", "subject", "payload"),
         )
 
 

@@ -20,7 +20,7 @@ import typer
 from penstock import validate
 from penstock.app import Penstock
 from penstock.cli.output import emit, say
-from penstock.errors import ConfigError, PayloadError, ValidationError, shown
+from penstock.errors import ConfigError, NotFound, PayloadError, ValidationError, shown
 from penstock.model import GAUGES, State
 from penstock.wire import described
 
@@ -102,8 +102,29 @@ def with_shell(command: Callable[Concatenate[Shell, P], None]) -> Callable[..., 
         del told["debug"]
         command(Shell(**told), **given)  # type: ignore[call-arg]
 
+    run.__doc__ = flowing(command.__doc__ or "")
     run.__signature__ = Signature([*own, *common])  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in (*own, *common)}
+    return run
+
+
+def flowing(text: str) -> str:
+    """A paragraph is one line: whoever prints it breaks it where the terminal ends."""
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
+def reading(command: Callable[P, None]) -> Callable[P, None]:
+    """A command that only reads: a queue that is not there is not one to create."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except NotFound as error:
+            if error.hint and error.hint.startswith("Create it "):
+                error.hint = "`penstock queues ls` lists them."
+            raise
+
     return run
 
 

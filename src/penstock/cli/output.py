@@ -6,7 +6,7 @@ import json as plain_json
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 
 from rich.cells import cell_len
@@ -68,6 +68,14 @@ def pretty(value: Any) -> str:
     return "\n".join(harmless(line) for line in lines)
 
 
+def compact(value: Any) -> str:
+    """JSON for people, on one line."""
+    try:
+        return plain_json.dumps(value, ensure_ascii=False)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, which only hand-written SQL makes
+        return "…"
+
+
 def iso(moment: datetime | None) -> str | None:
     return None if moment is None else moment.astimezone(UTC).isoformat()
 
@@ -126,10 +134,23 @@ def progress_bar(label: str, total: int | None, *, quiet: bool = False) -> Itera
 
 
 def age(seconds: float | None) -> str:
-    """Seconds as people say them."""
+    """A measured length of time, as exact as people want it: 2.1s, 45s, 5m20s, 1h30m, 3d4h."""
     if seconds is None:
         return "–"
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.1f} s"
+    steps = ((86400, 3600), (3600, 60), (10, 1))
+    step = next((step for least, step in steps if seconds >= least), 0.1)
+    return span(timedelta(seconds=round(round(seconds / step) * step, 1)))
+
+
+def span(length: timedelta | None) -> str:
+    """A length of time as one gives it: 1h30m."""
+    if length is None:
+        return "–"
+    if timedelta() < length < timedelta(seconds=1):
+        return f"{length / timedelta(milliseconds=1):g}ms"
+    left, parts = length / timedelta(seconds=1), ""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        count, left = divmod(left, size)
+        parts += f"{count:.0f}{unit}" if count else ""
+    left = round(left, 6)
+    return parts + (f"{left:.6f}".rstrip("0").rstrip(".") + "s" if left or not parts else "")

@@ -95,28 +95,28 @@ def checked(lines: Lines) -> dict[str, int]:
 
 
 def pushed(shell: Shell, queue: str, lines: Lines, on_conflict: OnConflict, batch: UUID) -> dict[str, int]:
-    written = 0
+    told = 0
 
     def progress(tasks: int) -> None:
-        nonlocal written
-        written = tasks
+        nonlocal told
+        told = tasks
         bar(tasks)
 
-    with (
-        shell.connected() as penstock,
-        progress_bar(f"push {queue}", None, quiet=shell.quiet or shell.json or bool(lines.invitation)) as bar,
-    ):
-        target = penstock.queue(queue)
-        target.status()  # a queue that does not exist is told before a long file is read
-        try:
+    try:
+        with (
+            shell.connected() as penstock,
+            progress_bar(f"push {queue}", None, quiet=shell.quiet or shell.json or bool(lines.invitation)) as bar,
+        ):
+            target = penstock.queue(queue)
+            target.status()  # a queue that does not exist is told before a long file is read
             return target.push_many(lines, on_conflict=on_conflict, batch_id=batch, progress=progress).counts
-        except KeyboardInterrupt:
-            if lines.ended and (lines.named and on_conflict != "error" or written == lines.tasks):
-                left = f"some tasks may be written: repeat it with --batch-id {batch}, and nothing is doubled"
-            else:  # before the first chunk, or before the end of the only transaction
-                left = "nothing was pushed"
-    interrupted(left)
-    raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        by_parts = lines.named and on_conflict != "error"
+        if lines.ended and (by_parts or told == lines.tasks):  # else the only transaction had not come to its end
+            interrupted(f"some tasks may be written: repeat it with --batch-id {batch}, and nothing is doubled")
+        else:
+            interrupted("nothing was pushed")
+        raise
 
 
 @contextmanager

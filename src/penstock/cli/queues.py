@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.consent import Yes, ask, check_consent
-from penstock.cli.options import DryRun, QueueName, Shell, one_of, with_shell
-from penstock.cli.output import age, emit, many, say, table
+from penstock.cli.options import DryRun, QueueName, Shell, one_of, reading, with_shell
+from penstock.cli.output import emit, many, say, span, table
 from penstock.cli.removal import remove
 from penstock.cli.settings import (
     KeepCancelled,
@@ -20,9 +20,9 @@ from penstock.cli.settings import (
     Retry,
     Sla,
     changed,
-    seconds,
     settings_json,
     shown_settings,
+    strategy,
     told_settings,
 )
 from penstock.cli.status import NO_QUEUES, print_status, status_json
@@ -100,20 +100,22 @@ def ls(shell: Shell) -> None:
             [
                 (
                     one.queue,
-                    age(one.lease.total_seconds()),
+                    span(one.lease),
                     "strategy" if one.max_attempts is None else str(one.max_attempts),
-                    str(one.retry["type"]),
-                    age(seconds(one.sla)),
-                    age(seconds(one.keep_done)),
+                    strategy(one.retry),
+                    span(one.sla),
+                    span(one.keep_done),
                     "paused" if one.paused else "",
                 )
                 for one in found
             ],
+            words=("retry",),
         )
 
 
 @app.command("show")
 @with_shell
+@reading
 def show(shell: Shell, queue: QueueName) -> None:
     """Show one queue: all its settings, and how it stands.
 

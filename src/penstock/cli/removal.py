@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import typer
+
 from penstock.cli.consent import ask
 from penstock.cli.options import Shell
 from penstock.cli.output import many
@@ -28,7 +30,11 @@ def remove(
         shell.answer(told, f"{many(would, thing)} of queue {queue.name} would be removed")
         return would
     if not yes:
-        ask(f"Remove {many(count(), thing)} of queue {queue.name} for good?")
+        would = count()
+        if not would:
+            shell.answer({"queue": queue.name, "purged": 0}, f"no {thing}s of queue {queue.name} to remove")
+            raise typer.Exit  # nothing to ask about
+        ask(f"Remove {many(would, thing)} of queue {queue.name} for good?")
     gone = call()
     shell.answer({"queue": queue.name, "purged": gone}, f"{many(gone, thing)} of queue {queue.name} removed")
     return gone

@@ -11,7 +11,7 @@ import orjson
 import typer
 
 from penstock import retry as strategies
-from penstock.cli.output import clock
+from penstock.cli.output import clock, span
 from penstock.errors import ValidationError
 from penstock.model import QueueSettings
 from penstock.statements import queue_options
@@ -68,7 +68,8 @@ def seconds(length: timedelta | None) -> float | None:
 
 def shown_settings(one: QueueSettings) -> dict[str, str]:
     """For people, in words they could give."""
-    return {name: shown_value(getattr(one, name)) for name in settings_json(one) if name != "queue"}
+    values = {name: shown_value(getattr(one, name)) for name in settings_json(one) if name != "queue"}
+    return values | {"max_payload": size(one.max_payload)}
 
 
 def shown_value(value: object) -> str:
@@ -82,15 +83,32 @@ def shown_value(value: object) -> str:
         case datetime():
             return clock(value)
         case Mapping():
-            parts = [f"{name}={part}" for name, part in value.items() if name != "type"]
-            return " ".join((str(value.get("type")), *parts))
+            return strategy(value)
     return str(value)
 
 
-def span(length: timedelta) -> str:
-    """A length of time as one gives it: 1h30m."""
-    left, parts = length / timedelta(seconds=1), ""
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        count, left = divmod(left, size)
-        parts += f"{count:.0f}{unit}" if count else ""
-    return parts + (f"{left:g}s" if left or not parts else "")
+def strategy(stored: Mapping[str, Any]) -> str:
+    """As one writes it: fibonacci:1m."""
+    match stored:
+        case {"type": "progressive", "tiers": tiers}:
+            words = [f"{length(until)}={length(every)}" for until, every in tiers]
+        case {"type": "schedule", "delays": delays}:
+            words = [length(one) for one in delays]
+        case _:
+            words = [length(stored[name]) for name in ("unit", "base", "delay") if name in stored]
+            words += [f"{name}={stored[name]:g}" for name in ("factor",) if name in stored]
+            words += [f"cap={length(stored['cap'])}"] if "cap" in stored else []
+            words += [f"{name}={stored[name]:g}" for name in ("jitter",) if name in stored]
+    return ":".join(filter(None, (str(stored.get("type")), ",".join(words))))
+
+
+def length(seconds: float) -> str:
+    return span(timedelta(seconds=seconds))
+
+
+def size(count: int) -> str:
+    """Bytes as people say them, never rounded."""
+    for unit, bytes_ in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count and count % bytes_ == 0:
+            return f"{count // bytes_:,} {unit}"
+    return f"{count:,} bytes"

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import DryRun, OneOrAll, Shell, with_shell
-from penstock.cli.output import age, emit, iso, say, table
+from penstock.cli.options import DryRun, OneOrAll, Shell, reading, with_shell
+from penstock.cli.output import age, emit, iso, say, span, table
 from penstock.model import GAUGES, QueueStatus, Repair, Verification
 
 NO_QUEUES = "no queues; create one: penstock queues create NAME"
 
 
 @with_shell
+@reading
 def status(shell: Shell, queue: OneOrAll = None) -> None:
     """How queues stand: exact counts by state, the oldest age, totals.
 
@@ -32,6 +34,7 @@ def status(shell: Shell, queue: OneOrAll = None) -> None:
 
 
 @with_shell
+@reading
 def verify(
     shell: Shell,
     queue: OneOrAll = None,
@@ -88,7 +91,7 @@ def print_status(found: list[QueueStatus]) -> None:
                 *(f"{getattr(one, gauge):,}" for gauge in GAUGES),
                 f"{one.totals['done']:,}",
                 age(one.oldest_pending_age),
-                age(one.sla),
+                span(None if one.sla is None else timedelta(seconds=one.sla)),
                 f"{one.totals['pushed']:,}",
                 "paused" if one.paused else "",
             )

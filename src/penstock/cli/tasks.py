@@ -9,7 +9,7 @@ import typer
 from penstock import validate
 from penstock.cli.consent import Yes, ask, check_consent
 from penstock.cli.listing import print_page, print_task
-from penstock.cli.named import apply, names
+from penstock.cli.named import DONE, apply, foretold, names, print_results, unknown_subjects
 from penstock.cli.options import (
     After,
     DryRun,
@@ -22,10 +22,11 @@ from penstock.cli.options import (
     Subject,
     Subjects,
     moment,
+    reading,
     state_of,
     with_shell,
 )
-from penstock.cli.output import many
+from penstock.cli.output import many, say
 from penstock.errors import ValidationError
 from penstock.statements import storable
 
@@ -34,6 +35,7 @@ app = typer.Typer(help="Look at tasks, and change those you name by id or subjec
 
 @app.command("ls")
 @with_shell
+@reading
 def ls(
     shell: Shell,
     queue: QueueName,
@@ -56,6 +58,7 @@ def ls(
 
 @app.command("show")
 @with_shell
+@reading
 def show(shell: Shell, queue: QueueName, id: Annotated[int, typer.Argument(help="The task.")]) -> None:  # noqa: A002
     """Show one task, its payload included.
 
@@ -92,7 +95,13 @@ def cancel(
         target = penstock.queue(queue)
         target.status()  # nobody is asked about a queue that is not there
         if not (yes or dry_run):
-            ask(f"Cancel {many(len(named[0]) + len(named[1]))} of queue {queue}?")
+            fates = foretold(target, "cancel", named)
+            would = sum(fate in DONE for fate in fates.values())
+            if not would:
+                print_results(shell, fates, unknown_subjects(target, named, fates), dry_run=False)
+                say(f"no tasks of queue {queue} to cancel", quiet=shell.quiet or shell.json)
+                return
+            ask(f"Cancel {many(would)} of queue {queue}?")
         apply(
             shell,
             target,
