@@ -667,17 +667,23 @@ CREATE FUNCTION penstock.count_task() RETURNS trigger
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
-    v_now constant timestamptz := penstock.clock();    -- one for all: then ids decide, and the first given runs first
+    v_now   constant timestamptz := penstock.clock();    -- one for all: then ids decide, and the first given runs first
+    v_group record;
 begin
     if tg_op = 'INSERT' then
-        insert into penstock.counter_log (queue_id, metric, delta)
-        select n.queue_id, 'pushed_total', count(*) from arrived as n group by n.queue_id
-        union all
-        select n.queue_id, n.ended, count(*) from arrived as n where n.ended is not null group by n.queue_id, n.ended;
-        perform penstock.meet(array(select distinct n.queue_id from arrived as n));
-        if exists (select from arrived as n where n.id < 1 or n.id > (select s.last_value from penstock.task_id_seq as s)) then
-            perform penstock.refuse('PS400', 'id: it is not one that penstock.task_id_seq has given out');
-        end if;
+        -- One look at all of them: this is the cost of a bulk push.
+        for v_group in
+            select n.queue_id, n.ended, count(*) as tasks, min(n.id) as first, max(n.id) as last
+            from arrived as n group by n.queue_id, n.ended
+        loop
+            if v_group.first < 1 or v_group.last > (select s.last_value from penstock.task_id_seq as s) then
+                perform penstock.refuse('PS400', 'id: it is not one that penstock.task_id_seq has given out');
+            end if;
+            insert into penstock.counter_log (queue_id, metric, delta)
+            select v_group.queue_id, m.metric, v_group.tasks
+            from unnest(array['pushed_total', v_group.ended]) as m(metric) where m.metric is not null;
+            perform penstock.meet(v_group.queue_id);
+        end loop;
         -- A live document is born into the agenda, whoever wrote it. Given a due it is planned, else pending:
         -- only the database's clock decides.
         insert into penstock.agenda (task_id, due, queue_id, priority, pending, named)
@@ -1074,30 +1080,26 @@ begin
     return true;
 end
 $$;
-CREATE FUNCTION penstock.meet(p_queue_ids integer[]) RETURNS void
+CREATE FUNCTION penstock.meet(p_queue_id integer) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
-    v_queue record;
+    v_queue penstock.queue;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         -- Its snapshot may be older than a drop: then this is an error of serialization, not a task that nobody will run.
-        perform from penstock.queue as q where q.id = any(p_queue_ids) for key share;
+        perform from penstock.queue as q where q.id = p_queue_id for key share;
     end if;
-    for v_queue in
-        select a.id, q.name, q.settings->'notify' is distinct from 'false' as wakes
-        from unnest(p_queue_ids) as a(id) left join penstock.queue as q on q.id = a.id
-    loop
-        if v_queue.name is null then
-            perform penstock.refuse('PS404', format('queue_id: there is no queue %s', v_queue.id));
-        end if;
-        if v_queue.wakes and pg_notification_queue_usage() < 0.5 and exists (
-            select from penstock.worker as w
-            where w.busy < w.slots and v_queue.name = any(w.queues) and w.beat > penstock.clock() - interval '1 minute') then
-            perform pg_notify('penstock_' || v_queue.id, '');
-        end if;
-    end loop;
+    select * into v_queue from penstock.queue as q where q.id = p_queue_id;
+    if not found then
+        perform penstock.refuse('PS404', format('queue_id: there is no queue %s', p_queue_id));
+    end if;
+    if v_queue.settings->'notify' is distinct from 'false' and pg_notification_queue_usage() < 0.5 and exists (
+        select from penstock.worker as w
+        where w.busy < w.slots and v_queue.name = any(w.queues) and w.beat > penstock.clock() - interval '1 minute') then
+        perform pg_notify('penstock_' || p_queue_id, '');
+    end if;
 end
 $$;
 CREATE FUNCTION penstock.nearest_queue(p_name text) RETURNS text
@@ -2023,6 +2025,7 @@ CREATE FUNCTION penstock.status(p_queue text DEFAULT NULL::text) RETURNS TABLE(q
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 #variable_conflict use_column
 declare
@@ -2516,7 +2519,7 @@ GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO pensto
 REVOKE ALL ON FUNCTION penstock.left_out(p_queue_id integer, p_ids bigint[], p_taken bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.lock_documents(p_ids bigint[], p_named_only boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.make_history(p_day date) FROM PUBLIC;
-REVOKE ALL ON FUNCTION penstock.meet(p_queue_ids integer[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.meet(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.nearest_queue(p_name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.note_audit(p_verb text, p_queue text, p_detail jsonb) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) FROM PUBLIC;

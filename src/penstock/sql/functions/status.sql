@@ -7,7 +7,7 @@ returns table (
     cancelled bigint, oldest_pending_age interval, totals jsonb, at timestamptz
 )
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off as $$
+set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
     v_now    constant timestamptz := penstock.clock();
