@@ -292,7 +292,7 @@ INNER = (
     "penstock.close(null, '{1}')",
     "penstock.conclude(null, now(), '{1}', '{done}', null, null, null, null, null)",
     "penstock.note_audit('x', null, '{}')",
-    "penstock.meet('{1}')",
+    "penstock.meet(1)",
 )
 WRITES = (
     "update penstock.task set payload = '{}'",
