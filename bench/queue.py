@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -277,9 +278,9 @@ def depth(server: Bench, rounds: int = ROUNDS, sizes: tuple[int, ...] = (10_000,
 
     sides: dict[str, Callable[[], float]] = {}
     for size, dsn in dsns.items():
-        sides[f"claim 1 at {size:,}"] = lambda dsn=dsn: measured(dsn, 1)  # type: ignore[misc]
-        sides[f"claim 100 at {size:,}"] = lambda dsn=dsn: measured(dsn, 100)  # type: ignore[misc]
-        sides[f"status at {size:,}"] = lambda dsn=dsn: status(dsn)  # type: ignore[misc]
+        sides[f"claim 1 at {size:,}"] = partial(measured, dsn, 1)
+        sides[f"claim 100 at {size:,}"] = partial(measured, dsn, 100)
+        sides[f"status at {size:,}"] = partial(status, dsn)
     sides["select 1"] = lambda: select_one(dsns[sizes[0]])
     found = alternate(rounds, sides)
     for name, times in found.items():

@@ -215,8 +215,8 @@ FUNCTIONS = {
         "the_queue", "upkeep",
     },
     "reader": {
-        "clock", "contract", "largest_payload", "refuse", "retry_delay", "retry_spread", "status", "the_queue",
-        "verify",
+        "clock", "contract", "largest_payload", "mentions", "refuse", "retry_delay", "retry_spread", "status",
+        "the_queue", "verify",
     },
     "stranger": set[str](),
 }  # fmt: skip

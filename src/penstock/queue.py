@@ -101,15 +101,13 @@ class Queue:
         fails between two, `PartialPush` carries the `batch_id` with which the same call completes it, doubling nothing.
         With `connection` everything happens in your transaction (see `push`).
         """
-        batch = uuid4() if batch_id is None else validate.token(batch_id)
+        batch = uuid4() if batch_id is None else validate.token(batch_id, "batch_id")
         say.conflict(on_conflict)
         if connection is not None:
             counts = self._push_borrowed(borrow(connection), items, on_conflict, batch_id and batch, progress)
             return PushReport(batch, **counts)
         with Spool(largest=validate.LARGEST_EVER) as spool:
-            for some in batches(items, BATCH):
-                spool.add(some)
-            spool.finish()
+            fill(spool, items)
             if not spool.rows:
                 return PushReport(batch)
             queue_id = persistently(lambda: self._check_sizes(spool))
@@ -143,9 +141,7 @@ class Queue:
         that transaction is all or nothing already."""
         totals: Counter[str] = Counter()
         with Spool(largest=validate.LARGEST_EVER) as spool:
-            for some in batches(items, BATCH):
-                spool.add(some)
-            spool.finish()
+            fill(spool, items)
             if spool.parts > 1:  # under autocommit nothing undoes the chunks before the one that is refused
                 with refusals():
                     ((_, largest),) = run(say.LIMIT_AS_TEXT, [self.name])
@@ -500,6 +496,12 @@ class Queue:
 
     def verify(self) -> Verification:
         return verify(self._database, self.name)
+
+
+def fill(spool: Spool, items: Items[Json | NewTask | None]) -> None:
+    for some in batches(items, BATCH):
+        spool.add(some)
+    spool.finish()
 
 
 def copy(connection: Connection, columns: str, data: bytes) -> None:

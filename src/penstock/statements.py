@@ -252,34 +252,28 @@ def settle_parameters(
         ids = claim.ids
     else:
         ids = validate.ids(outcomes)
-        if isinstance(outcomes, Mapping):
+        if isinstance(outcomes, Mapping) and outcomes:
             columns = settle_columns(list(outcomes.values()))
     return (token_of(claim, queue), IdArray(ids), *columns) if ids else None
 
 
 def settle_columns(outcomes: list[Outcome]) -> tuple[Any, ...]:
-    words: list[str] = []
-    delays: list[timedelta | None] = []
-    payloads: list[str | None] = []
-    for n, outcome in enumerate(outcomes):
-        try:
-            if not isinstance(outcome, Outcome):
-                raise ValidationError(f"outcome: {shown(outcome)} is not an Outcome", field="outcome")  # noqa: TRY301
-            if outcome.due is not None:
-                validate.moment(outcome.due)
-            delays.append(validate.delay(outcome.delay))
-            raw = None if outcome.payload is None else validate.payload(outcome.payload, validate.LARGEST_EVER)
-            payloads.append(None if raw is None else raw.decode())
-        except ValidationError as error:
-            raise error.at(n) from None
-        words.append(outcome.word)
+    rows = [validate.at(n, settle_row, outcome) for n, outcome in enumerate(outcomes)]
+    return tuple(map(list, zip(*rows, strict=True)))
+
+
+def settle_row(outcome: object) -> tuple[Any, ...]:
+    """One outcome, checked, in the order of SETTLE's columns."""
+    if not isinstance(outcome, Outcome):
+        raise ValidationError(f"outcome: {shown(outcome)} is not an Outcome", field="outcome")
+    raw = None if outcome.payload is None else validate.payload(outcome.payload, validate.LARGEST_EVER)
     return (
-        words,
-        [outcome.due for outcome in outcomes],
-        delays,
-        payloads,
-        [storable(outcome.error) for outcome in outcomes],
-        [storable(outcome.error_class) for outcome in outcomes],
+        outcome.word,
+        None if outcome.due is None else validate.moment(outcome.due),
+        validate.delay(outcome.delay),
+        None if raw is None else raw.decode(),
+        storable(outcome.error),
+        storable(outcome.error_class),
     )
 
 
@@ -373,7 +367,7 @@ LIST = """
       and (%(state)s::text is null or state = %(state)s)
       and (%(kind)s::text is null or kind = %(kind)s)
       and (%(subject)s::text is null or subject = %(subject)s)
-      and (%(error)s::text is null or strpos(coalesce(error, '') || ' ' || coalesce(reason, ''), %(error)s) > 0)
+      and (%(error)s::text is null or penstock.mentions(error, reason, %(error)s))
       and (%(after)s::bigint is null or id > %(after)s)
       and {found}
     order by id

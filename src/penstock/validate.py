@@ -136,13 +136,13 @@ def moment(value: object, field: str = "due") -> datetime:
     return value
 
 
-def token(value: object) -> UUID:
+def token(value: object, field: str = "token") -> UUID:
     if isinstance(value, UUID):
         return value
     try:
         return UUID(value)  # type: ignore[arg-type]
     except (ValueError, AttributeError, TypeError):
-        raise ValidationError(f"token: {shown(value)} is not a UUID", field="token") from None
+        raise ValidationError(f"{field}: {shown(value)} is not a UUID", field=field) from None
 
 
 def ids(values: Iterable[object]) -> list[int]:

@@ -100,15 +100,13 @@ class AsyncQueue:
         fails between two, `PartialPush` carries the `batch_id` with which the same call completes it, doubling nothing.
         With `connection` everything happens in your transaction (see `push`).
         """
-        batch = uuid4() if batch_id is None else validate.token(batch_id)
+        batch = uuid4() if batch_id is None else validate.token(batch_id, "batch_id")
         say.conflict(on_conflict)
         if connection is not None:
             counts = await self._push_borrowed(borrow(connection), items, on_conflict, batch_id and batch, progress)
             return PushReport(batch, **counts)
         with Spool(largest=validate.LARGEST_EVER) as spool:
-            async for some in batches(items, BATCH):
-                spool.add(some)
-            spool.finish()
+            await fill(spool, items)
             if not spool.rows:
                 return PushReport(batch)
             queue_id = await persistently(lambda: self._check_sizes(spool))
@@ -144,9 +142,7 @@ class AsyncQueue:
         that transaction is all or nothing already."""
         totals: Counter[str] = Counter()
         with Spool(largest=validate.LARGEST_EVER) as spool:
-            async for some in batches(items, BATCH):
-                spool.add(some)
-            spool.finish()
+            await fill(spool, items)
             if spool.parts > 1:  # under autocommit nothing undoes the chunks before the one that is refused
                 with refusals():
                     ((_, largest),) = await run(say.LIMIT_AS_TEXT, [self.name])
@@ -505,6 +501,12 @@ class AsyncQueue:
 
     async def verify(self) -> Verification:
         return await verify(self._database, self.name)
+
+
+async def fill(spool: Spool, items: Items[Json | NewTask | None]) -> None:
+    async for some in batches(items, BATCH):
+        spool.add(some)
+    spool.finish()
 
 
 async def copy(connection: AsyncConnection, columns: str, data: bytes) -> None:

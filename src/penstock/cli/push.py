@@ -52,7 +52,7 @@ def push(
     Example: penstock push mail --file tasks.jsonl --on-conflict update
     """
     queue_name(queue)
-    batch = told_batch(batch_id)
+    batch = uuid4() if batch_id is None else token(batch_id, "batch_id")
     conflict(on_conflict)
     with opened(file) as source:
         typed = file == "-" and sys.stdin.isatty()
@@ -61,13 +61,6 @@ def push(
             counts = checked(lines) if dry_run else pushed(shell, queue, lines, cast("OnConflict", on_conflict), batch)
     said = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
     shell.answer(counts | ({"dry_run": True} if dry_run else {}), said or "nothing to push")
-
-
-def told_batch(given: str | None) -> UUID:
-    try:
-        return uuid4() if given is None else token(given)
-    except ValidationError:
-        raise ValidationError(f"batch_id: {shown(given)} is not a UUID", field="batch_id") from None
 
 
 @contextmanager

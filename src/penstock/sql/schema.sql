@@ -1102,6 +1102,9 @@ begin
     end if;
 end
 $$;
+CREATE FUNCTION penstock.mentions(p_error text, p_reason text, p_text text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN (strpos(((COALESCE(p_error, ''::text) || ' '::text) || COALESCE(p_reason, ''::text)), p_text) > 0);
 CREATE FUNCTION penstock.nearest_queue(p_name text) RETURNS text
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1180,7 +1183,7 @@ begin
         where t.queue_id = v_queue.id and t.ended = any(p_states)
           and (p_ids is null or t.id = any(p_ids))
           and (p_kind is null or t.kind = p_kind)
-          and (p_error is null or strpos(coalesce(t.error, '') || ' ' || coalesce(t.reason, ''), p_error) > 0)
+          and (p_error is null or penstock.mentions(t.error, t.reason, p_error))
           and (p_before is null or t.ended_at < p_before)
         limit p_limit
         for update skip locked);
@@ -1192,7 +1195,7 @@ begin
               and (v_state = 'pending' and a.pending or v_state = 'planned' and not a.pending)
               and (p_ids is null or t.id = any(p_ids))
               and (p_kind is null or t.kind = p_kind)
-              and (p_error is null or strpos(coalesce(t.error, '') || ' ' || coalesce(t.reason, ''), p_error) > 0)
+              and (p_error is null or penstock.mentions(t.error, t.reason, p_error))
               and (p_before is null or t.created < p_before)
             limit p_limit - cardinality(v_gone)
             for update of t skip locked));
@@ -1412,7 +1415,7 @@ begin
         where t.queue_id = v_queue.id
           and (case when v_named then t.id = any(v_ids) and t.ended in ('dead', 'cancelled') else t.ended = 'dead' end)
           and (p_kind is null or t.kind = p_kind)
-          and (p_error is null or strpos(coalesce(t.error, '') || ' ' || coalesce(t.reason, ''), p_error) > 0)
+          and (p_error is null or penstock.mentions(t.error, t.reason, p_error))
           and (p_since is null or t.ended_at >= p_since)
         order by t.ended_at, t.id
         limit p_limit
@@ -1824,6 +1827,7 @@ begin
                 v_hit := v_hit || v_lease.ids[v_n + 1];
             end if;
         end loop;
+        continue when v_hit = '{}';
         update penstock.lease as l set open = v_lease.open, revoked = l.revoked || v_hit where l.token = v_lease.token;
         insert into penstock.history (task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt, outcome,
                                       kind, worker, subject)
@@ -2520,6 +2524,8 @@ REVOKE ALL ON FUNCTION penstock.left_out(p_queue_id integer, p_ids bigint[], p_t
 REVOKE ALL ON FUNCTION penstock.lock_documents(p_ids bigint[], p_named_only boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.make_history(p_day date) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.meet(p_queue_id integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.mentions(p_error text, p_reason text, p_text text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.mentions(p_error text, p_reason text, p_text text) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.nearest_queue(p_name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.note_audit(p_verb text, p_queue text, p_detail jsonb) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) FROM PUBLIC;

@@ -29,6 +29,11 @@ language sql security definer set search_path = pg_catalog, pg_temp as $$
     insert into penstock.audit (actor, verb, queue, detail) values (session_user, p_verb, p_queue, p_detail)
 $$;
 
+-- Whether a text is in what went wrong with a task.
+create or replace function penstock.mentions(p_error text, p_reason text, p_text text) returns boolean
+language sql immutable parallel safe
+return strpos(coalesce(p_error, '') || ' ' || coalesce(p_reason, ''), p_text) > 0;
+
 -- What became of those that a verb could not take: unknown, ended, active, or busy.
 create or replace function penstock.left_out(p_queue_id int, p_ids bigint[], p_taken bigint[])
 returns table (id bigint, result text)
@@ -132,6 +137,7 @@ begin
                 v_hit := v_hit || v_lease.ids[v_n + 1];
             end if;
         end loop;
+        continue when v_hit = '{}';
         update penstock.lease as l set open = v_lease.open, revoked = l.revoked || v_hit where l.token = v_lease.token;
 
         insert into penstock.history (task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt, outcome,
@@ -184,7 +190,7 @@ begin
         where t.queue_id = v_queue.id
           and (case when v_named then t.id = any(v_ids) and t.ended in ('dead', 'cancelled') else t.ended = 'dead' end)
           and (p_kind is null or t.kind = p_kind)
-          and (p_error is null or strpos(coalesce(t.error, '') || ' ' || coalesce(t.reason, ''), p_error) > 0)
+          and (p_error is null or penstock.mentions(t.error, t.reason, p_error))
           and (p_since is null or t.ended_at >= p_since)
         order by t.ended_at, t.id
         limit p_limit
@@ -322,7 +328,7 @@ begin
         where t.queue_id = v_queue.id and t.ended = any(p_states)
           and (p_ids is null or t.id = any(p_ids))
           and (p_kind is null or t.kind = p_kind)
-          and (p_error is null or strpos(coalesce(t.error, '') || ' ' || coalesce(t.reason, ''), p_error) > 0)
+          and (p_error is null or penstock.mentions(t.error, t.reason, p_error))
           and (p_before is null or t.ended_at < p_before)
         limit p_limit
         for update skip locked);
@@ -334,7 +340,7 @@ begin
               and (v_state = 'pending' and a.pending or v_state = 'planned' and not a.pending)
               and (p_ids is null or t.id = any(p_ids))
               and (p_kind is null or t.kind = p_kind)
-              and (p_error is null or strpos(coalesce(t.error, '') || ' ' || coalesce(t.reason, ''), p_error) > 0)
+              and (p_error is null or penstock.mentions(t.error, t.reason, p_error))
               and (p_before is null or t.created < p_before)
             limit p_limit - cardinality(v_gone)
             for update of t skip locked));
