@@ -12,6 +12,7 @@ SOURCES = {
     ROOT / "aio" / "database.py": ROOT / "database.py",
     ROOT / "aio" / "queue.py": ROOT / "queue.py",
     ROOT / "async_app.py": ROOT / "app.py",
+    ROOT / "async_inline.py": ROOT / "inline.py",
 }
 RULES = (
     (r"\basync (def|with|for)\b", r"\1"),
@@ -21,7 +22,10 @@ RULES = (
     (r"\bAsyncIterator\b", "Iterator"),
     (r"\bAwaitable\[(T|dict\[str, int\])\]", r"\1"),
     (r"\bAwaitable, ", ""),
-    (r"\bAsync(Connection(?:Pool)?|Cursor|Database|Queue|Penstock)\b", r"\1"),
+    (r"\bAsync(Connection(?:Pool)?|Cursor|Database|Handler|Queue|Penstock)\b", r"\1"),
+    (r"\bperform_async\b", "perform"),
+    (r"\bimport async_inline\b", "import inline"),
+    (r"\basync_inline\.", "inline."),
     (r"\bpenstock\.aio import queue\b", "penstock import queue"),
     (r"\bpenstock\.aio\.", "penstock."),
     # A pair of parentheses that only held an await.
@@ -32,7 +36,7 @@ HEADER = "# Made from {source} by scripts/make_sync.py (`make generate`): edit t
 
 def sync(source: Path) -> str:
     text = source.read_text("utf-8")
-    text = re.sub(r"`penstock\.app` is made from this file \(see `penstock\.aio`\)\.", "", text)
+    text = re.sub(r"`penstock\.\w+` is made from this file( \(see `penstock\.aio`\))?\.", "", text)
     for pattern, replacement in RULES:
         text = re.sub(pattern, replacement, text)
     text = re.sub(r'(""".*?) *"""', r'\1"""', text, count=1)

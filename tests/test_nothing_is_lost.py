@@ -102,7 +102,8 @@ ONE_STATEMENT = """
         p_hint penstock.place default null, p_may_alone boolean default true, p_durable boolean default true
     ) returns table (
         token uuid, until timestamptz, id bigint, kind text, subject text, payload jsonb, priority smallint,
-        due timestamptz, attempt int, iterations int, created timestamptz
+        due timestamptz, attempt int, iterations int, created timestamptz,
+        since timestamptz, alone boolean
     ) language sql as $$
         with paused as materialized (
             select pg_sleep(0.004)
@@ -118,7 +119,8 @@ ONE_STATEMENT = """
             from chosen as c having count(*) > 0
             returning token, until
         )
-        select l.token, l.until, t.id, t.kind, t.subject, t.payload, t.priority, c.due, 1, t.iterations, t.created
+        select l.token, l.until, t.id, t.kind, t.subject, t.payload, t.priority, c.due, 1, t.iterations, t.created,
+               t.since, false
         from chosen as c join penstock.task as t on t.id = c.task_id, leased as l
     $$
 """

@@ -219,12 +219,18 @@ class Model:
         taken = ["skipped" if self.subject(task.subject) else "created" for task in tasks]
         return [result if n in winners else "superseded" for n, result in enumerate(taken)]
 
-    # Claim: by (priority, due, id), and never more tasks than the smallest company among them.
+    # Claim: by (priority, due, id), and never more tasks than the smallest company among them. Who has nothing to lose
+    # takes first what must be alone.
 
     def eligible(self, may_alone: bool, hint: Place | None = None, held: Collection[int] = ()) -> list[Doc]:
         pending = (doc for doc in self.docs.values() if doc.state == "pending" and doc.id not in held)
         found = (doc for doc in pending if (may_alone or doc.company != 1) and (hint is None or doc.place >= hint))
         return sorted(found, key=lambda doc: doc.place)
+
+    def within_reach(self, limit: int, may_alone: bool, hint: Place | None, held: Collection[int] = ()) -> list[Doc]:
+        found = self.eligible(may_alone, hint, held)
+        alone = [doc for doc in found if doc.company == 1] if hint is None else []
+        return alone[:1] or found[:limit]
 
     def choose(
         self,
@@ -237,22 +243,22 @@ class Model:
     ) -> list[Doc]:
         """A hinted claim that finds too few looks from the start, and only that one expires and promotes. Rows and
         leases that another transaction holds are passed over."""
-        found = self.eligible(may_alone, hint, held)[:limit]
+        found = self.within_reach(limit, may_alone, hint, held)
         if hint is None or len(found) < limit:
             self.expire(now, [lease.token for lease in self.overdue(now) if lease.token != settling])
             self.promote(now)
-            found = self.eligible(may_alone, None, held)[:limit]
+            found = self.within_reach(limit, may_alone, None, held)
         while found and len(found) > min((doc.company for doc in found if doc.company), default=len(found)):
             found.pop()
         return found
 
-    def take(self, token: UUID, worker: str, now: datetime, until: datetime, docs: list[Doc], may_alone: bool) -> Lease:
-        """A lease is alone when it holds one task and the worker had nothing else in flight."""
+    def take(self, token: UUID, worker: str, now: datetime, until: datetime, docs: list[Doc], exclusive: bool) -> Lease:
+        """A lease is alone when it holds one task, and the worker has, and takes, nothing else."""
         was = tuple(replace(doc) for doc in docs)
         for doc in docs:
             doc.state = "active"
         self.leases[token] = Lease(
-            token, worker, now, until, may_alone and len(docs) == 1, was, {doc.id for doc in docs}
+            token, worker, now, until, exclusive and len(docs) == 1, was, {doc.id for doc in docs}
         )
         return self.leases[token]
 
@@ -755,7 +761,9 @@ class QueueMachine(RuleBasedStateMachine):
         assert_companions(chosen, limit, may_alone)
         self.last[client, at] = chosen[-1].place
         assert token(claim) not in model.leases
-        model.take(token(claim), worker, self.now, until, chosen, may_alone)
+        exclusive = may_alone and (limit == 1 or chosen[0].company == 1)
+        assert claim.alone == (exclusive and len(chosen) == 1)
+        model.take(token(claim), worker, self.now, until, chosen, exclusive)
         self.claims.append((at, claim))
         return claim.ids
 
@@ -1000,7 +1008,7 @@ class QueueMachine(RuleBasedStateMachine):
         model, sql = self.models[at], self.world.raw[0]
         self.expire(1, at, None)
         self.promote(1, at, None)
-        held = {doc.id for doc in model.eligible(may_alone)[:first]}
+        held = {doc.id for doc in model.within_reach(first, may_alone, None)}
         chosen = model.choose(self.now, first, may_alone)
         sql.execute("begin")
         rows = self.claimed_in_sql(0, at, first, may_alone, None)
@@ -1009,7 +1017,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.check()
         sql.execute("commit" if commits else "rollback")
         if commits and rows:
-            model.take(rows[0][0], "w0", self.now, rows[0][1], chosen, may_alone)
+            exclusive = may_alone and (first == 1 or chosen[0].company == 1)
+            model.take(rows[0][0], "w0", self.now, rows[0][1], chosen, exclusive)
             unread = [None] * (len(Task._fields) - 1)  # only ids are needed
             tasks = tuple(Task._make((row[2], *unread)) for row in rows)
             self.claims.append((at, Claim(self.names[at], rows[0][0], rows[0][1], tasks)))

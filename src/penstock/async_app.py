@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
+from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar, overload
+from uuid import UUID
 
-from penstock import migrate
+from penstock import async_inline, migrate
 from penstock.aio import queue
-from penstock.aio.colour import in_thread
+from penstock.aio.colour import Items, each, in_thread
 from penstock.aio.database import AsyncDatabase
 from penstock.aio.queue import AsyncQueue
 from penstock.dsn import find_dsn
-from penstock.model import Duration, QueueSettings, QueueStatus, Repair, Verification
-from penstock.retry import Strategy
-from penstock.validate import queue_name
+from penstock.errors import ValidationError, shown
+from penstock.handlers import Registry, Spec
+from penstock.handlers.registry import Hook, Mode, spec_of
+from penstock.model import (
+    Duration,
+    Json,
+    NewTask,
+    OnConflict,
+    Pushed,
+    PushReport,
+    QueueSettings,
+    QueueStatus,
+    Repair,
+    Verification,
+)
+from penstock.retry import Custom, Policy, Strategy
+from penstock.validate import at, queue_name
+
+H = TypeVar("H", bound=Hook)
 
 
 class AsyncPenstock:
@@ -34,6 +54,7 @@ class AsyncPenstock:
             found, source=source, max_connections=max_connections, timeout=timeout, rehearse=rehearse
         )
         self._queues: dict[str, AsyncQueue] = {}
+        self.registry = Registry()
 
     def __repr__(self) -> str:
         return f"<AsyncPenstock {self._database!r}>"
@@ -102,6 +123,89 @@ class AsyncPenstock:
             known = self._queues.setdefault(name, AsyncQueue(self._database, name))
         return known
 
+    # --- handlers ---------------------------------------------------------------------------------------------------
+
+    @overload
+    def task(self, function: Callable[..., Any], /) -> AsyncHandler: ...
+
+    @overload
+    def task(
+        self,
+        function: None = None,
+        /,
+        *,
+        queue: str = ...,
+        kind: str | None = ...,
+        retry: Strategy | Policy | Custom | str | None = ...,
+        max_attempts: int | None = ...,
+        timeout: Duration | None = ...,
+        priority: int = ...,
+        batch: int | None = ...,
+        run: Mode | None = ...,
+    ) -> Callable[[Callable[..., Any]], AsyncHandler]: ...
+
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        queue: str = "default",
+        kind: str | None = None,
+        retry: Strategy | Policy | Custom | str | None = None,
+        max_attempts: int | None = None,
+        timeout: Duration | None = None,
+        priority: int = 5,
+        batch: int | None = None,
+        run: Mode | None = None,
+    ) -> AsyncHandler | Callable[[Callable[..., Any]], AsyncHandler]:
+        """Makes a function the handler of a kind of tasks: sync, async, or, with `batch=n`, of up to n tasks at once.
+
+        `kind` is by default the function's name. `retry`, `max_attempts` and `timeout` stand above the queue's own.
+        A sync handler runs in a thread, or, when it has a timeout, in a process that can be ended (`run=` says which).
+        """
+
+        def decorate(given: Callable[..., Any]) -> AsyncHandler:
+            spec = spec_of(
+                given,
+                queue=queue,
+                kind=kind,
+                retry=retry,
+                max_attempts=max_attempts,
+                timeout=timeout,
+                priority=priority,
+                batch=batch,
+                run=run,
+            )
+            return AsyncHandler(self, self.registry.add(spec))
+
+        return decorate if function is None else decorate(function)
+
+    def on_start(self, hook: H) -> H:
+        """Called in each worker process before its first task."""
+        self.registry.starting.append(hook)
+        return hook
+
+    def on_stop(self, hook: H) -> H:
+        """Called in each worker process after its last task."""
+        self.registry.stopping.append(hook)
+        return hook
+
+    def on_dead(self, hook: H) -> H:
+        """Called as hook(task, error) in the worker that settled a task when that made it dead. Best effort: of a task
+        that dies because it killed its workers, nobody is left to tell."""
+        self.registry.dying.append(hook)
+        return hook
+
+    async def drain_inline(self, *queues: str, most: int | None = None) -> dict[str, int]:
+        """Runs what is due now, here, without a worker: for your tests. All queues with handlers, or these. Answers how
+        many tasks ended in which state."""
+        names = queues or tuple(self.registry.queues())
+        for name in names:
+            self.registry.check_served(name)
+        return dict(await async_inline.drain(self.registry, [self.queue(name) for name in names], most))
+
+    # --- all queues -------------------------------------------------------------------------------------------------
+
     async def queues(self) -> list[QueueSettings]:
         return await queue.settings(self._database)
 
@@ -125,4 +229,72 @@ class AsyncPenstock:
         self, worker: str, queues: list[str], *, slots: int = 1, busy: int = 0, host: str = "", pid: int | None = None
     ) -> dict[str, str]:
         """A worker lives: idle ones are woken by pushes. Answers the channel of each queue, to LISTEN on."""
-        return await queue.beat(self._database, worker, queues, slots=slots, busy=busy, host=host, pid=pid)
+        found = await queue.beat(self._database, worker, queues, slots=slots, busy=busy, host=host, pid=pid)
+        return {name: standing.channel for name, standing in found.items()}
+
+
+class AsyncHandler:
+    """A decorated function: called, it runs here and now; pushed, it is a task for a worker."""
+
+    def __init__(self, app: AsyncPenstock, spec: Spec) -> None:
+        functools.update_wrapper(self, spec.function)
+        self.spec = spec
+        self._app = app
+
+    def __repr__(self) -> str:
+        return f"<AsyncHandler {self.spec.name}>"
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.spec.function(*arguments, **named)
+
+    async def push(
+        self,
+        *arguments: Any,
+        subject: str | None = None,
+        due: datetime | None = None,
+        priority: int | None = None,
+        on_conflict: OnConflict = "skip",
+        connection: object | None = None,
+        **named: Any,
+    ) -> Pushed:
+        """One task, with the arguments of a call: those it would not take are refused here."""
+        return await self._app.queue(self.spec.queue).push(
+            self.spec.payload(arguments, named),
+            subject=subject,
+            kind=self.spec.kind,
+            due=due,
+            priority=self.spec.priority if priority is None else priority,
+            on_conflict=on_conflict,
+            connection=connection,
+        )
+
+    async def push_many(
+        self,
+        items: Items[Json | NewTask],
+        *,
+        on_conflict: OnConflict = "skip",
+        batch_id: UUID | None = None,
+        progress: Callable[[int], None] | None = None,
+        connection: object | None = None,
+    ) -> PushReport:
+        """Many: each a dict of arguments, or a NewTask with them as its payload. One that the handler would not take
+        refuses the whole call."""
+        return await self._app.queue(self.spec.queue).push_many(
+            each(items, self._one),
+            on_conflict=on_conflict,
+            batch_id=batch_id,
+            progress=progress,
+            connection=connection,
+        )
+
+    def _one(self, n: int, item: Json | NewTask) -> NewTask:
+        return at(n, self._new_task, item)
+
+    def _new_task(self, item: Json | NewTask) -> NewTask:
+        task = item if isinstance(item, NewTask) else NewTask(item, priority=self.spec.priority)
+        payload = {} if task.payload is None else task.payload
+        if type(payload) is not dict:
+            raise ValidationError(f"arguments: {shown(payload)} is not a dict of arguments", field="arguments")
+        if self.spec.arguments is not None:
+            self.spec.arguments.checked(payload)
+        return task._replace(payload=payload, kind=self.spec.kind)

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import ParamSpec, TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 P = ParamSpec("P")
 
 Items = Iterable[T]
@@ -36,6 +37,10 @@ def batches(items: Items[T], size: int) -> Iterator[list[T]]:
     source = iter(items)
     while batch := list(islice(source, size)):
         yield batch
+
+
+def each(items: Items[T], change: Callable[[int, T], R]) -> Iterator[R]:
+    return (change(n, item) for n, item in enumerate(items))
 
 
 def in_thread(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import psycopg
 import psycopg_pool
-from psycopg import pq
+from psycopg import pq, sql
 from psycopg.rows import TupleRow
 
-from penstock.colour import Lock, Place, deserted, here, to_the_end
-from penstock.errors import CommitUnknown, Unavailable, ValidationError
+from penstock.colour import Lock, Place, deserted, here, sleep, to_the_end
+from penstock.errors import CommitUnknown, HandlerMisuse, Unavailable, ValidationError
 from penstock.wire import (
     CONTRACT,
     SETTINGS,
@@ -73,6 +74,33 @@ class Database:
         restarted server) fails at BEGIN, when nothing has happened yet: another one is taken."""
         with self._connection() as connection, committed(connection, self._end):
             yield connection
+
+    @contextmanager
+    def lent(self, mark: str) -> Iterator[Connection]:
+        """A transaction for somebody else's statements. Their errors stay theirs; only we may end it: `still_lent` knows
+        it by the mark, which ends with it."""
+        with self._connection() as connection, committed(connection, self._end, ours=False):
+            connection.execute("select set_config('penstock.lent', %s, true)", (mark,))
+            yield connection
+
+    def notified(self, channels: Iterable[str]) -> Iterator[str]:
+        """The channels on which somebody notifies, one by one, for ever. Behind a pooler by transactions none comes."""
+        with self.session() as connection:
+            for channel in channels:
+                connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+            for notice in connection.notifies():
+                yield notice.channel
+
+    def reconnect(self) -> None:
+        """Waits until PostgreSQL can be reached, then begins with new connections: the pool would wait longer and
+        longer between its tries."""
+        while True:
+            try:
+                self.connect().close()
+                break
+            except Unavailable:
+                sleep(random.uniform(0.1, 0.5))  # noqa: S311 - so that a fleet does not come all at once
+        self.close()
 
     @contextmanager
     def session(self) -> Iterator[Connection]:
@@ -152,6 +180,7 @@ class Database:
             min_size=0,
             max_size=self._max_connections,
             timeout=self._timeout,
+            reconnect_timeout=1.0,  # then the next who asks tries anew; by itself it would wait longer and longer
             open=False,
         )
         pool.open()
@@ -182,11 +211,11 @@ def configured(connection: Connection) -> None:
 
 
 @contextmanager
-def committed(connection: Connection, end: str) -> Iterator[None]:
+def committed(connection: Connection, end: str, *, ours: bool = True) -> Iterator[None]:
     """COMMIT at the end (ROLLBACK, if it is a rehearsal), ROLLBACK on any error; an error while COMMIT is under way is
     told apart."""
     try:
-        with translated():
+        with translated() if ours else nullcontext():
             yield
     except BaseException:
         rollback(connection)
@@ -201,6 +230,18 @@ def committed(connection: Connection, end: str) -> Iterator[None]:
         raise as_ours(error) from error
     except psycopg.Error as error:
         raise as_ours(error) from error
+
+
+def still_lent(connection: Connection, mark: str) -> None:
+    """Refuses a connection that was closed, or whose transaction was ended, by whom it was lent to."""
+    if connection.closed or connection.info.transaction_status == pq.TransactionStatus.IDLE:
+        raise HandlerMisuse(ENDED, hint="Leave it open: it is committed, with the task, at the end of the block.")
+    row = connection.execute("select current_setting('penstock.lent', true)").fetchone()
+    if row != (mark,):
+        raise HandlerMisuse(ENDED, hint="Leave it open: it is committed, with the task, at the end of the block.")
+
+
+ENDED = "the handler closed the connection of transaction(), or ended its transaction"
 
 
 def rollback(connection: Connection) -> None:

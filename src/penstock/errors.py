@@ -7,7 +7,8 @@
     ├── NotFound             PS2001  no such queue or task                             exit 1
     ├── Conflict             PS2002  the present state does not allow it               exit 1
     │   ├── Taken                    a subject exists already
-    │   └── LeaseLost        PS2003  the lease is no longer ours; nothing was changed  exit 1
+    │   ├── LeaseLost        PS2003  the lease is no longer ours; nothing was changed  exit 1
+    │   └── HandlerMisuse    PS2004  a handler ended a transaction that was lent to it exit 1
     ├── ConfigError          PS3001  where to connect, or how, is not known            exit 3
     │   ├── AuthError        PS3002  PostgreSQL refused the user or password           exit 3
     │   └── SchemaVersionError  PS3003  the schema is missing, older or newer          exit 3
@@ -104,6 +105,12 @@ class LeaseLost(Conflict):
     @property
     def reason(self) -> str:
         return "cancelled" if self.revoked and not self.refused else "lost"
+
+
+class HandlerMisuse(Conflict):
+    """The connection of `transaction()` was closed, or its transaction ended, by the handler it was lent to."""
+
+    code = "PS2004"
 
 
 class ConfigError(PenstockError):

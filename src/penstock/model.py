@@ -82,6 +82,7 @@ class Task(NamedTuple):
     iterations: int
     due_micros: int
     created_micros: int
+    since_micros: int | None = None
 
     @property
     def due(self) -> datetime:
@@ -90,6 +91,11 @@ class Task(NamedTuple):
     @property
     def created(self) -> datetime:
         return from_micros(self.created_micros)
+
+    @property
+    def since(self) -> datetime:
+        """When its age began: at its push, re-opening or redrive, or at its last success."""
+        return from_micros(self.created_micros if self.since_micros is None else self.since_micros)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,8 @@ class Claim:
     token: UUID | None
     until: datetime | None
     tasks: tuple[Task, ...]
+    pid: int | None = None  # the process it was made in; a fork of it may not settle
+    alone: bool = False  # its task took a worker down with it before: take nothing else until it is settled
 
     @property
     def ids(self) -> list[int]:
@@ -110,6 +118,14 @@ class Claim:
 
     def __len__(self) -> int:
         return len(self.tasks)
+
+
+class Standing(NamedTuple):
+    """What a worker is told of a queue when it beats: where pushes wake it, and whether a task waits there that must be
+    alone in its process."""
+
+    channel: str
+    alone: bool
 
 
 class Extended(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from penstock import statements as say
 from penstock import validate
 from penstock.borrowed import Run, borrow, refusals
 from penstock.colour import Items, batches, sleep
-from penstock.database import Connection, Database, fetch_raw
+from penstock.database import Connection, Database, fetch_raw, still_lent
 from penstock.errors import LeaseLost, NotFound, PartialPush, Taken, Unavailable
 from penstock.model import (
     Claim,
@@ -34,6 +34,7 @@ from penstock.model import (
     QueueSettings,
     QueueStatus,
     Repair,
+    Standing,
     State,
     Verification,
 )
@@ -56,6 +57,10 @@ class Queue:
 
     def __repr__(self) -> str:
         return f"<Queue {self.name}>"
+
+    @property
+    def dsn(self) -> str:
+        return self._database.dsn
 
     # --- push -------------------------------------------------------------------------------------------------------
 
@@ -341,6 +346,23 @@ class Queue:
             raise LeaseLost(say.LOST, refused=say.ids_of(claim))
         return say.settled(rows)
 
+    @contextmanager
+    def settling(self, claim: Claim, id_: int, outcome: Callable[[], Outcome] = Outcome.done) -> Iterator[Connection]:
+        """A transaction for your own writes that settles a task as its last statement: both happen, or neither.
+
+        LeaseLost, and nothing was written, if the task is no longer ours. It is committed here: who commits, rolls back
+        or closes it gets HandlerMisuse, and the task is not settled.
+        """
+        mark = uuid4().hex
+        with self._database.lent(mark) as connection:
+            yield connection
+            with translated():
+                still_lent(connection, mark)
+                parameters = say.settle_parameters(claim, {id_: outcome()}, self.name)
+                assert parameters is not None
+                rows = connection.execute(say.SETTLE, parameters, binary=True).fetchall()
+                say.settled(rows)
+
     # --- what people do to tasks that are there ---------------------------------------------------------------------
 
     def cancel(
@@ -491,6 +513,13 @@ class Queue:
         assert row is not None
         return gone + int(row[0])
 
+    def set_kinds(self, kinds: list[Json]) -> int:
+        """What the code knows of its kinds (retry, max_attempts, timeout), so that settle and expiry agree with it.
+        Workers do this at their start. Answers how many changed."""
+        with self._database.transaction() as connection:
+            row = connection.execute(say.SET_KINDS, (self.name, orjson.dumps(kinds).decode())).fetchone()
+        return int(row[0]) if row else 0
+
     def status(self) -> QueueStatus:
         return status(self._database, self.name)[0]
 
@@ -571,13 +600,16 @@ def beat(
     busy: int,
     host: str = "",
     pid: int | None = None,
-) -> dict[str, str]:
-    """A worker lives. Answers the channel of each of its queues, on which pushes wake it."""
+    requested_at: datetime | None = None,
+) -> dict[str, Standing]:
+    """A worker lives."""
+    parameters = (worker, queues, slots, busy, host, pid, requested_at)
     with database.transaction() as connection:
-        rows = (
-            connection.execute(
-                "select queue, channel from penstock.beat(%s, %s::text[], %s, %s, %s, %s)",
-                (worker, queues, slots, busy, host, pid),
-            )
-        ).fetchall()
-    return {str(queue): str(channel) for queue, channel in rows}
+        rows = connection.execute(say.BEAT, parameters).fetchall()
+    return {str(queue): Standing(str(channel), bool(alone)) for queue, channel, alone in rows}
+
+
+def leave(database: Database, worker: str) -> None:
+    """A worker goes."""
+    with database.transaction() as connection:
+        connection.execute(say.LEAVE, (worker,))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -164,6 +164,19 @@ class Progressive:
 
     def to_json(self) -> dict[str, Any]:
         return {"type": "progressive", "tiers": [list(tier) for tier in self.tiers]}
+
+
+# What an application may decide itself: the error, failures so far, age; None: stop trying.
+Policy = Callable[[BaseException, int, timedelta], Duration | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Custom:
+    """A function of your own. It runs in the worker; what happens without one, an expiry or another client's settle,
+    follows the fallback, which is stored (none: the queue's own strategy)."""
+
+    policy: Policy
+    fallback: Strategy | None = None
 
 
 PROGRESSIVE: tuple[tuple[Duration, Duration], ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -162,10 +163,11 @@ ITEM = re.compile(r"^item (\d+):")
 
 # --- claim, extend, settle, release -----------------------------------------------------------------------------------
 
-# All rows of a claim share one token and one end: sent once.
+# All rows of a claim share one token, one end, and whether it is alone: sent once.
 CLAIM = """
-    select id, kind, subject, payload, priority, attempt, iterations, due, created,
-           case when row_number() over () = 1 then token end, case when row_number() over () = 1 then until end
+    select id, kind, subject, payload, priority, attempt, iterations, due, created, since,
+           case when row_number() over () = 1 then token end, case when row_number() over () = 1 then until end,
+           case when row_number() over () = 1 then alone end
     from penstock.claim(%s, %s, %s, %s, penstock.at_place(%s::smallint, %s::timestamptz, %s::bigint), %s, false)
 """
 EXTEND = "select until, revoked, open from penstock.extend(%s, %s)"
@@ -206,12 +208,11 @@ class Hint:
 def claimed(queue: str, rows: list[tuple[Any, ...]]) -> Claim:
     if not rows:
         return Claim(queue, None, None, ())
-    ids, kinds, subjects, payloads, priorities, attempts, iterations, dues, created, tokens, untils = zip(
-        *rows, strict=True
-    )
-    decoded = validate.decode_payloads(payloads)
-    columns = zip(ids, kinds, subjects, decoded, priorities, attempts, iterations, dues, created, strict=True)
-    return Claim(queue, UUID(bytes=tokens[0]), from_micros(untils[0]), tuple(map(Task._make, columns)))
+    columns = [*zip(*rows, strict=True)]
+    *_, tokens, untils, alone = columns
+    columns[3] = validate.decode_payloads(columns[3])  # type: ignore[call-overload]
+    tasks = tuple(map(Task._make, zip(*columns[:-3], strict=True)))
+    return Claim(queue, UUID(bytes=tokens[0]), from_micros(untils[0]), tasks, os.getpid(), alone[0])
 
 
 UNREADABLE = Outcome.dead("payload: it is nested too deep to be read", error_class="PayloadError")
@@ -234,6 +235,11 @@ def extended(row: tuple[Any, ...] | None, claim: Claim | UUID | str) -> Extended
 def token_of(claim: Claim | UUID | str, queue: str) -> UUID:
     if isinstance(claim, Claim) and claim.queue != queue:
         raise ValidationError(f"claim: it is of queue {claim.queue!r}, not {queue!r}", field="claim")
+    if isinstance(claim, Claim) and claim.pid not in (None, os.getpid()):
+        raise Conflict(
+            f"claim: it was made by process {claim.pid}, this is {os.getpid()}",
+            hint="A forked child has its parent's claims, and may not settle them.",
+        )
     return validate.token(claim.token if isinstance(claim, Claim) else claim)
 
 
@@ -402,6 +408,9 @@ VERIFY = "select area, queue, what, expected, found from penstock.verify(%s)"
 DROPPED = "select coalesce(sum((totals->>'orphaned')::bigint), 0)::bigint from penstock.status(%s)"
 REPAIR = "select queue, what, rows from penstock.repair(%s)"
 UPKEEP = "select part, rows from penstock.upkeep()"
+BEAT = "select queue, channel, alone from penstock.beat(%s, %s::text[], %s, %s, %s, %s, %s)"
+LEAVE = "select penstock.leave(%s)"
+SET_KINDS = "select penstock.set_kinds(%s, %s::jsonb)"
 
 
 def create_queue(name: str, exist_ok: bool, options: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:

@@ -68,7 +68,8 @@ def test_company_shrinks_by_eighths(queue: Queue, clock: Clock, sql: Connection)
     assert len(queue.claim(64)) == 8
     assert sql.execute("select distinct company from penstock.agenda").fetchall() == [(8,)]
     clock.advance(11)
-    assert len(queue.claim(64)) == 8, "the others first: they were due before"
+    assert len(queue.claim(64)) == 1, "who has nothing else to lose takes first what must be alone"
+    assert len(queue.claim(64, may_alone=False)) == 8, "who has takes the others"
     queue.push()
     assert sql.execute("select count(*) from penstock.agenda where company = 0").fetchone() == (1,)
 

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import ParamSpec, TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 P = ParamSpec("P")
 
 Items = Iterable[T] | AsyncIterable[T]
@@ -49,6 +50,15 @@ async def batches(items: Items[T], size: int) -> AsyncIterator[list[T]]:
     while batch := list(islice(source, size)):
         yield batch
         await asyncio.sleep(0)
+
+
+async def each(items: Items[T], change: Callable[[int, T], R]) -> AsyncIterator[R]:
+    """Items changed one by one, with their numbers."""
+    n = 0
+    async for some in batches(items, 1000):
+        for item in some:
+            yield change(n, item)
+            n += 1
 
 
 async def in_thread(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import random
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import psycopg
 import psycopg_pool
-from psycopg import pq
+from psycopg import pq, sql
 from psycopg.rows import TupleRow
 
-from penstock.aio.colour import Lock, Place, deserted, here, to_the_end
-from penstock.errors import CommitUnknown, Unavailable, ValidationError
+from penstock.aio.colour import Lock, Place, deserted, here, sleep, to_the_end
+from penstock.errors import CommitUnknown, HandlerMisuse, Unavailable, ValidationError
 from penstock.wire import (
     CONTRACT,
     SETTINGS,
@@ -72,6 +73,33 @@ class AsyncDatabase:
         restarted server) fails at BEGIN, when nothing has happened yet: another one is taken."""
         async with self._connection() as connection, committed(connection, self._end):
             yield connection
+
+    @asynccontextmanager
+    async def lent(self, mark: str) -> AsyncIterator[AsyncConnection]:
+        """A transaction for somebody else's statements. Their errors stay theirs; only we may end it: `still_lent` knows
+        it by the mark, which ends with it."""
+        async with self._connection() as connection, committed(connection, self._end, ours=False):
+            await connection.execute("select set_config('penstock.lent', %s, true)", (mark,))
+            yield connection
+
+    async def notified(self, channels: Iterable[str]) -> AsyncIterator[str]:
+        """The channels on which somebody notifies, one by one, for ever. Behind a pooler by transactions none comes."""
+        async with self.session() as connection:
+            for channel in channels:
+                await connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+            async for notice in connection.notifies():
+                yield notice.channel
+
+    async def reconnect(self) -> None:
+        """Waits until PostgreSQL can be reached, then begins with new connections: the pool would wait longer and
+        longer between its tries."""
+        while True:
+            try:
+                await (await self.connect()).close()
+                break
+            except Unavailable:
+                await sleep(random.uniform(0.1, 0.5))  # noqa: S311 - so that a fleet does not come all at once
+        await self.close()
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[AsyncConnection]:
@@ -151,6 +179,7 @@ class AsyncDatabase:
             min_size=0,
             max_size=self._max_connections,
             timeout=self._timeout,
+            reconnect_timeout=1.0,  # then the next who asks tries anew; by itself it would wait longer and longer
             open=False,
         )
         await pool.open()
@@ -181,11 +210,11 @@ async def configured(connection: AsyncConnection) -> None:
 
 
 @asynccontextmanager
-async def committed(connection: AsyncConnection, end: str) -> AsyncIterator[None]:
+async def committed(connection: AsyncConnection, end: str, *, ours: bool = True) -> AsyncIterator[None]:
     """COMMIT at the end (ROLLBACK, if it is a rehearsal), ROLLBACK on any error; an error while COMMIT is under way is
     told apart."""
     try:
-        with translated():
+        with translated() if ours else nullcontext():
             yield
     except BaseException:
         await rollback(connection)
@@ -200,6 +229,18 @@ async def committed(connection: AsyncConnection, end: str) -> AsyncIterator[None
         raise as_ours(error) from error
     except psycopg.Error as error:
         raise as_ours(error) from error
+
+
+async def still_lent(connection: AsyncConnection, mark: str) -> None:
+    """Refuses a connection that was closed, or whose transaction was ended, by whom it was lent to."""
+    if connection.closed or connection.info.transaction_status == pq.TransactionStatus.IDLE:
+        raise HandlerMisuse(ENDED, hint="Leave it open: it is committed, with the task, at the end of the block.")
+    row = await (await connection.execute("select current_setting('penstock.lent', true)")).fetchone()
+    if row != (mark,):
+        raise HandlerMisuse(ENDED, hint="Leave it open: it is committed, with the task, at the end of the block.")
+
+
+ENDED = "the handler closed the connection of transaction(), or ended its transaction"
 
 
 async def rollback(connection: AsyncConnection) -> None:

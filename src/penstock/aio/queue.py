@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from penstock import statements as say
 from penstock import validate
 from penstock.aio.borrowed import Run, borrow, refusals
 from penstock.aio.colour import Items, batches, sleep
-from penstock.aio.database import AsyncConnection, AsyncDatabase, fetch_raw
+from penstock.aio.database import AsyncConnection, AsyncDatabase, fetch_raw, still_lent
 from penstock.errors import LeaseLost, NotFound, PartialPush, Taken, Unavailable
 from penstock.model import (
     Claim,
@@ -33,6 +33,7 @@ from penstock.model import (
     QueueSettings,
     QueueStatus,
     Repair,
+    Standing,
     State,
     Verification,
 )
@@ -55,6 +56,10 @@ class AsyncQueue:
 
     def __repr__(self) -> str:
         return f"<AsyncQueue {self.name}>"
+
+    @property
+    def dsn(self) -> str:
+        return self._database.dsn
 
     # --- push -------------------------------------------------------------------------------------------------------
 
@@ -344,6 +349,25 @@ class AsyncQueue:
             raise LeaseLost(say.LOST, refused=say.ids_of(claim))
         return say.settled(rows)
 
+    @asynccontextmanager
+    async def settling(
+        self, claim: Claim, id_: int, outcome: Callable[[], Outcome] = Outcome.done
+    ) -> AsyncIterator[AsyncConnection]:
+        """A transaction for your own writes that settles a task as its last statement: both happen, or neither.
+
+        LeaseLost, and nothing was written, if the task is no longer ours. It is committed here: who commits, rolls back
+        or closes it gets HandlerMisuse, and the task is not settled.
+        """
+        mark = uuid4().hex
+        async with self._database.lent(mark) as connection:
+            yield connection
+            with translated():
+                await still_lent(connection, mark)
+                parameters = say.settle_parameters(claim, {id_: outcome()}, self.name)
+                assert parameters is not None
+                rows = await (await connection.execute(say.SETTLE, parameters, binary=True)).fetchall()
+                say.settled(rows)
+
     # --- what people do to tasks that are there ---------------------------------------------------------------------
 
     async def cancel(
@@ -496,6 +520,13 @@ class AsyncQueue:
         assert row is not None
         return gone + int(row[0])
 
+    async def set_kinds(self, kinds: list[Json]) -> int:
+        """What the code knows of its kinds (retry, max_attempts, timeout), so that settle and expiry agree with it.
+        Workers do this at their start. Answers how many changed."""
+        async with self._database.transaction() as connection:
+            row = await (await connection.execute(say.SET_KINDS, (self.name, orjson.dumps(kinds).decode()))).fetchone()
+        return int(row[0]) if row else 0
+
     async def status(self) -> QueueStatus:
         return (await status(self._database, self.name))[0]
 
@@ -576,13 +607,16 @@ async def beat(
     busy: int,
     host: str = "",
     pid: int | None = None,
-) -> dict[str, str]:
-    """A worker lives. Answers the channel of each of its queues, on which pushes wake it."""
+    requested_at: datetime | None = None,
+) -> dict[str, Standing]:
+    """A worker lives."""
+    parameters = (worker, queues, slots, busy, host, pid, requested_at)
     async with database.transaction() as connection:
-        rows = await (
-            await connection.execute(
-                "select queue, channel from penstock.beat(%s, %s::text[], %s, %s, %s, %s)",
-                (worker, queues, slots, busy, host, pid),
-            )
-        ).fetchall()
-    return {str(queue): str(channel) for queue, channel in rows}
+        rows = await (await connection.execute(say.BEAT, parameters)).fetchall()
+    return {str(queue): Standing(str(channel), bool(alone)) for queue, channel, alone in rows}
+
+
+async def leave(database: AsyncDatabase, worker: str) -> None:
+    """A worker goes."""
+    async with database.transaction() as connection:
+        await connection.execute(say.LEAVE, (worker,))

@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn, TextIO
 
 import typer
 
-from penstock.cli import dead, leases, queues, retry, server, status, tasks
+from penstock.cli import dead, leases, queues, retry, server, status, tasks, work
 from penstock.cli.demo import demo
 from penstock.cli.doctor import doctor
 from penstock.cli.output import fail
@@ -34,6 +34,8 @@ app.command()(status.status)
 app.command()(status.verify)
 app.command()(status.upkeep)
 app.command()(push)
+app.command()(work.work)
+app.command()(work.drain)
 app.command()(leases.claim)
 app.command()(leases.settle)
 app.add_typer(queues.app, name="queues")

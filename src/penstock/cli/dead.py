@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Annotated
 
 import typer
 
 from penstock import validate
+from penstock.cli.canary import Canary, CanaryCount, CanaryWait, asked_canary, foretell, lead_matching, lead_named
 from penstock.cli.consent import Yes, ask, check_consent
 from penstock.cli.listing import dead_that_match, print_page
-from penstock.cli.named import Names, apply, names, print_results, state_of
+from penstock.cli.named import Names, apply, foretold, names, print_results, state_of, unknown_subjects
 from penstock.cli.options import (
     After,
     AtMost,
@@ -76,6 +78,8 @@ def redrive(
     ] = None,
     limit: AtMost = None,
     every: Annotated[bool, typer.Option("--all", help="All dead tasks of the queue.")] = False,
+    canary: CanaryCount = None,
+    canary_wait: CanaryWait = None,
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -84,16 +88,20 @@ def redrive(
     Their attempts and age begin anew. Answers for named ones: redriven, live (it waits or runs), busy (held this
     moment: try again), unknown; exit 1 when one of them could not be.
 
-    Example: penstock dead redrive mail --error timeout --since 2030-01-31T06:00:00Z
+    With --canary the first few go ahead; running workers try them. The rest follows when all of them succeeded; exit 1
+    when one failed, or was not tried in time.
+
+    Example: penstock dead redrive mail --error timeout --since 2030-01-31T06:00:00Z --canary 3
     """
     chosen = Filter(kind, error, since=since, limit=limit)
+    ahead = asked_canary(canary, canary_wait)
     check_choice(named=bool(ids or subject), chosen=chosen, every=every)
     if every:
         check_consent(yes=yes, dry_run=dry_run)
     with shell.connected() as penstock:
         target = penstock.queue(queue)
         if ids or subject:
-            redrive_named(shell, target, names(ids, subject), dry_run=dry_run)
+            redrive_named(shell, target, names(ids, subject), ahead, dry_run=dry_run)
             return
         dead = target.status().dead
         if every and not (yes or dry_run):
@@ -101,19 +109,28 @@ def redrive(
                 shell.answer({"tasks": {}, "unknown_subjects": []}, f"no dead tasks of queue {queue} to redrive")
                 return
             ask(f"Redrive {many(dead, 'dead task')} of queue {queue}?")
-        found = chosen.oldest(target) if dry_run else chosen.redrive(target)
+        redrive_matching(shell, target, chosen, ahead, dry_run=dry_run)
+
+
+def redrive_named(shell: Shell, target: Queue, named: Names, ahead: Canary | None, *, dry_run: bool) -> None:
+    if ahead is None:
+        call = partial(target.redrive, named[0], subjects=named[1])
+        apply(shell, target, "redrive", named, call=call, dry_run=dry_run)
+    elif dry_run:
+        fates = foretold(target, "redrive", named)
+        foretell(shell, ahead, fates, unknown_subjects(target, named, fates))
+    else:
+        lead_named(shell, target, ahead, named)
+
+
+def redrive_matching(shell: Shell, target: Queue, chosen: Filter, ahead: Canary | None, *, dry_run: bool) -> None:
+    if ahead is None:
+        found = chosen.oldest(target) if dry_run else chosen.redrive(target, chosen.limit)
         print_results(shell, found, dry_run=dry_run)
-
-
-def redrive_named(shell: Shell, target: Queue, named: Names, *, dry_run: bool) -> None:
-    apply(
-        shell,
-        target,
-        "redrive",
-        named,
-        call=lambda: target.redrive(named[0], subjects=named[1]),
-        dry_run=dry_run,
-    )
+    elif dry_run:
+        foretell(shell, ahead, chosen.oldest(target))
+    else:
+        lead_matching(shell, target, ahead, chosen.count(target, None), partial(chosen.redrive, target))
 
 
 @app.command("purge")
@@ -188,11 +205,11 @@ class Filter:
         found = sorted((task.ended_at, task.id) for task in self.matching(queue))
         return {id_: "redriven" for _, id_ in found[: self.limit]}
 
-    def redrive(self, queue: Queue) -> dict[int, str]:
-        return queue.redrive(kind=self.kind, error=self.error, since=self.since, limit=self.limit)
+    def redrive(self, queue: Queue, limit: int | None) -> dict[int, str]:
+        return queue.redrive(kind=self.kind, error=self.error, since=self.since, limit=limit)
 
     def count(self, queue: Queue, named: list[int] | None) -> int:
-        """How many `purge` would remove."""
+        """How many `purge` would remove; how many are chosen, when none are named."""
         if named is not None:
             return sum(state_of(queue, id_) == "dead" for id_ in named)
         return sum(1 for _ in islice(self.matching(queue), self.limit)) if self.given() else self.most(queue)

@@ -110,9 +110,9 @@ class Bar:
         self._progress = progress
         self._task = task
 
-    def __call__(self, completed: int) -> None:
+    def __call__(self, completed: int, total: int | None = None) -> None:
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=completed)
+            self._progress.update(self._task, completed=completed, total=total)
             speed = self._progress.tasks[self._task].speed
             self._progress.update(self._task, rate=f"{speed:,.0f}/s" if speed else "")
 

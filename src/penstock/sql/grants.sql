@@ -46,7 +46,7 @@ begin
             ('penstock_producer', array['contract', 'clock', 'push', 'push_many', 'enter_part', 'note_report', 'the_queue',
                                         'largest_payload', 'status']),
             ('penstock_worker', array['contract', 'clock', 'claim', 'extend', 'settle', 'release', 'at_place', 'the_queue',
-                                      'largest_payload', 'status', 'upkeep', 'beat']),
+                                      'largest_payload', 'status', 'upkeep', 'beat', 'leave', 'set_kinds']),
             ('penstock_reader', array['contract', 'clock', 'the_queue', 'largest_payload', 'status', 'verify', 'mentions', 'retry_delay',
                                       'retry_spread', 'refuse']),    -- the last two: retry_delay runs as its caller
             ('penstock_admin', array['create_queue', 'set_queue', 'drop_queue', 'cancel', 'redrive', 'reschedule',

@@ -32,7 +32,7 @@ $$;
 CREATE FUNCTION penstock.at_place(p_priority smallint, p_due timestamp with time zone, p_task_id bigint) RETURNS penstock.place
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN CASE WHEN (p_task_id IS NOT NULL) THEN ROW(p_priority, p_due, p_task_id)::penstock.place ELSE NULL::penstock.place END;
-CREATE FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer DEFAULT 1, p_busy integer DEFAULT 0, p_host text DEFAULT ''::text, p_pid integer DEFAULT NULL::integer) RETURNS TABLE(queue text, channel text)
+CREATE FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer DEFAULT 1, p_busy integer DEFAULT 0, p_host text DEFAULT ''::text, p_pid integer DEFAULT NULL::integer, p_requested_at timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS TABLE(queue text, channel text, alone boolean)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -51,13 +51,16 @@ begin
         perform penstock.refuse('PS400', 'host: it is null or longer than 200 bytes');
     end if;
     perform penstock.the_queue(q.name) from unnest(p_queues) as q(name);
-    insert into penstock.worker as w (name, host, pid, queues, slots, busy, started_at, first_claim_at, beat)
-    values (p_worker, p_host, p_pid, p_queues, p_slots, p_busy, v_now, case when p_busy > 0 then v_now end, v_now)
+    insert into penstock.worker as w (name, host, pid, queues, slots, busy, requested_at, started_at, first_claim_at, beat)
+    values (p_worker, p_host, p_pid, p_queues, p_slots, p_busy, coalesce(p_requested_at, v_now), v_now,
+            case when p_busy > 0 then v_now end, v_now)
     on conflict (name) do update
     set host = excluded.host, pid = excluded.pid, queues = excluded.queues, slots = excluded.slots, busy = excluded.busy,
         first_claim_at = coalesce(w.first_claim_at, excluded.first_claim_at), beat = excluded.beat;
     return query
-    select q.name, 'penstock_' || q.id from penstock.queue as q where q.name = any(p_queues) order by q.name;
+    select q.name, 'penstock_' || q.id,
+           exists (select from penstock.agenda as a where a.queue_id = q.id and a.pending and a.company = 1)
+    from penstock.queue as q where q.name = any(p_queues) order by q.name;
 end
 $$;
 CREATE FUNCTION penstock.cancel(p_queue text, p_ids bigint[] DEFAULT NULL::bigint[], p_subjects text[] DEFAULT NULL::text[], p_reason text DEFAULT 'cancelled'::text) RETURNS TABLE(id bigint, result text)
@@ -349,7 +352,7 @@ begin
     end if;
 end
 $$;
-CREATE FUNCTION penstock.claim(p_queue text, p_limit integer DEFAULT 1, p_lease interval DEFAULT NULL::interval, p_worker text DEFAULT ''::text, p_hint penstock.place DEFAULT NULL::penstock.place, p_may_alone boolean DEFAULT true, p_durable boolean DEFAULT true) RETURNS TABLE(token uuid, until timestamp with time zone, id bigint, kind text, subject text, payload jsonb, priority smallint, due timestamp with time zone, attempt integer, iterations integer, created timestamp with time zone)
+CREATE FUNCTION penstock.claim(p_queue text, p_limit integer DEFAULT 1, p_lease interval DEFAULT NULL::interval, p_worker text DEFAULT ''::text, p_hint penstock.place DEFAULT NULL::penstock.place, p_may_alone boolean DEFAULT true, p_durable boolean DEFAULT true) RETURNS TABLE(token uuid, until timestamp with time zone, id bigint, kind text, subject text, payload jsonb, priority smallint, due timestamp with time zone, attempt integer, iterations integer, created timestamp with time zone, since timestamp with time zone, alone boolean)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -371,6 +374,7 @@ declare
     v_crashes   smallint[];
     v_named     boolean;
     v_tried     boolean;
+    v_alone     boolean;
     v_count     int;
 begin
     perform penstock.check_claim(p_limit, v_lease, p_worker, p_may_alone, p_durable);
@@ -387,6 +391,21 @@ begin
             perform penstock.expire(v_queue.id, 1000);
             perform penstock.promote(v_queue.id, greatest(2 * p_limit, 1000));
             v_now := penstock.clock();
+        end if;
+        if p_may_alone and v_hint is null then
+            -- What must be alone comes first when somebody can take it so: the chance is rare while there is much to do.
+            with chosen as materialized (
+                select a.ctid as place, a.task_id, a.due, a.attempts, a.company, a.crashes, a.named
+                from penstock.agenda as a
+                where a.queue_id = v_queue.id and a.pending and a.company = 1
+                order by a.priority, a.due, a.task_id
+                limit 1
+                for update skip locked
+            )
+            select array[c.place], array[c.task_id], array[c.due], array[c.attempts], array[c.company], array[c.crashes], c.named, true
+            into v_places, v_ids, v_dues, v_attempts, v_companies, v_crashes, v_named, v_tried
+            from chosen as c;
+            exit when v_ids is not null;
         end if;
         with chosen as materialized (
             select a.ctid as place, a.task_id, a.due, a.attempts, a.company, a.crashes, a.named
@@ -427,8 +446,11 @@ begin
         v_crashes := v_crashes[:v_count];
     end if;
     delete from penstock.agenda as a where a.ctid = any(v_places);
+    -- Alone: it must be, or whoever asked for one wanted no more. Whoever asked for more may yet take others beside it.
+    v_alone := p_may_alone and cardinality(v_ids) = 1 and (v_companies[1] = 1 or p_limit = 1);
     return query
-    select v_token, v_now + v_lease, t.id, t.kind, t.subject, t.payload, t.priority, h.due, h.attempts + 1, t.iterations, t.created
+    select v_token, v_now + v_lease, t.id, t.kind, t.subject, t.payload, t.priority, h.due, h.attempts + 1, t.iterations, t.created, t.since,
+           v_alone
     from unnest(v_ids, v_dues, v_attempts) with ordinality as h(id, due, attempts, n)
     join (select * from penstock.task as d where d.id = any(v_ids) and d.ended is null) as t on t.id = h.id
     order by h.n;
@@ -444,7 +466,7 @@ begin
     end if;
     if v_count > 0 then
         insert into penstock.lease (token, claimed_at, until, queue_id, alone, named, worker, open, ids, dues, attempts, companies, crashes)
-        values (v_token, v_now, v_now + v_lease, v_queue.id, p_may_alone and v_count = 1, v_named, p_worker,
+        values (v_token, v_now, v_now + v_lease, v_queue.id, v_alone, v_named, p_worker,
                 repeat('1', v_count)::varbit, v_ids, v_dues,
                 case when v_tried then v_attempts end, case when v_tried then v_companies end, case when v_tried then v_crashes end);
         update penstock.low as l set until = v_now + v_lease where l.queue_id = v_queue.id and l.until > v_now + v_lease;
@@ -912,6 +934,7 @@ CREATE FUNCTION penstock.extend(p_token uuid, p_lease interval DEFAULT NULL::int
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
+    SET lock_timeout TO '1s'
     AS $$
 #variable_conflict use_column
 declare
@@ -1023,6 +1046,12 @@ CREATE FUNCTION penstock.is_number(p_value jsonb, p_least numeric, p_most numeri
 CREATE FUNCTION penstock.largest_payload(p_queue penstock.queue) RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN COALESCE((((p_queue).settings ->> 'max_payload'::text))::bigint, (1048576)::bigint);
+CREATE FUNCTION penstock.leave(p_worker text) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    delete from penstock.worker as w where w.name = p_worker
+$$;
 CREATE FUNCTION penstock.left_out(p_queue_id integer, p_ids bigint[], p_taken bigint[]) RETURNS TABLE(id bigint, result text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1847,6 +1876,44 @@ CREATE FUNCTION penstock.safe_text(p_text text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN CASE WHEN (p_text IS NULL) THEN NULL::text ELSE regexp_replace(CASE WHEN (octet_length(p_text) <= 8192) THEN p_text WHEN (octet_length("left"(p_text, 8000)) <= 8000) THEN ("left"(p_text, 8000) || ' … (cut)'::text) ELSE ("left"(p_text, 2000) || ' … (cut)'::text) END, '[\x01-\x08\x0B-\x1F\x7F\u0080-\u009F]'::text, '?'::text, 'g'::text) END;
+CREATE FUNCTION penstock.set_kinds(p_queue text, p_kinds jsonb) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_kind  record;
+    v_count int := 0;
+begin
+    if p_kinds is null or jsonb_typeof(p_kinds) <> 'array' then
+        perform penstock.refuse('PS400', 'kinds: it is not a JSON array');
+    end if;
+    for v_kind in
+        select k.kind, nullif(k.retry, 'null') as retry, k.max_attempts, k.timeout
+        from jsonb_to_recordset(p_kinds) as k(kind text, retry jsonb, max_attempts int, timeout interval)
+        order by k.kind collate "C"
+    loop
+        if v_kind.kind is null or octet_length(v_kind.kind) not between 1 and 128 then
+            perform penstock.refuse('PS400', 'kind: it is null, or not 1 to 128 bytes long');
+        elsif v_kind.max_attempts not between 1 and 32767 then
+            perform penstock.refuse('PS400', format('max_attempts: %s is not between 1 and 32767', v_kind.max_attempts));
+        elsif v_kind.timeout not between '1 millisecond' and '3650 days' then
+            perform penstock.refuse('PS400', format('timeout: %s is not more than 0 and at most 3650 days', v_kind.timeout));
+        elsif v_kind.retry is not null then
+            perform penstock.check_retry(v_kind.retry);
+        end if;
+        insert into penstock.kind as k (queue_id, kind, retry, max_attempts, timeout)
+        values (v_queue.id, v_kind.kind, v_kind.retry, v_kind.max_attempts, v_kind.timeout)
+        on conflict (queue_id, kind) do update
+        set retry = excluded.retry, max_attempts = excluded.max_attempts, timeout = excluded.timeout
+        where (k.retry, k.max_attempts, k.timeout) is distinct from (excluded.retry, excluded.max_attempts, excluded.timeout);
+        if found then
+            v_count := v_count + 1;
+        end if;
+    end loop;
+    return v_count;
+end
+$$;
 CREATE FUNCTION penstock.set_queue(p_name text, p_changes jsonb) RETURNS penstock.queue
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2425,6 +2492,7 @@ ALTER TABLE ONLY penstock.task
     ADD CONSTRAINT task_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.worker
     ADD CONSTRAINT worker_pkey PRIMARY KEY (name);
+CREATE INDEX agenda_alone ON penstock.agenda USING btree (queue_id, priority, due, task_id) WHERE (pending AND (company = 1));
 CREATE INDEX agenda_pick ON penstock.agenda USING btree (queue_id, priority, due, task_id) WHERE pending;
 CREATE INDEX agenda_planned ON penstock.agenda USING btree (queue_id, due) WHERE (NOT pending);
 CREATE INDEX counter_log_xid ON penstock.counter_log USING btree (queue_id, xid);
@@ -2455,8 +2523,8 @@ GRANT USAGE ON SCHEMA penstock TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.asked_ids(p_queue_id integer, p_ids bigint[], p_subjects text[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.at_place(p_priority smallint, p_due timestamp with time zone, p_task_id bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.at_place(p_priority smallint, p_due timestamp with time zone, p_task_id bigint) TO penstock_worker;
-REVOKE ALL ON FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer, p_busy integer, p_host text, p_pid integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer, p_busy integer, p_host text, p_pid integer) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer, p_busy integer, p_host text, p_pid integer, p_requested_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer, p_busy integer, p_host text, p_pid integer, p_requested_at timestamp with time zone) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.cancel(p_queue text, p_ids bigint[], p_subjects text[], p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.cancel(p_queue text, p_ids bigint[], p_subjects text[], p_reason text) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.check_arrays(p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text) FROM PUBLIC;
@@ -2520,6 +2588,8 @@ REVOKE ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) FROM PUB
 GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_producer;
 GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.leave(p_worker text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.leave(p_worker text) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.left_out(p_queue_id integer, p_ids bigint[], p_taken bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.lock_documents(p_ids bigint[], p_named_only boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.make_history(p_day date) FROM PUBLIC;
@@ -2560,6 +2630,8 @@ REVOKE ALL ON FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) 
 GRANT ALL ON FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.revoke(p_queue_id integer, p_ids bigint[], p_now timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.safe_text(p_text text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.set_kinds(p_queue text, p_kinds jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.set_kinds(p_queue text, p_kinds jsonb) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.set_queue(p_name text, p_changes jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.set_queue(p_name text, p_changes jsonb) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.settle(p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) FROM PUBLIC;

@@ -32,7 +32,8 @@ create or replace function penstock.claim(
     p_durable   boolean default true
 ) returns table (
     token uuid, until timestamptz, id bigint, kind text, subject text, payload jsonb, priority smallint,
-    due timestamptz, attempt int, iterations int, created timestamptz
+    due timestamptz, attempt int, iterations int, created timestamptz, since timestamptz,
+    alone boolean
 )
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
@@ -51,6 +52,7 @@ declare
     v_crashes   smallint[];
     v_named     boolean;
     v_tried     boolean;
+    v_alone     boolean;
     v_count     int;
 begin
     perform penstock.check_claim(p_limit, v_lease, p_worker, p_may_alone, p_durable);
@@ -67,6 +69,21 @@ begin
             perform penstock.expire(v_queue.id, 1000);
             perform penstock.promote(v_queue.id, greatest(2 * p_limit, 1000));
             v_now := penstock.clock();
+        end if;
+        if p_may_alone and v_hint is null then
+            -- What must be alone comes first when somebody can take it so: the chance is rare while there is much to do.
+            with chosen as materialized (
+                select a.ctid as place, a.task_id, a.due, a.attempts, a.company, a.crashes, a.named
+                from penstock.agenda as a
+                where a.queue_id = v_queue.id and a.pending and a.company = 1
+                order by a.priority, a.due, a.task_id
+                limit 1
+                for update skip locked
+            )
+            select array[c.place], array[c.task_id], array[c.due], array[c.attempts], array[c.company], array[c.crashes], c.named, true
+            into v_places, v_ids, v_dues, v_attempts, v_companies, v_crashes, v_named, v_tried
+            from chosen as c;
+            exit when v_ids is not null;
         end if;
 
         with chosen as materialized (
@@ -109,9 +126,12 @@ begin
         v_crashes := v_crashes[:v_count];
     end if;
     delete from penstock.agenda as a where a.ctid = any(v_places);
+    -- Alone: it must be, or whoever asked for one wanted no more. Whoever asked for more may yet take others beside it.
+    v_alone := p_may_alone and cardinality(v_ids) = 1 and (v_companies[1] = 1 or p_limit = 1);
 
     return query
-    select v_token, v_now + v_lease, t.id, t.kind, t.subject, t.payload, t.priority, h.due, h.attempts + 1, t.iterations, t.created
+    select v_token, v_now + v_lease, t.id, t.kind, t.subject, t.payload, t.priority, h.due, h.attempts + 1, t.iterations, t.created, t.since,
+           v_alone
     from unnest(v_ids, v_dues, v_attempts) with ordinality as h(id, due, attempts, n)
     join (select * from penstock.task as d where d.id = any(v_ids) and d.ended is null) as t on t.id = h.id
     order by h.n;
@@ -128,7 +148,7 @@ begin
     end if;
     if v_count > 0 then
         insert into penstock.lease (token, claimed_at, until, queue_id, alone, named, worker, open, ids, dues, attempts, companies, crashes)
-        values (v_token, v_now, v_now + v_lease, v_queue.id, p_may_alone and v_count = 1, v_named, p_worker,
+        values (v_token, v_now, v_now + v_lease, v_queue.id, v_alone, v_named, p_worker,
                 repeat('1', v_count)::varbit, v_ids, v_dues,
                 case when v_tried then v_attempts end, case when v_tried then v_companies end, case when v_tried then v_crashes end);
         update penstock.low as l set until = v_now + v_lease where l.queue_id = v_queue.id and l.until > v_now + v_lease;
@@ -142,9 +162,10 @@ language sql immutable parallel safe
 return case when p_task_id is not null then row(p_priority, p_due, p_task_id)::penstock.place end;
 
 -- A lease goes on. No row: it is lost. Tasks cancelled meanwhile are named, so that their work can stop; `open` are left.
+-- A settle under way in somebody's transaction is not waited for long: that is not a lost lease, ask again.
 create or replace function penstock.extend(p_token uuid, p_lease interval default null)
 returns table (until timestamptz, revoked bigint[], open int)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set lock_timeout = '1s' as $$
 #variable_conflict use_column
 declare
     v_now constant timestamptz := penstock.clock();
@@ -168,10 +189,12 @@ end
 $$;
 
 -- A worker lives: which queues it serves, how many tasks it may run at once, and how many it runs now. Pushes wake it when
--- it is idle; the channel of each queue is answered, to listen on. After five minutes of silence upkeep forgets it.
+-- it is idle; the channel of each queue is answered, to listen on, and whether a task waits there that must be alone: then
+-- somebody has to let go of everything else for a moment. After five minutes of silence upkeep forgets the worker.
 create or replace function penstock.beat(
-    p_worker text, p_queues text[], p_slots int default 1, p_busy int default 0, p_host text default '', p_pid int default null
-) returns table (queue text, channel text)
+    p_worker text, p_queues text[], p_slots int default 1, p_busy int default 0, p_host text default '', p_pid int default null,
+    p_requested_at timestamptz default null
+) returns table (queue text, channel text, alone boolean)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_now constant timestamptz := penstock.clock();
@@ -188,14 +211,23 @@ begin
         perform penstock.refuse('PS400', 'host: it is null or longer than 200 bytes');
     end if;
     perform penstock.the_queue(q.name) from unnest(p_queues) as q(name);
-    insert into penstock.worker as w (name, host, pid, queues, slots, busy, started_at, first_claim_at, beat)
-    values (p_worker, p_host, p_pid, p_queues, p_slots, p_busy, v_now, case when p_busy > 0 then v_now end, v_now)
+    insert into penstock.worker as w (name, host, pid, queues, slots, busy, requested_at, started_at, first_claim_at, beat)
+    values (p_worker, p_host, p_pid, p_queues, p_slots, p_busy, coalesce(p_requested_at, v_now), v_now,
+            case when p_busy > 0 then v_now end, v_now)
     on conflict (name) do update
     set host = excluded.host, pid = excluded.pid, queues = excluded.queues, slots = excluded.slots, busy = excluded.busy,
         first_claim_at = coalesce(w.first_claim_at, excluded.first_claim_at), beat = excluded.beat;
     return query
-    select q.name, 'penstock_' || q.id from penstock.queue as q where q.name = any(p_queues) order by q.name;
+    select q.name, 'penstock_' || q.id,
+           exists (select from penstock.agenda as a where a.queue_id = q.id and a.pending and a.company = 1)
+    from penstock.queue as q where q.name = any(p_queues) order by q.name;
 end
+$$;
+
+-- A worker goes. What it still holds comes back when its leases end.
+create or replace function penstock.leave(p_worker text) returns void
+language sql security definer set search_path = pg_catalog, pg_temp as $$
+    delete from penstock.worker as w where w.name = p_worker
 $$;
 
 -- What is due stops being planned. Bounded; what somebody else holds is left to them.

@@ -182,6 +182,45 @@ begin
 end
 $$;
 
+-- What the code knows of its kinds: [{"kind", "retry", "max_attempts", "timeout"}, …], null: as the queue has it. Written by
+-- workers at their start, so that settle and expiry agree with the code. Answers how many changed.
+create or replace function penstock.set_kinds(p_queue text, p_kinds jsonb) returns int
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_kind  record;
+    v_count int := 0;
+begin
+    if p_kinds is null or jsonb_typeof(p_kinds) <> 'array' then
+        perform penstock.refuse('PS400', 'kinds: it is not a JSON array');
+    end if;
+    for v_kind in
+        select k.kind, nullif(k.retry, 'null') as retry, k.max_attempts, k.timeout
+        from jsonb_to_recordset(p_kinds) as k(kind text, retry jsonb, max_attempts int, timeout interval)
+        order by k.kind collate "C"
+    loop
+        if v_kind.kind is null or octet_length(v_kind.kind) not between 1 and 128 then
+            perform penstock.refuse('PS400', 'kind: it is null, or not 1 to 128 bytes long');
+        elsif v_kind.max_attempts not between 1 and 32767 then
+            perform penstock.refuse('PS400', format('max_attempts: %s is not between 1 and 32767', v_kind.max_attempts));
+        elsif v_kind.timeout not between '1 millisecond' and '3650 days' then
+            perform penstock.refuse('PS400', format('timeout: %s is not more than 0 and at most 3650 days', v_kind.timeout));
+        elsif v_kind.retry is not null then
+            perform penstock.check_retry(v_kind.retry);
+        end if;
+        insert into penstock.kind as k (queue_id, kind, retry, max_attempts, timeout)
+        values (v_queue.id, v_kind.kind, v_kind.retry, v_kind.max_attempts, v_kind.timeout)
+        on conflict (queue_id, kind) do update
+        set retry = excluded.retry, max_attempts = excluded.max_attempts, timeout = excluded.timeout
+        where (k.retry, k.max_attempts, k.timeout) is distinct from (excluded.retry, excluded.max_attempts, excluded.timeout);
+        if found then
+            v_count := v_count + 1;
+        end if;
+    end loop;
+    return v_count;
+end
+$$;
+
 -- What a client may rely on: grows when a function is called differently or answers differently.
 create or replace function penstock.contract() returns int
 language sql immutable parallel safe

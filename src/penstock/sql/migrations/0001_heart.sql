@@ -108,6 +108,7 @@ comment on column penstock.agenda.named is 'its document has a subject, so someb
 
 create index agenda_pick on penstock.agenda (queue_id, priority, due, task_id) where pending;
 create index agenda_planned on penstock.agenda (queue_id, due) where not pending;
+create index agenda_alone on penstock.agenda (queue_id, priority, due, task_id) where pending and company = 1;
 
 -- Where in the agenda a claim shall begin to look.
 create type penstock.place as (priority smallint, due timestamptz, task_id bigint);

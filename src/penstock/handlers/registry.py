@@ -1,0 +1,179 @@
+"""Which function handles which kind of which queue. Explicit: a payload never names code."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import Any, Literal, get_args, get_origin
+
+from penstock import validate
+from penstock.errors import ConfigError, shown
+from penstock.handlers.arguments import Arguments, hints_of
+from penstock.handlers.context import AsyncContext, Context
+from penstock.model import Duration, Json, Task
+from penstock.retry import Custom, Policy, Strategy, parse
+
+ANY_KIND = "*"  # handles what nobody else does
+Mode = Literal["thread", "process", "async"]
+Hook = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A handler: the function, and how its tasks are run."""
+
+    function: Callable[..., Any]
+    queue: str
+    kind: str
+    mode: Mode
+    arguments: Arguments | None  # None: it takes a list of tasks
+    retry: Strategy | None
+    policy: Policy | None
+    max_attempts: int | None
+    timeout: float | None  # seconds
+    priority: int
+    batch: int | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.queue}/{self.kind}"
+
+    def stored(self) -> Json:
+        """What PostgreSQL is told of the kind."""
+        return {
+            "kind": self.kind,
+            "retry": None if self.retry is None else self.retry.to_json(),
+            "max_attempts": self.max_attempts,
+            "timeout": None if self.timeout is None else f"{self.timeout} seconds",
+        }
+
+    def payload(self, given: tuple[Any, ...], named: Json) -> Json:
+        """The payload of a push, checked."""
+        if self.arguments is not None:
+            return self.arguments.payload(given, named)
+        if given:
+            raise ConfigError(f"{self.name}: a batch handler's arguments are pushed by name")
+        return named
+
+
+def spec_of(
+    function: Callable[..., Any],
+    *,
+    queue: str,
+    kind: str | None = None,
+    retry: Strategy | Policy | Custom | str | None = None,
+    max_attempts: int | None = None,
+    timeout: Duration | None = None,
+    priority: int = 5,
+    batch: int | None = None,
+    run: Mode | None = None,
+) -> Spec:
+    """A handler, checked: what could not work is refused when it is decorated."""
+    if not callable(function):
+        raise ConfigError(f"handler: {shown(function)} can not be called")
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    name = kind if kind is not None else getattr(function, "__name__", type(function).__name__)
+    stored, policy = strategy_of(retry)
+    return Spec(
+        function=function,
+        queue=validate.queue_name(queue),
+        kind=name if name == ANY_KIND else validate.text(name, "kind", validate.LARGEST_KIND),
+        mode=mode_of(name, run, is_async=is_async, timed=timeout is not None),
+        arguments=None if batch is not None else Arguments.of(function, wanted=AsyncContext if is_async else Context),
+        retry=stored,
+        policy=policy,
+        max_attempts=None if max_attempts is None else validate.whole(max_attempts, "max_attempts", 1, 32767),
+        timeout=None if timeout is None else seconds(timeout),
+        priority=validate.whole(priority, "priority", 0, 9),
+        batch=None if batch is None else batch_of(function, name, batch),
+    )
+
+
+def mode_of(name: str, run: str | None, *, is_async: bool, timed: bool) -> Mode:
+    """Async ones on the loop; sync ones in threads, unless they have a timeout: only a process can be ended."""
+    if is_async:
+        if run not in (None, "async"):
+            raise ConfigError(f"{name}: an async handler runs on the loop, not in a {run}", hint="Leave out run=.")
+        return "async"
+    if run is None:
+        return "process" if timed else "thread"
+    if run not in ("thread", "process"):
+        raise ConfigError(f"{name}: run={shown(run)} is not thread or process")
+    return run  # type: ignore[return-value]
+
+
+def seconds(timeout: Duration) -> float:
+    return validate.positive(timeout, "timeout", most=timedelta(days=3650)).total_seconds()
+
+
+def batch_of(function: Callable[..., Any], name: str, batch: int) -> int:
+    own = [*inspect.signature(function).parameters.values()]
+    hint = hints_of(function).get(own[0].name) if own else None
+    if len(own) != 1 or not (hint is None or (get_origin(hint) is list and get_args(hint) == (Task,))):
+        raise ConfigError(f"{name}: a batch handler takes one list of tasks", hint="def handle(tasks: list[Task]): …")
+    return validate.whole(batch, "batch", 1, validate.LARGEST_CLAIM)
+
+
+def strategy_of(retry: Any) -> tuple[Strategy | None, Policy | None]:
+    """What PostgreSQL stores, and what the worker asks first."""
+    if retry is None or isinstance(retry, str):
+        return (None if retry is None else parse(retry)), None
+    if isinstance(retry, Custom):
+        return retry.fallback, retry.policy
+    if callable(getattr(retry, "to_json", None)):
+        return retry, None
+    if callable(retry):
+        return None, retry
+    raise ConfigError(f"retry: {shown(retry)} is neither a strategy nor a function", hint="Fibonacci('1m'), for one.")
+
+
+@dataclass(slots=True)
+class Registry:
+    """The handlers of an application, and what it does when a worker starts, stops, or a task dies."""
+
+    specs: dict[tuple[str, str], Spec] = field(default_factory=dict)
+    starting: list[Hook] = field(default_factory=list)
+    stopping: list[Hook] = field(default_factory=list)
+    dying: list[Hook] = field(default_factory=list)
+
+    def add(self, spec: Spec) -> Spec:
+        known = self.specs.get((spec.queue, spec.kind))
+        if known is not None and not same_function(known.function, spec.function):
+            raise ConfigError(
+                f"{spec.name}: {known.function.__qualname__} handles it already",
+                hint="Give one of them another kind=.",
+            )
+        self.specs[spec.queue, spec.kind] = spec
+        return spec
+
+    def find(self, queue: str, kind: str) -> Spec | None:
+        return self.specs.get((queue, kind)) or self.specs.get((queue, ANY_KIND))
+
+    def queues(self) -> list[str]:
+        return sorted({queue for queue, _ in self.specs})
+
+    def of(self, queue: str) -> Iterator[Spec]:
+        return (spec for spec in self.specs.values() if spec.queue == queue)
+
+    def stored(self, queue: str) -> list[Json]:
+        """What PostgreSQL is told of a queue's kinds."""
+        return [spec.stored() for spec in self.of(queue) if spec.kind != ANY_KIND]
+
+    def check_served(self, queue: str) -> None:
+        """A queue that a worker shall serve has a handler, or nothing would ever happen."""
+        if any(self.of(queue)):
+            return
+        near = get_close_matches(queue, self.queues(), 1)
+        served = ", ".join(self.queues()) or "none"
+        hint = f"Did you mean {near[0]!r}?" if near else f"It has handlers for {served}."
+        raise ConfigError(f"queues: no handler of the application is for {shown(queue)}", hint=hint)
+
+
+def same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """A module that is imported twice decorates its functions twice."""
+    return getattr(one, "__qualname__", one) == getattr(other, "__qualname__", other) and getattr(
+        one, "__module__", one
+    ) == getattr(other, "__module__", other)

@@ -1,0 +1,99 @@
+"""The inside of a process slot: `python -m penstock.worker.cell`. It reads a job, runs it, answers, and again."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from penstock.database import Database
+from penstock.handlers import Context, Held, Registry, Spec
+from penstock.model import DONE, Claim, Outcome, Task
+from penstock.queue import Queue
+from penstock.worker import execution
+from penstock.worker.execution import DROPPED
+from penstock.worker.orders import Orders, load
+
+Json = dict[str, Any]
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+def job_to_json(claim: Claim, spec: Spec, work: Task | list[Task]) -> Json:
+    tasks = work if isinstance(work, list) else [work]
+    return {"queue": claim.queue, "token": str(claim.token), "kind": spec.kind, "tasks": [list(one) for one in tasks]}
+
+
+def outcome_to_json(outcome: Outcome) -> Json:
+    due = None if outcome.due is None else outcome.due.isoformat()
+    delay = outcome.delay.total_seconds() if isinstance(outcome.delay, timedelta) else outcome.delay
+    return {**outcome._asdict(), "due": due, "delay": delay}
+
+
+def outcome_from_json(told: Json) -> Outcome:
+    if told["word"] == "done":
+        return DONE
+    if told["word"] == "dropped":
+        return DROPPED
+    return Outcome(**{**told, "due": told["due"] and datetime.fromisoformat(told["due"])})
+
+
+class Inside:
+    """What this process has: the handlers, a database of its own for their transactions, and the line."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._lines = line.makefile("rb")
+        orders = Orders(**self._next()["orders"])
+        self._registry: Registry = load(orders.target, orders.handler_of)[0]
+        self._database = Database(orders.dsn, max_connections=2)
+
+    def serve(self) -> None:
+        self._say(ready=True)
+        while message := self._next():
+            self._say(outcomes={id_: outcome_to_json(one) for id_, one in self._run(message["job"]).items()})
+
+    def _next(self) -> Json:
+        line = self._lines.readline()
+        return json.loads(line) if line else {}
+
+    def _say(self, **message: Any) -> None:
+        self._line.sendall(json.dumps(message).encode() + b"\n")
+
+    def _run(self, job: Json) -> dict[int, Outcome]:
+        tasks = [Task(*one) for one in job["tasks"]]
+        claim = Claim(job["queue"], UUID(job["token"]), None, tuple(tasks), os.getpid())
+        spec = self._registry.find(job["queue"], job["kind"])
+        assert spec is not None
+        if spec.batch is not None:
+            return execution.run_batch(spec, tasks)
+        context = Context(tasks[0], Held(claim), Queue(self._database, claim.queue), self._postpone)
+        return {tasks[0].id: execution.run(spec, tasks[0], context)}
+
+    def _postpone(self, length: timedelta) -> None:
+        self._say(postpone=length.total_seconds())
+
+
+def main() -> None:
+    # Signals to a group or a service are the runner's affair: it ends this process when it must.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent()
+    with suppress(BrokenPipeError, ConnectionError):
+        Inside(socket.socket(fileno=int(sys.argv[1]))).serve()
+
+
+def die_with_parent() -> None:
+    """Where the system can do that (Linux): no handler goes on when nobody can settle it any more."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Async handlers, all on one loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable
+from datetime import timedelta
+
+from penstock.handlers import AsyncContext, Spec
+from penstock.model import Outcome, Task
+from penstock.worker import execution
+from penstock.worker.crew import Job, hand_in_all, still_wanted
+from penstock.worker.execution import DROPPED
+from penstock.worker.flights import Desk, Flight
+
+TURN = 0.005  # seconds after which handlers that never wait for anything let others have the loop
+
+
+class Coroutines:
+    """So many slots, each a coroutine that lives as long as the runner and takes one task after the other: an asyncio
+    task for each would cost more than most handlers do."""
+
+    def __init__(self, slots: int, desk: Desk) -> None:
+        self.slots = slots
+        self._desk = desk
+        self._jobs: deque[Job] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._slots: list[asyncio.Task[None]] = []
+        self._running: dict[asyncio.Task[None], Job] = {}
+        self._unwanted: set[asyncio.Task[None]] = set()
+        self._turn_ends = 0.0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def oldest(self) -> Flight | None:
+        return self._jobs[0][0] if self._jobs else None
+
+    def put(self, jobs: Iterable[Job]) -> None:
+        self._jobs.extend(jobs)
+        self._wake()
+
+    def withdraw(self) -> list[Job]:
+        found = [*self._jobs]
+        self._jobs.clear()
+        return found
+
+    def cancel(self, flight: Flight, ids: set[int] | None) -> None:
+        for slot, (of, _, work) in self._running.items():
+            mine = {work.id} if isinstance(work, Task) else {task.id for task in work}
+            if of is flight and (ids is None or mine <= ids):
+                self._unwanted.add(slot)
+                slot.cancel()
+
+    async def stop(self) -> None:
+        for slot in self._slots:
+            slot.cancel()
+        await asyncio.gather(*self._slots, return_exceptions=True)
+
+    def _wake(self) -> None:
+        while self._idle:
+            sleeper = self._idle.pop()
+            if not sleeper.done():
+                sleeper.set_result(None)
+                return
+        if len(self._slots) < self.slots:
+            self._slots.append(asyncio.get_running_loop().create_task(self._work()))
+
+    async def _work(self) -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        while True:
+            if not self._jobs:
+                sleeper = asyncio.get_running_loop().create_future()
+                self._idle.append(sleeper)
+                await sleeper
+                continue
+            job = self._jobs.popleft()
+            if self._jobs and (self._idle or len(self._slots) < self.slots):
+                self._wake()
+            self._running[me] = job
+            try:
+                await self._run(*job)
+            except asyncio.CancelledError:
+                if me not in self._unwanted:
+                    raise
+                me.uncancel()
+                self._drop(*job)
+            finally:
+                del self._running[me]
+                self._unwanted.discard(me)
+            if time.perf_counter() > self._turn_ends:
+                await asyncio.sleep(0)
+                self._turn_ends = time.perf_counter() + TURN
+
+    async def _run(self, flight: Flight, spec: Spec, work: Task | list[Task]) -> None:
+        began = time.perf_counter()
+        if flight.lost or flight.revoked:
+            work = still_wanted(self._desk, flight, work)
+            if not work:
+                return
+        if isinstance(work, list):
+            outcomes = await self._run_batch(spec, work)
+            hand_in_all(self._desk, flight, work, outcomes, time.perf_counter() - began)
+            return
+        if spec.timeout is None:
+            outcome = await execution.run_async(spec, work, self._context(flight, spec, work))
+        else:
+            outcome = await self._run_timed(flight, spec, work)
+        self._desk.hand_in(flight, work, outcome, time.perf_counter() - began)
+
+    async def _run_timed(self, flight: Flight, spec: Spec, task: Task) -> Outcome:
+        context = None
+        try:
+            async with asyncio.timeout(spec.timeout) as limit:
+                context = self._context(flight, spec, task, limit)
+                return await execution.run_async(spec, task, context)
+        except TimeoutError:
+            settled = context is not None and context.settled
+            return DROPPED if settled else execution.timed_out(spec, task)
+
+    async def _run_batch(self, spec: Spec, tasks: list[Task]) -> dict[int, Outcome]:
+        try:
+            async with asyncio.timeout(spec.timeout):
+                return await execution.run_batch_async(spec, tasks)
+        except TimeoutError:
+            return {task.id: execution.timed_out(spec, task) for task in tasks}
+
+    def _context(
+        self, flight: Flight, spec: Spec, task: Task, limit: asyncio.Timeout | None = None
+    ) -> AsyncContext | None:
+        if spec.arguments is None or spec.arguments.context is None:
+            return None
+
+        def postpone(length: timedelta) -> None:
+            if limit is not None:
+                limit.reschedule(asyncio.get_running_loop().time() + length.total_seconds())
+
+        return AsyncContext(task, flight, flight.queue, postpone)
+
+    def _drop(self, flight: Flight, spec: Spec, work: Task | list[Task]) -> None:  # noqa: ARG002 - a job
+        for task in work if isinstance(work, list) else (work,):
+            self._desk.hand_in(flight, task, DROPPED, 0.0)

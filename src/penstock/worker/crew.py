@@ -1,0 +1,49 @@
+"""What the three ways to run handlers have in common: threads, coroutines, processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from penstock.handlers import Spec
+from penstock.model import Outcome, Task
+from penstock.worker.execution import DROPPED
+from penstock.worker.flights import Desk, Flight
+
+Job = tuple[Flight, Spec, Task | list[Task]]
+
+
+class Crew(Protocol):
+    slots: int
+
+    @property
+    def waiting(self) -> int: ...
+
+    @property
+    def oldest(self) -> Flight | None:
+        """Whose tasks have waited longest for a slot."""
+
+    def put(self, jobs: Iterable[Job]) -> None: ...
+
+    def withdraw(self) -> list[Job]:
+        """What has not begun; it will not."""
+
+    def cancel(self, flight: Flight, ids: set[int] | None) -> None:
+        """Nobody waits for these tasks any more (None: for none of the flight); their handlers shall stop."""
+
+    async def stop(self) -> None: ...
+
+
+def hand_in_all(desk: Desk, flight: Flight, tasks: list[Task], outcomes: dict[int, Outcome], seconds: float) -> None:
+    for task in tasks:
+        desk.hand_in(flight, task, outcomes[task.id], seconds / len(tasks))
+
+
+def still_wanted(desk: Desk, flight: Flight, work: Task | list[Task]) -> Task | list[Task]:
+    """What of a job somebody still waits for: nothing when the lease is lost, not what was cancelled."""
+    tasks = work if isinstance(work, list) else [work]
+    dropped = [task for task in tasks if flight.lost or task.id in flight.revoked]
+    for task in dropped:
+        desk.hand_in(flight, task, DROPPED, 0.0)
+    left = [task for task in tasks if task not in dropped]
+    return left if isinstance(work, list) or not left else left[0]

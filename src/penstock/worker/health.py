@@ -1,0 +1,61 @@
+"""A liveness probe: a file that is touched every second, or a port that answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ConfigError, shown
+
+Probe = Callable[[], dict[str, Any]]  # {"ok": bool, …}
+
+
+async def serve(where: str, probe: Probe) -> None:
+    """For ever. `8080` and `host:8080` are ports (by default on loopback); anything else is a file."""
+    host, _, port = where.rpartition(":")
+    if port.isdecimal() and "/" not in where:
+        await on_port(host or "127.0.0.1", int(port), probe)
+    else:
+        await in_file(Path(where), probe)
+
+
+async def on_port(host: str, port: int, probe: Probe) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, TimeoutError, asyncio.LimitOverrunError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(5):
+                await reader.readuntil(b"\r\n")
+                told = probe()
+                body = json.dumps(told).encode()
+                status = b"200 OK" if told["ok"] else b"503 Service Unavailable"
+                head = (
+                    b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+                )
+                writer.write(head % (status, len(body)) + body)
+                await writer.drain()
+        writer.close()
+
+    try:
+        server = await asyncio.start_server(answer, host, port)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"health: {shown(f'{host}:{port}')} can not be listened on: {error}") from error
+    async with server:
+        await server.serve_forever()
+
+
+async def in_file(path: Path, probe: Probe) -> None:
+    """Written anew each second while all is well, gone at the end: a probe looks at its age."""
+    try:
+        while True:
+            told = probe()
+            if told["ok"]:
+                try:
+                    path.write_text(json.dumps(told) + "\n", "utf-8")
+                except OSError as error:
+                    raise ConfigError(f"health: {shown(str(path))} can not be written: {error}") from error
+            await asyncio.sleep(1)
+    finally:
+        path.unlink(missing_ok=True)

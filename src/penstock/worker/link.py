@@ -1,0 +1,42 @@
+"""The line between two of our processes: one JSON value a line, over a pair of sockets. It ends when either does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from typing import Any, Self
+
+Message = dict[str, Any]
+LONGEST = 64 << 20  # a payload of 16 MiB, escaped
+
+
+class Link:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def over(cls, end: socket.socket) -> Self:
+        return cls(*await asyncio.open_connection(sock=end, limit=LONGEST))
+
+    def send(self, **message: Any) -> None:
+        """Never waits: what is sent is little, and who does not read is soon noticed otherwise."""
+        if not self._writer.is_closing():
+            self._writer.write(json.dumps(message).encode() + b"\n")
+
+    async def receive(self) -> Message | None:
+        """None: the other one is gone."""
+        try:
+            line = await self._reader.readline()
+        except (ConnectionError, ValueError):
+            return None
+        return json.loads(line) if line.endswith(b"\n") else None
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        while (message := await self.receive()) is not None:
+            yield message
+
+    def close(self) -> None:
+        self._writer.close()

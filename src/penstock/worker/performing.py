@@ -1,0 +1,54 @@
+"""Running a handler where the caller is, whatever its colour is: for `drain_inline`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.aio.database import AsyncDatabase
+from penstock.aio.queue import AsyncQueue
+from penstock.database import Database
+from penstock.handlers import AsyncContext, Context, Held, Spec
+from penstock.model import Outcome, Task
+from penstock.queue import Queue
+from penstock.worker import execution
+
+
+def perform(spec: Spec, tasks: list[Task], held: Held, queue: Queue) -> dict[int, Outcome]:
+    """In this thread; an async handler on a loop of its own."""
+    if spec.mode == "async":
+        return asyncio.run(on_new_loop(spec, tasks, held, queue))
+    if spec.batch is not None:
+        return execution.run_batch(spec, tasks)
+    return {task.id: execution.run(spec, task, Context(task, held, queue)) for task in tasks}
+
+
+async def perform_async(spec: Spec, tasks: list[Task], held: Held, queue: AsyncQueue) -> dict[int, Outcome]:
+    """On this loop; a sync handler in a thread."""
+    if spec.mode != "async":
+        return await asyncio.to_thread(in_new_thread, spec, tasks, held, queue)
+    if spec.batch is not None:
+        return await execution.run_batch_async(spec, tasks)
+    found = {}
+    for task in tasks:
+        try:
+            async with asyncio.timeout(spec.timeout):
+                found[task.id] = await execution.run_async(spec, task, AsyncContext(task, held, queue))
+        except TimeoutError:
+            found[task.id] = execution.timed_out(spec, task)
+    return found
+
+
+async def on_new_loop(spec: Spec, tasks: list[Task], held: Held, queue: Queue) -> dict[int, Outcome]:
+    database = AsyncDatabase(queue.dsn)
+    try:
+        return await perform_async(spec, tasks, held, AsyncQueue(database, queue.name))
+    finally:
+        await database.close()
+
+
+def in_new_thread(spec: Spec, tasks: list[Task], held: Held, queue: AsyncQueue) -> dict[int, Outcome]:
+    database = Database(queue.dsn)
+    try:
+        return perform(spec, tasks, held, Queue(database, queue.name))
+    finally:
+        database.close()

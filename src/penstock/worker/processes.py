@@ -1,0 +1,186 @@
+"""Sync handlers that must be able to end: each slot is a process of its own, killed when its time is up."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+
+from penstock.handlers import Spec
+from penstock.model import Outcome, Task
+from penstock.worker import execution
+from penstock.worker.cell import job_to_json, outcome_from_json
+from penstock.worker.crew import Job, hand_in_all, still_wanted
+from penstock.worker.execution import DROPPED
+from penstock.worker.flights import Desk, Flight
+from penstock.worker.link import Link
+from penstock.worker.orders import Orders
+
+STARTING = 60.0  # seconds a process may take to import the application
+
+
+class Processes:
+    """So many slots. Each has its process from the first task on, and a new one after each that was ended."""
+
+    def __init__(self, slots: int, desk: Desk, orders: Orders) -> None:
+        self.slots = slots
+        self._desk = desk
+        self._orders = orders
+        self._jobs: deque[Job] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._slots: list[asyncio.Task[None]] = []
+        self._running: dict[Cell, Job] = {}
+
+    @property
+    def waiting(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def oldest(self) -> Flight | None:
+        return self._jobs[0][0] if self._jobs else None
+
+    def put(self, jobs: Iterable[Job]) -> None:
+        self._jobs.extend(jobs)
+        for _ in range(min(len(self._jobs), self.slots)):
+            self._wake()
+
+    def withdraw(self) -> list[Job]:
+        found = [*self._jobs]
+        self._jobs.clear()
+        return found
+
+    def cancel(self, flight: Flight, ids: set[int] | None) -> None:
+        for cell, (of, _, work) in self._running.items():
+            mine = {work.id} if isinstance(work, Task) else {task.id for task in work}
+            if of is flight and (ids is None or mine <= ids):
+                cell.unwanted = True
+                cell.kill()
+
+    async def stop(self) -> None:
+        for slot in self._slots:
+            slot.cancel()
+        await asyncio.gather(*self._slots, return_exceptions=True)
+
+    def _wake(self) -> None:
+        while self._idle:
+            sleeper = self._idle.pop()
+            if not sleeper.done():
+                sleeper.set_result(None)
+                return
+        if len(self._slots) < self.slots:
+            self._slots.append(asyncio.get_running_loop().create_task(self._work()))
+
+    async def _work(self) -> None:
+        cell = Cell(self._orders)
+        try:
+            while True:
+                if not self._jobs:
+                    sleeper = asyncio.get_running_loop().create_future()
+                    self._idle.append(sleeper)
+                    await sleeper
+                    continue
+                job = self._jobs.popleft()
+                self._running[cell] = job
+                try:
+                    await self._run(cell, *job)
+                finally:
+                    del self._running[cell]
+        finally:
+            cell.kill()
+
+    async def _run(self, cell: Cell, flight: Flight, spec: Spec, work: Task | list[Task]) -> None:
+        began = time.perf_counter()
+        if flight.lost or flight.revoked:
+            work = still_wanted(self._desk, flight, work)
+            if not work:
+                return
+        tasks = work if isinstance(work, list) else [work]
+        cell.unwanted = False
+        try:
+            outcomes = await cell.run(flight, spec, work)
+        except TimeoutError:
+            outcomes = {task.id: execution.timed_out(spec, task) for task in tasks}
+        except HandlerCrashed as error:
+            outcomes = {
+                task.id: DROPPED if cell.unwanted else execution.failed(spec, task, None, error) for task in tasks
+            }
+        hand_in_all(self._desk, flight, tasks, outcomes, time.perf_counter() - began)
+
+
+class HandlerCrashed(Exception):
+    """The process of a handler ended before the handler did."""
+
+
+class Cell:
+    """A process that runs one task at a time."""
+
+    def __init__(self, orders: Orders) -> None:
+        self.unwanted = False
+        self._orders = orders
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: Link | None = None
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+        if self._link is not None:
+            self._link.close()
+
+    async def run(self, flight: Flight, spec: Spec, work: Task | list[Task]) -> dict[int, Outcome]:
+        """TimeoutError: it took too long, and is ended. HandlerCrashed: it ended by itself, or somebody ended it."""
+        link = await self._ready()
+        link.send(job=job_to_json(flight.claim, spec, work))
+        try:
+            async with asyncio.timeout(spec.timeout) as limit:
+                while (answer := await link.receive()) is not None:
+                    if "postpone" in answer:
+                        limit.reschedule(asyncio.get_running_loop().time() + answer["postpone"])
+                        continue
+                    return {int(id_): outcome_from_json(told) for id_, told in answer["outcomes"].items()}
+        except TimeoutError:
+            await self._end()
+            raise
+        raise HandlerCrashed(await self._end())
+
+    async def _ready(self) -> Link:
+        if self._link is None:
+            await self._start()
+        assert self._link is not None
+        return self._link
+
+    async def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - ourselves
+                [sys.executable, "-m", "penstock.worker.cell", str(theirs.fileno()), self._orders.target],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+            )
+        self._link = await Link.over(ours)
+        self._link.send(orders=self._orders.to_json())
+        try:
+            async with asyncio.timeout(STARTING):
+                ready = await self._link.receive()
+        except TimeoutError:
+            ready = None
+        if ready is None:
+            raise HandlerCrashed(f"it could not start: {await self._end()}")
+
+    async def _end(self) -> str:
+        """Ends what is left of it, and answers how it ended."""
+        assert self._process is not None
+        process, self._process = self._process, None
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(process.wait, 0.2)
+        process.kill()
+        code = await asyncio.to_thread(process.wait)
+        return f"the handler's process ended by signal {-code}" if code < 0 else f"the handler's process exited: {code}"

@@ -1,0 +1,360 @@
+"""One worker process: it claims, runs, settles. The supervisor keeps its leases alive, which no handler can stop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import resource
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from penstock.aio.database import AsyncDatabase
+from penstock.aio.queue import AsyncQueue
+from penstock.database import Database
+from penstock.errors import ConfigError, LeaseLost, PenstockError, Unavailable
+from penstock.handlers import Registry, Spec
+from penstock.handlers.registry import Hook
+from penstock.model import Claim, Outcome, Task
+from penstock.queue import Queue
+from penstock.worker.coroutines import Coroutines
+from penstock.worker.crew import Crew, Job
+from penstock.worker.execution import UNKNOWN_KIND
+from penstock.worker.flights import AT_ONCE, Desk, Ends, Entry, Flight, ends_process
+from penstock.worker.link import Link, Message
+from penstock.worker.orders import Orders
+from penstock.worker.pace import SLOWEST, Pace, Turns
+from penstock.worker.processes import Processes
+from penstock.worker.threads import Threads
+
+LOG = logging.getLogger("penstock.worker")
+TICK = 0.25
+STALLED = 1.0  # seconds that a claimed task may wait for a slot before it is given back
+RELEASED = Outcome.release()
+
+
+class Runner(Ends):
+    def __init__(self, orders: Orders, registry: Registry, link: Link) -> None:
+        self._orders = orders
+        self._registry = registry
+        self._link = link
+        slots = orders.concurrency
+        self._database = AsyncDatabase(orders.dsn, max_connections=slots + AT_ONCE + 2, timeout=2.0)
+        self._for_threads = Database(orders.dsn, max_connections=slots)
+        self._queues = {name: AsyncQueue(self._database, name) for name in orders.queues}
+        self._leases = dict(orders.leases)
+        self._turns = Turns(orders.queues)
+        self._pace = Pace(slots)
+        self._desk = Desk(asyncio.get_running_loop(), self)
+        self._crews: dict[str, Crew] = self._hired(slots)
+        self._flights: dict[str, Flight] = {}
+        self._in_hand = 0  # tasks taken and not finished
+        self._counts: Counter[str] = Counter()
+        self._changed = asyncio.Event()
+        self._over = asyncio.Event()
+        self._impatient = asyncio.Event()
+        self._grace = orders.grace
+        self._why = "stopped"
+        self._alone = False  # somebody has to run alone what killed its worker before: let go of everything first
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._chores: set[asyncio.Task[Any]] = set()
+
+    def _hired(self, slots: int) -> dict[str, Crew]:
+        sync = {name: Queue(self._for_threads, name) for name in self._orders.queues}
+        return {
+            "thread": Threads(slots, self._desk, sync),
+            "async": Coroutines(slots, self._desk),
+            "process": Processes(slots, self._desk, self._orders),
+        }
+
+    # --- from start to stop -----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until somebody says stop, there is nobody left to say it, or it is time for a new process."""
+        self._heed_signals()
+        await called(self._registry.starting)
+        self._link.send(ready=True)
+        duties = [asyncio.create_task(duty()) for duty in (self._claim, self._listen, self._tick)]
+        for duty in duties:
+            duty.add_done_callback(self._ended)
+        await self._over.wait()
+        await self._wind_up(duties[0])
+        for duty in duties[1:]:
+            duty.cancel()
+        await asyncio.gather(*duties, return_exceptions=True)
+        await called(self._registry.stopping)
+        await self._database.close()
+        self._link.send(bye=self._why, counts=self._counts)
+        for duty in duties:
+            if not duty.cancelled() and (error := duty.exception()) is not None:
+                raise error
+
+    @property
+    def unfinished(self) -> int:
+        return self._in_hand
+
+    def _heed_signals(self) -> None:
+        """A service manager may signal every process of a group, not only the first."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._terminated)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def _terminated(self) -> None:
+        if self._over.is_set():
+            self._impatient.set()
+        self._stop("stopped")
+
+    def _ended(self, duty: asyncio.Task[None]) -> None:
+        if not duty.cancelled() and duty.exception() is not None:
+            self._stop("failed")
+
+    def _stop(self, why: str) -> None:
+        if not self._over.is_set():
+            self._why = why
+            self._over.set()
+            self._changed.set()
+            for flight in self._flights.values():
+                flight.stopping = True
+
+    async def _wind_up(self, claiming: asyncio.Task[None]) -> None:
+        """What has not begun goes back at once; what runs may finish within the grace period, then it goes back too."""
+        await asyncio.wait([claiming], timeout=10)
+        self._give_back(self._withdrawn())
+        until = time.monotonic() + self._grace
+        while self._in_hand and time.monotonic() < until and not self._impatient.is_set():
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(0.1, max(0.0, until - time.monotonic()))):
+                    await self._changed.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await self._desk.empty()
+                await self._abandon()
+        for crew in self._crews.values():
+            await crew.stop()
+
+    async def _abandon(self) -> None:
+        """What still runs is put back, no attempt burned; whatever comes of it is refused."""
+        for flight in [*self._flights.values()]:
+            flight.lost = True
+            with suppress(LeaseLost, Unavailable):
+                await flight.queue.release(flight.claim)
+                self._counts["released"] += flight.left
+            self._link.send(gone=flight.token)
+
+    # --- claiming ---------------------------------------------------------------------------------------------------
+
+    async def _claim(self) -> None:
+        while not self._over.is_set():
+            self._changed.clear()
+            room = self._room()
+            name = self._turns.next() if room else None
+            if not room:
+                await self._changed.wait()
+            elif name is None:
+                await self._rest()
+            else:
+                await self._claim_from(name, room)
+
+    def _room(self) -> int:
+        if any(flight.claim.alone for flight in self._flights.values()) or (self._alone and self._flights):
+            return 0
+        return self._pace.room(self._in_hand)
+
+    async def _rest(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._turns.rest()):
+                await self._changed.wait()
+
+    async def _claim_from(self, name: str, room: int) -> None:
+        queue = self._queues[name]
+        idle = not self._flights
+        try:
+            claim = await queue.claim(room, lease=self._leases[name], worker=self._orders.name, may_alone=idle)
+        except Unavailable:
+            await self.reconnected()
+            return
+        except ConfigError:
+            raise
+        except PenstockError as error:  # the queue was dropped, for one: it may come back
+            LOG.warning("claim refused", extra={"queue": name, "code": error.code})
+            self._turns.note(name, 0, room)
+            await asyncio.sleep(SLOWEST)
+            return
+        self._turns.note(name, len(claim), room)
+        if idle:
+            self._alone = False
+        if claim:
+            self._take(Flight(claim, queue))
+
+    def _take(self, flight: Flight) -> None:
+        claim = flight.claim
+        flight.stopping = self._over.is_set()
+        self._flights[flight.token] = flight
+        self._link.send(held=flight.token, queue=claim.queue)
+        self._in_hand += len(claim)
+        if self._over.is_set():
+            self._give_back((flight, task) for task in claim.tasks)
+            return
+        for mode, jobs in self._sorted(flight, claim).items():
+            self._crews[mode].put(jobs)
+
+    def _sorted(self, flight: Flight, claim: Claim) -> dict[str, list[Job]]:
+        """Who runs what. A kind that nobody knows is put back for later, and shown."""
+        found: dict[str, list[Job]] = {}
+        together: dict[str, tuple[Spec, list[Task]]] = {}
+        for task in claim.tasks:
+            spec = self._registry.find(claim.queue, task.kind)
+            if spec is None:
+                self._desk.hand_in(flight, task, UNKNOWN_KIND, 0.0)
+            elif spec.batch is None:
+                found.setdefault(spec.mode, []).append((flight, spec, task))
+            else:
+                together.setdefault(task.kind, (spec, []))[1].append(task)
+        for spec, tasks in together.values():
+            size = spec.batch or 1
+            jobs = found.setdefault(spec.mode, [])
+            jobs += [(flight, spec, tasks[n : n + size]) for n in range(0, len(tasks), size)]
+        return found
+
+    # --- what comes of it -------------------------------------------------------------------------------------------
+
+    def finished(self, entries: list[Entry]) -> None:
+        self._in_hand -= len(entries)
+        worked = [entry for entry in entries if entry.seconds]
+        if worked:
+            self._pace.note(len(worked), sum(entry.seconds for entry in worked))
+        for entry in entries:
+            word = entry.outcome.word
+            self._counts[word] += 1
+            if word != "done":
+                self._tell(entry)
+        done = sum(self._counts.values())
+        if self._orders.max_tasks is not None and done >= self._orders.max_tasks:
+            self._stop("recycled")
+        self._changed.set()
+
+    def _tell(self, entry: Entry) -> None:
+        flight, task, outcome, seconds = entry
+        if outcome.word in ("failed", "dead") or outcome.error_class:
+            facts = {"task": task.id, "queue": flight.claim.queue, "kind": task.kind, "attempt": task.attempt}
+            facts |= {"error_class": outcome.error_class, "seconds": round(seconds, 3)}
+            LOG.warning("put back" if outcome.word == "release" else outcome.word, extra=facts)
+        if ends_process(entry):
+            self._stop("left")
+
+    def landed(self, flight: Flight) -> None:
+        self._flights.pop(flight.token, None)
+        self._link.send(gone=flight.token)
+        self._changed.set()
+
+    def dead(self, flight: Flight, deaths: dict[int, Outcome]) -> None:
+        self._counts["dead_in_all"] += len(deaths)
+        for id_, outcome in deaths.items():
+            for hook in self._registry.dying:
+                self._do(mourn(hook, flight.task(id_), outcome.error or ""))
+
+    def _do(self, chore: Any) -> None:
+        task = asyncio.get_running_loop().create_task(chore)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
+
+    async def reconnected(self) -> None:
+        """PostgreSQL is back. All who need it wait for the same one."""
+        if self._reconnecting is None:
+            LOG.warning("database lost")
+            self._reconnecting = asyncio.create_task(self._database.reconnect())
+        try:
+            await asyncio.shield(self._reconnecting)
+        finally:
+            if self._reconnecting is not None and self._reconnecting.done():
+                self._reconnecting = None
+                self._turns.wake()
+
+    def _withdrawn(self) -> list[tuple[Flight, Task]]:
+        """What was taken and has not begun."""
+        found = []
+        for crew in self._crews.values():
+            for flight, _, work in crew.withdraw():
+                found += [(flight, task) for task in (work if isinstance(work, list) else [work])]
+        return found
+
+    def _give_back(self, waiting: Iterable[tuple[Flight, Task]]) -> None:
+        for flight, task in waiting:
+            self._desk.hand_in(flight, task, RELEASED, 0.0)
+
+    # --- beside it --------------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        async for message in self._link:
+            self._obey(message)
+        self._stop("orphaned")
+
+    def _obey(self, message: Message) -> None:
+        flight = self._flights.get(message.get("token", ""))
+        if "stop" in message:
+            self._grace = message["stop"]
+            if self._over.is_set() and not self._grace:
+                self._impatient.set()
+            self._stop("stopped")
+        elif "lost" in message and flight is not None:
+            flight.lost = True
+            self._cancel(flight, None)
+        elif "revoked" in message and flight is not None:
+            flight.revoked.update(message["revoked"])
+            self._cancel(flight, flight.revoked)
+        elif "wake" in message:
+            self._turns.wake(message["wake"])
+            self._changed.set()
+        elif "alone" in message:
+            self._alone = True
+        elif "leases" in message:
+            self._leases.update(message["leases"])
+
+    def _cancel(self, flight: Flight, ids: set[int] | None) -> None:
+        for crew in self._crews.values():
+            crew.cancel(flight, ids)
+
+    async def _tick(self) -> None:
+        """Signs of life; and what was taken too early goes back, so that somebody else may run it."""
+        while True:
+            oldest = [flight for crew in self._crews.values() if (flight := crew.oldest) is not None]
+            if any(time.monotonic() - flight.taken_at > STALLED for flight in oldest):
+                self._pace.stalled()
+                self._give_back(self._withdrawn())
+            if self._orders.max_rss is not None and memory() > self._orders.max_rss:
+                self._stop("recycled")
+            busy = min(self._in_hand, self._orders.concurrency)
+            self._link.send(busy=busy, counts=self._counts)
+            await asyncio.sleep(TICK)
+
+
+async def called(hooks: list[Hook]) -> None:
+    for hook in hooks:
+        result = hook()
+        if inspect.isawaitable(result):
+            await result
+
+
+async def mourn(hook: Hook, task: Task, error: str) -> None:
+    """A hook for the dead must not harm the living."""
+    try:
+        if inspect.iscoroutinefunction(hook):
+            await hook(task, error)
+        else:
+            await asyncio.to_thread(hook, task, error)
+    except Exception as wrong:  # noqa: BLE001 - somebody else's function
+        LOG.warning("on_dead hook failed", extra={"task": task.id, "error_class": type(wrong).__name__})
+
+
+def memory() -> int:
+    """Bytes of memory that this process holds now; where the system does not tell, the most it ever held."""
+    with suppress(OSError, ValueError):
+        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * resource.getpagesize()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,451 @@
+"""`penstock work`: starts runners, keeps their leases alive, wakes and replaces them, and stops them when asked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock.aio import queue as seam
+from penstock.aio.database import AsyncDatabase
+from penstock.aio.queue import AsyncQueue
+from penstock.errors import Conflict, NotFound, PenstockError, Unavailable
+from penstock.handlers import Registry
+from penstock.model import QueueStatus
+from penstock.worker import health
+from penstock.worker.keepalive import Lease, Leases, frozen, until
+from penstock.worker.link import Link, Message
+from penstock.worker.orders import Orders, Weights
+
+LOG = logging.getLogger("penstock.worker")
+BEAT, UPKEEP = 2.0, 10.0  # seconds
+SILENCE = 60.0  # seconds without a word from a runner after which the probe fails
+SETTLED_DOWN = 10.0  # seconds after which a start counts as a success
+Progress = Callable[[list[QueueStatus], "Report"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one `penstock work` shall do."""
+
+    target: str
+    dsn: str
+    queues: Weights
+    concurrency: int = 10
+    processes: int = 1
+    grace: float = 30.0
+    until_empty: bool = False
+    max_tasks: int | None = None
+    max_rss: int | None = None
+    health: str | None = None
+    requested_at: datetime | None = None
+    handler_of: str | None = None
+    log_format: str = "text"
+    quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of it."""
+
+    counts: Counter[str]
+    seconds: float
+    planned: int = 0
+    signal: int | None = None
+
+    @property
+    def done(self) -> int:
+        return self.counts["done"] + self.counts["again"]
+
+
+class Member:
+    """One runner, seen from here."""
+
+    def __init__(self, supervisor: Supervisor, process: subprocess.Popen[bytes], link: Link) -> None:
+        self.process = process
+        self.name = f"{socket.gethostname()}:{process.pid}"
+        self.link = link
+        self.leases = Leases(process.pid, self._lost, self._revoked)
+        self.requested_at = datetime.now(UTC)
+        self.began = time.monotonic()
+        self.heard = time.monotonic()
+        self.ready = False
+        self.busy = 0
+        self.counts: Counter[str] = Counter()
+        self.bye: str | None = None
+        self._supervisor = supervisor
+
+    def _lost(self, lease: Lease) -> None:
+        self.link.send(lost=True, token=lease.token)
+
+    def _revoked(self, lease: Lease, ids: tuple[int, ...]) -> None:
+        self.link.send(revoked=list(ids), token=lease.token)
+
+    async def listen(self) -> None:
+        """Until it is gone."""
+        async for message in self.link:
+            self.heard = time.monotonic()
+            self._note(message)
+
+    def _note(self, message: Message) -> None:
+        if "held" in message:
+            self._supervisor.hold(self, message["queue"], message["held"])
+        elif "gone" in message:
+            self.leases.let_go(message["gone"])
+        elif "ready" in message:
+            self.ready = True
+        elif "failed" in message:
+            self._supervisor.failed(self, message)
+        if "counts" in message:
+            self.counts = Counter(message["counts"])
+        if "busy" in message:
+            self._supervisor.rested(self, message["busy"])
+        self.bye = message.get("bye", self.bye)
+
+
+class Supervisor:
+    def __init__(self, plan: Plan, registry: Registry, progress: Progress | None = None) -> None:
+        self._plan = plan
+        self._registry = registry
+        self._progress = progress
+        self._database = AsyncDatabase(plan.dsn, max_connections=4, timeout=2.0)
+        self._queues = {name: AsyncQueue(self._database, name) for name in plan.queues}
+        self._leases: dict[str, float] = {}
+        self._members: list[Member] = []
+        self._began = time.monotonic()
+        self._past: Counter[str] = Counter()
+        self._crashes = 0
+        self._stopping = False
+        self._signal: int | None = None
+        self._done = asyncio.Event()
+        self._held = asyncio.Event()
+        self._beat_now = asyncio.Event()
+        self._channels: dict[str, str] = {}
+        self._known = asyncio.Event()  # the channels are
+        self._error: PenstockError | None = None
+        self._planned = 0
+
+    async def run(self) -> Report:
+        """Until everything is drained, if that was asked for, or somebody says stop."""
+        await self._prepare()
+        self._heed_signals()
+        duties = [self._supervise(), self._keep_alive(), self._beat(), self._keep_up(), self._notified()]
+        if self._plan.until_empty:
+            duties.append(self._watch())
+        if self._plan.health is not None:
+            duties.append(health.serve(self._plan.health, self.probe))
+        running = [asyncio.create_task(self._watched(duty)) for duty in duties]
+        try:
+            await self._done.wait()
+        finally:
+            for duty in running:
+                duty.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            await self._leave()
+            await self._database.close()
+        if self._error is not None:
+            raise self._error
+        return Report(self.counts, time.monotonic() - self._began, self._planned, self._signal)
+
+    async def _prepare(self) -> None:
+        """What is wrong is said before anything runs; then PostgreSQL is told what the code knows of its kinds."""
+        known = {one.queue: one for one in await seam.settings(self._database)}
+        for name in self._plan.queues:
+            self._registry.check_served(name)
+            status = await self._queues[name].status()  # NotFound, with the nearest name
+            if status.paused and self._plan.until_empty:
+                raise paused(name)
+            self._leases[name] = known[name].lease.total_seconds()
+            await self._queues[name].set_kinds(self._registry.stored(name))
+
+    async def _watched(self, duty: Coroutine[Any, Any, None]) -> None:
+        """A duty that fails ends the whole, with its error."""
+        try:
+            await duty
+        except PenstockError as error:
+            await self._give_up(error)
+        except Exception as error:  # noqa: BLE001 - one block, whatever it is
+            failure = PenstockError(f"{type(error).__name__}: {error}", hint="This is a bug in Penstock.")
+            failure.__cause__ = error
+            await self._give_up(failure)
+
+    async def _give_up(self, error: PenstockError) -> None:
+        self._error = self._error or error
+        self.stop()
+
+    @property
+    def counts(self) -> Counter[str]:
+        total = Counter(self._past)
+        for member in self._members:
+            total.update(member.counts)
+        return total
+
+    # --- runners ----------------------------------------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        await asyncio.gather(*(self._keep_one(n) for n in range(self._plan.processes)))
+        self._done.set()
+
+    async def _keep_one(self, number: int) -> None:
+        """One runner after the other, until it is time to stop."""
+        requested = self._plan.requested_at
+        while not self._stopping:
+            member = await self._start(number)
+            member.requested_at = requested or member.requested_at
+            requested = None
+            self._members.append(member)
+            self._stop_late(member)
+            await member.listen()
+            await self._bury(member)
+            if not self._stopping and member.bye in (None, "failed"):
+                await self._pause()
+
+    def _stop_late(self, member: Member) -> None:
+        """Somebody said stop while it started."""
+        if self._stopping:
+            self._stop_one(member)
+
+    async def _start(self, number: int) -> Member:
+        ours, theirs = socket.socketpair()
+        queues = ",".join(f"{name}:{weight}" if weight > 1 else name for name, weight in self._plan.queues.items())
+        title = [self._plan.target, queues, f"{number + 1}/{self._plan.processes}"]
+        with theirs:
+            process = subprocess.Popen(  # noqa: S603 - ourselves
+                [sys.executable, "-m", "penstock.worker", str(theirs.fileno()), *title],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+            )
+        member = Member(self, process, await Link.over(ours))
+        member.link.send(orders=self._orders(member.name).to_json())
+        return member
+
+    def _orders(self, name: str) -> Orders:
+        plan = self._plan
+        return Orders(
+            name=name,
+            target=plan.target,
+            dsn=plan.dsn,
+            queues=plan.queues,
+            leases=self._leases,
+            concurrency=plan.concurrency,
+            grace=plan.grace,
+            max_tasks=plan.max_tasks,
+            max_rss=plan.max_rss,
+            handler_of=plan.handler_of,
+            log_format=plan.log_format,
+            quiet=plan.quiet,
+        )
+
+    async def _bury(self, member: Member) -> None:
+        """It is gone, or about to be. What it counted stays; what it held comes back soon."""
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(member.process.wait, 10)
+        member.process.kill()
+        code = await asyncio.to_thread(member.process.wait)
+        member.link.close()
+        self._members.remove(member)
+        self._past.update(member.counts)
+        facts = {"worker": member.name, "why": member.bye or ended_by(code), "held": len(member.leases)}
+        LOG.log(logging.INFO if member.bye else logging.ERROR, "process ended", extra=facts)
+        if time.monotonic() - member.began > SETTLED_DOWN or member.bye:
+            self._crashes = 0
+        else:
+            self._crashes += 1
+        with suppress(PenstockError):
+            await member.leases.end_soon()
+            await seam.leave(self._database, member.name)
+
+    async def _pause(self) -> None:
+        """Before one that crashed is replaced: longer each time."""
+        wait = time.monotonic() + min(0.05 * 2 ** min(self._crashes, 7), 5.0)
+        while not self._stopping and time.monotonic() < wait:
+            await asyncio.sleep(0.05)
+
+    def failed(self, member: Member, message: Message) -> None:
+        """A runner that can not even begin will not the next time either."""
+        error = PenstockError(f"a worker process failed: {message['failed']}", hint=message["hint"])
+        error.exit_code = message["exit_code"]  # type: ignore[misc]
+        if not member.ready or message["exit_code"] == 3:
+            self._error = self._error or error
+            self.stop()
+        else:
+            LOG.error("process failed", extra={"worker": member.name, "error_class": message["failed"].split(":")[0]})
+
+    # --- signals and stops ------------------------------------------------------------------------------------------
+
+    def _heed_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+
+    def _signalled(self, number: int) -> None:
+        again = self._signal is not None
+        self._signal = self._signal or number
+        LOG.info("stopping", extra={"signal": signal.Signals(number).name, "grace": 0 if again else self._plan.grace})
+        self.stop(0.0 if again else None)
+
+    def stop(self, grace: float | None = None) -> None:
+        self._stopping = True
+        for member in self._members:
+            self._stop_one(member, grace)
+        if not self._members:
+            self._done.set()
+
+    def _stop_one(self, member: Member, grace: float | None = None) -> None:
+        allowed = self._plan.grace if grace is None else grace
+        member.link.send(stop=allowed)
+        asyncio.get_running_loop().call_later(allowed + 20, member.process.kill)
+
+    async def _leave(self) -> None:
+        for member in self._members:
+            member.process.kill()
+
+    # --- leases and beats -------------------------------------------------------------------------------------------
+
+    def hold(self, member: Member, queue: str, token: str) -> None:
+        member.leases.hold(self._queues[queue], token, self._leases[queue])
+        self._held.set()
+
+    async def _keep_alive(self) -> None:
+        while True:
+            self._held.clear()
+            moment = min((member.leases.next_due for member in self._members), default=float("inf"))
+            await until(moment, self._held)
+            try:
+                for member in [*self._members]:
+                    await member.leases.extend()
+            except Unavailable:
+                await self._database.reconnect()
+
+    def rested(self, member: Member, busy: int) -> None:
+        """Pushes wake only workers that PostgreSQL knows to be idle: one that has just become so says it at once."""
+        if member.busy >= self._plan.concurrency > busy:
+            self._beat_now.set()
+        member.busy = busy
+
+    async def _beat(self) -> None:
+        while True:
+            self._beat_now.clear()
+            try:
+                for member in [*self._members]:
+                    if member.ready and not frozen(member.process.pid):
+                        await self._beat_for(member)
+                await self._refresh_leases()
+            except Unavailable:
+                await self._database.reconnect()
+            except NotFound:
+                LOG.warning("a queue was dropped", extra={"queues": ",".join(self._plan.queues)})
+            await until(time.monotonic() + (BEAT if self._channels else 0.05), self._beat_now)
+
+    async def _beat_for(self, member: Member) -> None:
+        found = await seam.beat(
+            self._database,
+            member.name,
+            list(self._plan.queues),
+            slots=self._plan.concurrency,
+            busy=min(member.busy, self._plan.concurrency),
+            host=socket.gethostname(),
+            pid=member.process.pid,
+            requested_at=member.requested_at,
+        )
+        if any(standing.alone for standing in found.values()):
+            member.link.send(alone=True)
+        self._channels = {standing.channel: name for name, standing in found.items()}
+        self._known.set()
+
+    async def _refresh_leases(self) -> None:
+        """Somebody may have changed a queue's lease."""
+        now = {one.queue: one.lease.total_seconds() for one in await seam.settings(self._database)}
+        changed = {name: now[name] for name in self._leases if name in now and now[name] != self._leases[name]}
+        if changed:
+            self._leases.update(changed)
+            for member in self._members:
+                member.link.send(leases=changed)
+
+    async def _notified(self) -> None:
+        """Wakes runners when something is pushed. A hint, never a duty: they look by themselves too."""
+        await self._known.wait()
+        while True:
+            try:
+                async for channel in self._database.notified(self._channels):
+                    for member in self._members:
+                        if member.busy < self._plan.concurrency:
+                            member.link.send(wake=self._channels.get(channel))
+            except Unavailable:
+                await self._database.reconnect()
+
+    async def _keep_up(self) -> None:
+        """What anybody may do at any time, done by us in our spare time."""
+        while True:
+            try:
+                await seam.upkeep(self._database)
+            except Unavailable:
+                await self._database.reconnect()
+            await asyncio.sleep(UPKEEP)
+
+    # --- how it stands ----------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Until all is drained: nothing waits that is due, and nobody works on anything."""
+        while not self._stopping:
+            try:
+                found = [await queue.status() for queue in self._queues.values()]
+            except Unavailable:
+                await self._database.reconnect()
+                continue
+            if self._progress is not None:
+                self._progress(found, Report(self.counts, time.monotonic() - self._began))
+            stuck = next((one.queue for one in found if one.paused), None)
+            if stuck is not None:
+                raise paused(stuck)
+            if all(drained(one) for one in found):
+                self._planned = sum(one.planned for one in found)
+                self.stop()
+                return
+            await asyncio.sleep(0.1)
+
+    def probe(self) -> dict[str, Any]:
+        """Whether all processes answer. PostgreSQL's absence is not ours to be restarted for."""
+        silent = [member.name for member in self._members if time.monotonic() - member.heard > SILENCE]
+        silent += [member.name for member in self._members if frozen(member.process.pid)]
+        return {
+            "ok": not silent and self._error is None,
+            "pid": os.getpid(),
+            "processes": len(self._members),
+            "busy": sum(member.busy for member in self._members),
+            "silent": sorted({*silent}),
+            "stopping": self._stopping,
+        }
+
+
+def drained(status: QueueStatus) -> bool:
+    return status.pending == 0 and status.active == 0 and status.oldest_pending_age is None
+
+
+def paused(name: str) -> Conflict:
+    return Conflict(f"queue {name!r} is paused: it would never be empty", hint=f"penstock queues resume {name}")
+
+
+def ended_by(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit {code}"
+
+
+def work(plan: Plan, registry: Registry, progress: Progress | None = None) -> Report:
+    """`penstock work`, all of it."""
+
+    async def together() -> Report:
+        return await Supervisor(plan, registry, progress).run()
+
+    return asyncio.run(together())

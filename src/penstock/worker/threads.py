@@ -1,0 +1,108 @@
+"""Sync handlers, in threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from queue import SimpleQueue
+
+from penstock.handlers import Context, Spec
+from penstock.model import Task
+from penstock.queue import Queue
+from penstock.worker import execution
+from penstock.worker.crew import Job, hand_in_all, still_wanted
+from penstock.worker.execution import DROPPED
+from penstock.worker.flights import Desk, Flight
+
+
+class Threads:
+    """So many threads, started when they are needed. One that is awake goes on as long as there is work: waking another
+    for each task would cost more than most tasks do."""
+
+    def __init__(self, slots: int, desk: Desk, queues: dict[str, Queue]) -> None:
+        self.slots = slots
+        self._desk = desk
+        self._queues = queues
+        self._jobs: deque[Job] = deque()
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._idle = 0
+        self._started = 0
+        self._lock = threading.Lock()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def oldest(self) -> Flight | None:
+        try:
+            return self._jobs[0][0]
+        except IndexError:
+            return None
+
+    def put(self, jobs: Iterable[Job]) -> None:
+        self._jobs.extend(jobs)
+        self._wake()
+
+    def withdraw(self) -> list[Job]:
+        """What has not begun."""
+        found = []
+        while True:
+            try:
+                found.append(self._jobs.pop())
+            except IndexError:
+                return found
+
+    def cancel(self, flight: Flight, ids: set[int] | None) -> None:
+        """Nobody can end a thread: its handler sees it in `context.cancelled`."""
+
+    async def stop(self) -> None:
+        """They end with the process."""
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+                self._bell.put(None)
+                return
+            if self._started >= self.slots:
+                return
+            self._started += 1
+        threading.Thread(target=self._work, name=f"penstock-{self._started}", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self._jobs.popleft()
+            except IndexError:
+                with self._lock:
+                    self._idle += 1
+                if self._jobs:  # came between the look and the note; whoever notices takes the place back
+                    self._wake()
+                self._bell.get()
+                continue
+            if self._jobs and (self._idle or self._started < self.slots):
+                self._wake()
+            self._run(*job)
+
+    def _run(self, flight: Flight, spec: Spec, work: Task | list[Task]) -> None:
+        began = time.perf_counter()
+        if flight.lost or flight.revoked:
+            work = still_wanted(self._desk, flight, work)
+            if not work:
+                return
+        if isinstance(work, list):
+            outcomes = execution.run_batch(spec, work)
+            hand_in_all(self._desk, flight, work, outcomes, time.perf_counter() - began)
+            return
+        context = None
+        if spec.arguments is not None and spec.arguments.context is not None:
+            context = Context(work, flight, self._queues[flight.claim.queue])
+            context.deadline = None if spec.timeout is None else time.monotonic() + spec.timeout
+        outcome = execution.run(spec, work, context)
+        took = time.perf_counter() - began
+        if spec.timeout is not None and (context.late if context else took > spec.timeout) and outcome is not DROPPED:
+            outcome = execution.timed_out(spec, work)
+        self._desk.hand_in(flight, work, outcome, took)
