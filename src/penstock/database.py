@@ -77,8 +77,8 @@ class Database:
 
     @contextmanager
     def lent(self, mark: str) -> Iterator[Connection]:
-        """A transaction for somebody else's statements. Their errors stay theirs; only we may end it: `still_lent` knows
-        it by the mark, which ends with it."""
+        """A transaction for somebody else's statements. Their errors stay theirs; only we may end it: `still_lent`
+        knows it by the mark, which ends with it."""
         with self._connection() as connection, committed(connection, self._end, ours=False):
             connection.execute("select set_config('penstock.lent', %s, true)", (mark,))
             yield connection

@@ -76,8 +76,8 @@ class AsyncDatabase:
 
     @asynccontextmanager
     async def lent(self, mark: str) -> AsyncIterator[AsyncConnection]:
-        """A transaction for somebody else's statements. Their errors stay theirs; only we may end it: `still_lent` knows
-        it by the mark, which ends with it."""
+        """A transaction for somebody else's statements. Their errors stay theirs; only we may end it: `still_lent`
+        knows it by the mark, which ends with it."""
         async with self._connection() as connection, committed(connection, self._end, ours=False):
             await connection.execute("select set_config('penstock.lent', %s, true)", (mark,))
             yield connection
