@@ -1,13 +1,14 @@
 """Penstock drains backlogs on time: a durable task queue inside PostgreSQL."""
 
 from penstock.aio.queue import AsyncQueue
-from penstock.app import Penstock
-from penstock.async_app import AsyncPenstock
+from penstock.app import Handler, Penstock
+from penstock.async_app import AsyncHandler, AsyncPenstock
 from penstock.errors import (
     AuthError,
     CommitUnknown,
     ConfigError,
     Conflict,
+    HandlerMisuse,
     LeaseLost,
     NotFound,
     PartialPush,
@@ -18,6 +19,7 @@ from penstock.errors import (
     Unavailable,
     ValidationError,
 )
+from penstock.handlers import AsyncContext, Context
 from penstock.model import (
     Claim,
     Extended,
@@ -33,9 +35,11 @@ from penstock.model import (
     Verification,
 )
 from penstock.queue import Queue
-from penstock.retry import Exponential, Fibonacci, Fixed, Progressive, Schedule
+from penstock.retry import Custom, Exponential, Fibonacci, Fixed, Progressive, Schedule
 
 __all__ = [
+    "AsyncContext",
+    "AsyncHandler",
     "AsyncPenstock",
     "AsyncQueue",
     "AuthError",
@@ -43,10 +47,14 @@ __all__ = [
     "CommitUnknown",
     "ConfigError",
     "Conflict",
+    "Context",
+    "Custom",
     "Exponential",
     "Extended",
     "Fibonacci",
     "Fixed",
+    "Handler",
+    "HandlerMisuse",
     "LeaseLost",
     "Listed",
     "NewTask",

@@ -166,7 +166,7 @@ class AsyncPenstock:
 
         def decorate(given: Callable[..., Any]) -> AsyncHandler:
             spec = spec_of(
-                given,
+                given.spec.function if isinstance(given, AsyncHandler) else given,
                 queue=queue,
                 kind=kind,
                 retry=retry,
@@ -199,6 +199,7 @@ class AsyncPenstock:
     async def drain_inline(self, *queues: str, most: int | None = None) -> dict[str, int]:
         """Runs what is due now, here, without a worker: for your tests. All queues with handlers, or these. Answers how
         many tasks ended in which state."""
+        self._database.refuse_rehearsal("drain_inline")
         names = queues or tuple(self.registry.queues())
         for name in names:
             self.registry.check_served(name)

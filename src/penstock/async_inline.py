@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from penstock.aio.queue import AsyncQueue
-from penstock.errors import LeaseLost
+from penstock.errors import LeaseLost, NotFound, ValidationError
 from penstock.handlers import Held, Registry, Spec
 from penstock.model import Claim, Outcome, Task
-from penstock.worker.execution import DROPPED, UNKNOWN_KIND
-from penstock.worker.performing import perform_async
+from penstock.worker.execution import DROPPED, EXITS, UNKNOWN_KIND
+from penstock.worker.performing import SETTLED, perform_async
 
 BATCH = 100
 
 
 async def drain(registry: Registry, queues: list[AsyncQueue], most: int | None) -> Counter[str]:
-    """Runs what is due, queue by queue and again, until nothing is, or `most` tasks were run. Answers how many of them
-    ended in which state."""
+    """Runs what is due, queue by queue and again, until nothing is, `most` tasks were run, or a handler wanted to end
+    the process. Answers how many of them ended in which state; lost: they were no longer ours."""
     for queue in queues:
         await queue.set_kinds(registry.stored(queue.name))
     states: Counter[str] = Counter()
@@ -30,25 +30,53 @@ async def drain(registry: Registry, queues: list[AsyncQueue], most: int | None) 
                 claim = await queue.claim(BATCH if most is None else min(most - states.total(), BATCH), worker="inline")
                 if not claim:
                     break
-                states.update(await worked_off(registry, queue, claim))
+                held = Held(claim)
+                states.update(await worked_off(registry, queue, held))
+                if held.stopping:
+                    return states
     return states
 
 
-async def worked_off(registry: Registry, queue: AsyncQueue, claim: Claim) -> Counter[str]:
-    held = Held(claim)
+async def worked_off(registry: Registry, queue: AsyncQueue, held: Held) -> Counter[str]:
     outcomes: dict[int, Outcome] = {}
-    for spec, tasks in by_handler(registry, claim):
-        if spec is None:
-            outcomes.update((task.id, UNKNOWN_KIND) for task in tasks)
+    for spec, tasks in by_handler(registry, held.claim):
+        if held.stopping:
+            found = {task.id: Outcome.release() for task in tasks}
+        elif spec is None:
+            found = {task.id: UNKNOWN_KIND for task in tasks}
         else:
-            outcomes.update(await perform_async(spec, tasks, held, queue))
-    told = {id_: outcome for id_, outcome in outcomes.items() if outcome is not DROPPED}
-    states = Counter({"done": len(outcomes) - len(told)})
-    try:
-        states.update((await queue.settle(claim, told)).values())
-    except LeaseLost as error:
-        states["lost"] += len(error.refused) + len(error.revoked)
+            found = await perform_async(spec, tasks, held, queue)
+            held.stopping = any(one.word == "release" and one.error_class in EXITS for one in found.values())
+        outcomes.update(found)
+    told = {id_: outcome for id_, outcome in outcomes.items() if outcome is not DROPPED and outcome is not SETTLED}
+    states = Counter((await settled(queue, held.claim, told)).values())
+    for id_ in outcomes.keys() - told.keys():
+        states["lost" if outcomes[id_] is DROPPED else await state_now(queue, id_)] += 1
     return states
+
+
+async def settled(queue: AsyncQueue, claim: Claim, told: dict[int, Outcome]) -> dict[int, str]:
+    """The state each is in now. As in a worker, an outcome that PostgreSQL refuses becomes a failure."""
+    try:
+        return await queue.settle(claim, told)
+    except LeaseLost as error:
+        lost = {*error.refused, *error.revoked}
+        return {id_: "lost" if id_ in lost else await state_now(queue, id_) for id_ in told}
+    except ValidationError as error:
+        if len(told) == 1:
+            refused = Outcome.failed(f"the outcome was refused: {error.message}", error_class=type(error).__name__)
+            return await queue.settle(claim, dict.fromkeys(told, refused))
+        states: dict[int, str] = {}
+        for id_, outcome in told.items():
+            states |= await settled(queue, claim, {id_: outcome})
+        return states
+
+
+async def state_now(queue: AsyncQueue, id_: int) -> str:
+    try:
+        return (await queue.task(id_)).state
+    except NotFound:
+        return "done"  # and not kept
 
 
 def by_handler(registry: Registry, claim: Claim) -> Iterator[tuple[Spec | None, list[Task]]]:

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import psycopg_pool
 from psycopg import pq, sql
-from psycopg.rows import TupleRow
+from psycopg.rows import TupleRow, tuple_row
 
 from penstock.aio.colour import Lock, Place, deserted, here, sleep, to_the_end
 from penstock.errors import CommitUnknown, HandlerMisuse, Unavailable, ValidationError
@@ -80,7 +80,10 @@ class AsyncDatabase:
         knows it by the mark, which ends with it."""
         async with self._connection() as connection, committed(connection, self._end, ours=False):
             await connection.execute("select set_config('penstock.lent', %s, true)", (mark,))
-            yield connection
+            try:
+                yield connection
+            finally:
+                as_before(connection)
 
     async def notified(self, channels: Iterable[str]) -> AsyncIterator[str]:
         """The channels on which somebody notifies, one by one, for ever. Behind a pooler by transactions none comes."""
@@ -231,8 +234,15 @@ async def committed(connection: AsyncConnection, end: str, *, ours: bool = True)
         raise as_ours(error) from error
 
 
+def as_before(connection: AsyncConnection) -> None:
+    """Whoever had it may like dicts for rows; we do not."""
+    connection.row_factory = tuple_row
+    connection.cursor_factory = psycopg.AsyncCursor
+
+
 async def still_lent(connection: AsyncConnection, mark: str) -> None:
     """Refuses a connection that was closed, or whose transaction was ended, by whom it was lent to."""
+    as_before(connection)
     if connection.closed or connection.info.transaction_status == pq.TransactionStatus.IDLE:
         raise HandlerMisuse(ENDED, hint="Leave it open: it is committed, with the task, at the end of the block.")
     row = await (await connection.execute("select current_setting('penstock.lent', true)")).fetchone()

@@ -3,6 +3,7 @@ run, because anybody may push by SQL."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +13,14 @@ from typing import Any, Literal, NotRequired, Required, Union, get_args, get_ori
 from penstock.errors import ConfigError, ValidationError, shown
 from penstock.handlers.context import AsyncContext, Context
 from penstock.model import Json, Task
+from penstock.validate import shown_path
 
 # What a push says of the task itself; a handler's own argument of that name could never be told apart.
 RESERVED = frozenset({"subject", "due", "priority", "kind", "connection", "on_conflict"})
 PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
 ANYTHING = (Any, object, inspect.Parameter.empty)
 WHOLE = "payload"  # a handler's only argument of this name is the payload as it is
+BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 Fits = Callable[[object], bool]
 
 
@@ -31,19 +34,27 @@ class Arguments:
     required: frozenset[str]
     task: str | None
     context: str | None
+    plain: tuple[tuple[str, type], ...] | None  # all of them whole numbers, texts and truths, as they mostly are
     open: bool  # it takes **anything
+    rest: Any  # what anything must be
     whole: bool  # it takes the payload as it is
 
     @classmethod
     def of(cls, function: Callable[..., Any], *, wanted: type = Context) -> Arguments:
         hints = hints_of(function)
-        given = inspect.signature(function).parameters.values()
-        task, context = (named_by(kind, hints) for kind in (Task, wanted))
+        given = [*inspect.signature(function).parameters.values()]
+        task, context = (named_by(kind, given, hints) for kind in (Task, wanted))
         own = [one for one in given if one.name not in (task, context)]
-        whole = [one.name for one in own] == [WHOLE]
         for one in own:
             check_parameter(function, one, hints.get(one.name, Any), wanted)
-        named = [one for one in own if one.kind is not one.VAR_KEYWORD]
+        named = [one.replace(annotation=hints.get(one.name, one.empty)) for one in own if one.kind in BY_NAME]
+        rest = next((hints.get(one.name, Any) for one in own if one.kind not in BY_NAME), None)
+        whole = len(own) == 1 and [one.name for one in named] == [WHOLE]
+        if whole and not takes_object(hints.get(WHOLE, Any)):
+            raise ConfigError(
+                f"{name_of(function)}({WHOLE}): alone it is the whole payload, and {spelt(hints[WHOLE])} is no object",
+                hint="Call it something else, or write payload: dict[str, Any].",
+            )
         return cls(
             signature=inspect.Signature(named),
             types={one.name: hints.get(one.name, Any) for one in named},
@@ -51,28 +62,30 @@ class Arguments:
             required=frozenset(one.name for one in named if one.default is one.empty),
             task=task,
             context=context,
+            plain=all_plain(named, hints) if len(named) == len(own) else None,
             open=len(named) < len(own),
+            rest=rest,
             whole=whole,
         )
 
     def payload(self, given: Sequence[Any], named: Json) -> Json:
         """The payload of a call. What is left out stays out: a default is the handler's of the day it runs."""
-        extra = {name: value for name, value in named.items() if self.open and name not in self.types}
+        known = {name: value for name, value in named.items() if name in self.types}
         try:
-            bound = self.signature.bind(*given, **{name: value for name, value in named.items() if name not in extra})
+            found = self.signature.bind_partial(*given, **known).arguments | named
         except TypeError as error:
             raise ValidationError(
                 f"arguments: {error}", hint=f"It takes {self.signature}.", field="arguments"
             ) from None
         if self.whole:
-            payload: Json = bound.arguments.get(WHOLE, {})
-            return self.checked(payload)
-        return self.checked({**bound.arguments, **extra})
+            self.refuse(found)
+            return self.checked(found.get(WHOLE, {}))
+        return self.checked(found)
 
     def checked(self, payload: Json) -> Json:
         """A payload that fits, or the first thing wrong with it."""
         if self.whole:
-            wrong = None if type(payload) is dict else f"payload: {shown(payload)} is not an object"
+            wrong = None if type(payload) is dict else unlike(payload, "an object", WHOLE)
             wrong = wrong or mismatch(payload, self.types[WHOLE], WHOLE)
             if wrong:
                 raise ValidationError(wrong, field=WHOLE)
@@ -82,26 +95,36 @@ class Arguments:
 
     def suits(self, payload: Json) -> bool:
         """The quick answer; `refuse` has the words."""
+        if self.plain is not None and len(payload) == len(self.plain):
+            for name, kind in self.plain:
+                if type(payload.get(name)) is not kind:
+                    return False
+            return True
         if not self.required <= payload.keys():
             return False
         fits = self.fits
         for name, value in payload.items():
             one = fits.get(name)
-            if not (self.open if one is None else one(value)):
+            if not (self._suits_rest(name, value) if one is None else one(value)):
                 return False
         return True
+
+    def _suits_rest(self, name: str, value: object) -> bool:
+        return self._is_rest(name) and fitted(value, self.rest)
+
+    def _is_rest(self, name: str) -> bool:
+        """It is part of **anything; its task and context are not to be had from a payload."""
+        return self.open and name not in (self.task, self.context)
 
     def refuse(self, payload: Json) -> None:
         for name in self.signature.parameters:
             if name in self.required and name not in payload:
                 raise ValidationError(f"{name}: it is missing", hint=f"It takes {self.signature}.", field=name)
         for name, value in payload.items():
-            if name not in self.types:
-                if self.open:
-                    continue
+            if name not in self.types and not self._is_rest(name):
                 hint = f"It takes {self.signature}."
                 raise ValidationError(f"{shown(name)}: the handler takes no such argument", hint=hint, field=name)
-            wrong = mismatch(value, self.types[name], name)
+            wrong = mismatch(value, self.types.get(name, self.rest), name)
             if wrong:
                 raise ValidationError(wrong, field=name)
 
@@ -118,49 +141,71 @@ class Arguments:
         return named
 
 
+def all_plain(named: list[inspect.Parameter], hints: Mapping[str, Any]) -> tuple[tuple[str, type], ...] | None:
+    found = tuple((one.name, hints.get(one.name, Any)) for one in named)
+    return found if {kind for _, kind in found} <= {int, str, bool} else None
+
+
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    target = function if inspect.isroutine(function) or not callable(function) else type(function).__call__
+    """The annotations of a function, of an object that can be called, or of a TypedDict."""
+    if isinstance(function, functools.partial):
+        return hints_of(function.func)
+    target = function if inspect.isroutine(function) or is_typeddict(function) else type(function).__call__
     try:
         return get_type_hints(target)
     except Exception as error:
-        name = getattr(function, "__qualname__", repr(function))
         raise ConfigError(
-            f"{name}: its annotations can not be read: {error}",
+            f"{name_of(function)}: its annotations can not be read: {error}",
             hint="Import what they name at the top of the module, not below `if TYPE_CHECKING`.",
         ) from error
 
 
-def named_by(kind: type, hints: Mapping[str, Any]) -> str | None:
+def name_of(function: Callable[..., Any]) -> str:
+    """An object that can be called has no name of its own."""
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def named_by(kind: type, given: Sequence[inspect.Parameter], hints: Mapping[str, Any]) -> str | None:
     """The parameter that is annotated so."""
-    return next((name for name, hint in hints.items() if hint is kind and name != "return"), None)
+    return next((one.name for one in given if hints.get(one.name) is kind and one.kind in BY_NAME), None)
 
 
 def check_parameter(function: Callable[..., Any], one: inspect.Parameter, annotation: Any, wanted: type) -> None:
     """A handler that could not be called is refused when it is decorated."""
-    where = f"{function.__qualname__}({one.name})"
-    if annotation in (Context, AsyncContext):
+    where = f"{name_of(function)}({one.name})"
+    if annotation in (Context, AsyncContext) and one.kind in BY_NAME:
         colour = "an async handler gets AsyncContext" if wanted is AsyncContext else "a sync handler gets Context"
         raise ConfigError(f"{where}: {colour}, and one is enough", hint=f"Write {one.name}: {wanted.__name__}.")
     if one.name in RESERVED:
         raise ConfigError(f"{where}: a push has an argument of that name", hint="Call it something else.")
     if one.kind in (one.POSITIONAL_ONLY, one.VAR_POSITIONAL):
         raise ConfigError(f"{where}: payloads have names", hint="Leave out the / or *.")
-    if one.kind is not one.VAR_KEYWORD and not travels(annotation):
+    if not travels(annotation):
         raise ConfigError(
             f"{where}: {spelt(annotation)} does not travel as JSON",
             hint="Use int, float, str, bool, None, list, dict, Literal, TypedDict, unions of them, or Any.",
         )
 
 
-def travels(annotation: Any) -> bool:
-    if annotation in ANYTHING or annotation in PLAIN or annotation in (None, list, dict) or is_typeddict(annotation):
+def travels(annotation: Any, above: tuple[Any, ...] = ()) -> bool:
+    """Whether JSON can carry it; `above` are the TypedDicts it is in, one of which may be itself."""
+    if annotation in (*ANYTHING, *PLAIN, None, list, dict, *above):
         return True
+    if is_typeddict(annotation):
+        return all(travels(one, (*above, annotation)) for one in hints_of(annotation).values())
     origin, inner = get_origin(annotation), get_args(annotation)
-    if origin in (Union, types.UnionType, list, Required, NotRequired):
-        return all(map(travels, inner))
+    if origin in (Union, types.UnionType, list):
+        return all(travels(one, above) for one in inner)
     if origin is dict:
-        return inner[0] is str and travels(inner[1])
-    return origin is Literal
+        return inner[0] is str and travels(inner[1], above)
+    return origin is Literal and all(type(one) in PLAIN for one in inner)
+
+
+def takes_object(annotation: Any) -> bool:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return any(map(takes_object, inner))
+    return annotation in (*ANYTHING, dict) or origin is dict or is_typeddict(annotation)
 
 
 def fitting(annotation: Any) -> Fits:
@@ -169,7 +214,7 @@ def fitting(annotation: Any) -> Fits:
         return lambda _: True
     if annotation in (int, str, bool):
         return lambda value: type(value) is annotation
-    return lambda value: mismatch(value, annotation, "") is None
+    return lambda value: fitted(value, annotation)
 
 
 def mismatch(value: object, annotation: Any, path: str) -> str | None:
@@ -177,52 +222,69 @@ def mismatch(value: object, annotation: Any, path: str) -> str | None:
     if annotation in ANYTHING:
         return None
     origin, inner = get_origin(annotation) or annotation, get_args(annotation)
-    if origin in (Required, NotRequired):
-        return mismatch(value, inner[0], path)
-    if origin in (Union, types.UnionType):
-        return None if any(mismatch(value, one, path) is None for one in inner) else unlike(value, annotation, path)
-    if origin is Literal:
-        fits = any(type(value) is type(one) and value == one for one in inner)
-        return None if fits else unlike(value, annotation, path)
+    if origin in (Union, types.UnionType, Literal):
+        alike = same if origin is Literal else fitted
+        return None if any(alike(value, one) for one in inner) else unlike(value, spelt(annotation), path)
     if is_typeddict(annotation):
         return mismatch_of_keys(value, annotation, path)
-    compared = {list: mismatch_of_items, dict: mismatch_of_values}.get(origin)
-    return mismatch_of_plain(value, annotation, path) if compared is None else compared(value, inner, path)
+    if annotation is list or origin is list:
+        return mismatch_of_items(value, inner, path)
+    if annotation is dict or origin is dict:
+        return mismatch_of_values(value, inner, path)
+    return mismatch_of_plain(value, annotation, path)
+
+
+def same(value: object, literal: object) -> bool:
+    return type(value) is type(literal) and value == literal
+
+
+def fitted(value: object, annotation: Any) -> bool:
+    return mismatch(value, annotation, "") is None
 
 
 def mismatch_of_plain(value: object, annotation: Any, path: str) -> str | None:
     wanted = type(None) if annotation is None else annotation
     fits = type(value) is wanted or (wanted is float and type(value) is int)
-    return None if fits else f"{path}: {shown(value)} is not {PLAIN[wanted]}"
+    return None if fits else unlike(value, PLAIN[wanted], path)
 
 
 def mismatch_of_items(value: object, inner: tuple[Any, ...], path: str) -> str | None:
     if type(value) not in (list, tuple):
-        return f"{path}: {shown(value)} is not a list"
+        return unlike(value, "a list", path)
     items = enumerate(value) if inner else ()  # type: ignore[arg-type, var-annotated]
     return next((wrong for n, item in items if (wrong := mismatch(item, inner[0], f"{path}[{n}]"))), None)
 
 
 def mismatch_of_values(value: object, inner: tuple[Any, ...], path: str) -> str | None:
     if type(value) is not dict:
-        return f"{path}: {shown(value)} is not an object"
+        return unlike(value, "an object", path)
     items = value.items() if inner else ()
     return next((wrong for key, item in items if (wrong := mismatch(item, inner[1], f"{path}.{key}"))), None)
 
 
 def mismatch_of_keys(value: object, annotation: Any, path: str) -> str | None:
     if type(value) is not dict:
-        return f"{path}: {shown(value)} is not an object"
-    hints = get_type_hints(annotation)
-    missing = annotation.__required_keys__ - value.keys()
+        return unlike(value, "an object", path)
+    hints, required = keys_of(annotation)
+    missing = required - value.keys()
     unknown = value.keys() - hints.keys()
     if missing or unknown:
-        return f"{path}: {shown(min(missing or unknown))} is {'missing' if missing else 'not one of its keys'}"
+        key = shown(min(missing or unknown, key=str))
+        return f"{shown_path(path)}: {key} is {'missing' if missing else 'not one of its keys'}"
     return next((wrong for key, item in value.items() if (wrong := mismatch(item, hints[key], f"{path}.{key}"))), None)
 
 
-def unlike(value: object, annotation: Any, path: str) -> str:
-    return f"{path}: {shown(value)} is not {spelt(annotation)}"
+@functools.cache
+def keys_of(typed: Any) -> tuple[dict[str, Any], frozenset[str]]:
+    """The keys of a TypedDict, and those that must be there. It does not know itself which, where annotations are text
+    (`from __future__ import annotations`)."""
+    said = {key: get_origin(hint) for key, hint in get_type_hints(typed, include_extras=True).items()}
+    required = {key for key, word in said.items() if word is Required or key in typed.__required_keys__}
+    return get_type_hints(typed), frozenset(key for key in required if said[key] is not NotRequired)
+
+
+def unlike(value: object, words: str, path: str) -> str:
+    return f"{shown_path(path)}: {shown(value)} is not {words}"
 
 
 def spelt(annotation: Any) -> str:

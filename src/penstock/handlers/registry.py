@@ -10,13 +10,14 @@ from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin
 
 from penstock import validate
-from penstock.errors import ConfigError, shown
-from penstock.handlers.arguments import Arguments, hints_of
+from penstock.errors import ConfigError, ValidationError, shown
+from penstock.handlers.arguments import Arguments, hints_of, name_of
 from penstock.handlers.context import AsyncContext, Context
 from penstock.model import Duration, Json, Task
 from penstock.retry import Custom, Policy, Strategy, parse
 
 ANY_KIND = "*"  # handles what nobody else does
+SHORTEST_TIMEOUT = timedelta(milliseconds=1)
 Mode = Literal["thread", "process", "async"]
 Hook = Callable[..., Any]
 
@@ -40,6 +41,12 @@ class Spec:
     @property
     def name(self) -> str:
         return f"{self.queue}/{self.kind}"
+
+    @property
+    def quick(self) -> bool:
+        """It wants nothing but the keys of its payload, and may take as long as it likes."""
+        wanted = self.arguments
+        return wanted is not None and self.timeout is None and not (wanted.context or wanted.task or wanted.whole)
 
     def stored(self) -> Json:
         """What PostgreSQL is told of the kind."""
@@ -106,7 +113,10 @@ def mode_of(name: str, run: str | None, *, is_async: bool, timed: bool) -> Mode:
 
 
 def seconds(timeout: Duration) -> float:
-    return validate.positive(timeout, "timeout", most=timedelta(days=3650)).total_seconds()
+    length = validate.positive(timeout, "timeout", most=timedelta(days=3650))
+    if length < SHORTEST_TIMEOUT:
+        raise ValidationError(f"timeout: {shown(timeout)} is less than 1ms", field="timeout")
+    return length.total_seconds()
 
 
 def batch_of(function: Callable[..., Any], name: str, batch: int) -> int:
@@ -121,11 +131,13 @@ def strategy_of(retry: Any) -> tuple[Strategy | None, Policy | None]:
     """What PostgreSQL stores, and what the worker asks first."""
     if retry is None or isinstance(retry, str):
         return (None if retry is None else parse(retry)), None
-    if isinstance(retry, Custom):
-        return retry.fallback, retry.policy
-    if callable(getattr(retry, "to_json", None)):
+    if isinstance(retry, Custom) and callable(retry.policy):
+        stored, policy = strategy_of(retry.fallback)
+        if policy is None:
+            return stored, retry.policy
+    elif callable(getattr(retry, "to_json", None)) and not isinstance(retry, type):
         return retry, None
-    if callable(retry):
+    elif callable(retry) and not isinstance(retry, type):
         return None, retry
     raise ConfigError(f"retry: {shown(retry)} is neither a strategy nor a function", hint="Fibonacci('1m'), for one.")
 
@@ -143,7 +155,7 @@ class Registry:
         known = self.specs.get((spec.queue, spec.kind))
         if known is not None and not same_function(known.function, spec.function):
             raise ConfigError(
-                f"{spec.name}: {known.function.__qualname__} handles it already",
+                f"{spec.name}: {name_of(known.function)} handles it already",
                 hint="Give one of them another kind=.",
             )
         self.specs[spec.queue, spec.kind] = spec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -24,6 +25,7 @@ async def serve(end: socket.socket) -> int:
     logs.set_up(orders.log_format, quiet=orders.quiet)
     try:
         registry, _ = load(orders.target, orders.handler_of)
+        calm_the_collector()
         runner = Runner(orders, registry, link)
         await runner.run()
     except Exception as error:  # noqa: BLE001 - whatever it is, the supervisor is told
@@ -39,6 +41,14 @@ async def serve(end: socket.socket) -> int:
         sys.stderr.flush()
         os._exit(0)
     return 0
+
+
+def calm_the_collector() -> None:
+    """What the application loaded stays, and half a million tasks a minute leave no cycles: looking for some took a
+    tenth of all time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def main() -> None:

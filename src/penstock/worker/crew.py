@@ -23,7 +23,11 @@ class Crew(Protocol):
     def oldest(self) -> Flight | None:
         """Whose tasks have waited longest for a slot."""
 
-    def put(self, jobs: Iterable[Job]) -> None: ...
+    def put(self, jobs: Iterable[Job], *, alone: bool = False) -> None:
+        """Work. `alone`: it is so small that one slot does it sooner than many could be woken."""
+
+    def nudge(self) -> None:
+        """It was not, if something still waits."""
 
     def withdraw(self) -> list[Job]:
         """What has not begun; it will not."""

@@ -7,13 +7,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from penstock.aio.queue import AsyncQueue
 from penstock.errors import LeaseLost, PenstockError, Unavailable
 from penstock.handlers import Held
 from penstock.model import DONE, Claim, Outcome, Task
-from penstock.worker.execution import DROPPED, EXITS
+from penstock.queue import Queue
+from penstock.worker.execution import DROPPED
 
 LOG = logging.getLogger("penstock.worker")
 FLUSH = 0.005  # seconds that an outcome waits for others of its lease
@@ -23,12 +24,14 @@ AT_ONCE = 4  # settles under way
 class Flight(Held):
     """One claim, from the moment it is taken until everything in it is settled."""
 
-    def __init__(self, claim: Claim, queue: AsyncQueue) -> None:
+    def __init__(self, claim: Claim, queue: Queue) -> None:
         super().__init__(claim)
         self.queue = queue
         self.taken_at = time.monotonic()
         self.left = len(claim)  # not yet settled
-        self.outcomes: dict[int, Outcome] = {}  # known, not yet told
+        self.known = 0  # of these, so many have an outcome that PostgreSQL does not know yet
+        self.done: list[int] = []
+        self.others: dict[int, Outcome] = {}
         self.busy = False  # a settle is under way
         self.timer: asyncio.TimerHandle | None = None
 
@@ -39,22 +42,29 @@ class Flight(Held):
     def task(self, id_: int) -> Task:
         return next(task for task in self.claim.tasks if task.id == id_)
 
+    def note(self, task: Task, outcome: Outcome) -> None:
+        self.known += 1
+        if outcome is DONE:
+            self.done.append(task.id)
+        elif outcome is not DROPPED:
+            self.others[task.id] = outcome
 
-class Entry(NamedTuple):
-    """What became of one task."""
-
-    flight: Flight
-    task: Task
-    outcome: Outcome
-    seconds: float
+    def take_outcomes(self) -> tuple[int, list[int], dict[int, Outcome]]:
+        taken = self.known, self.done, self.others
+        self.known, self.done, self.others = 0, [], {}
+        return taken
 
 
-class Ends:
+Entry = tuple[Flight, Task, Outcome, float]  # what became of one task, and how long it took
+
+
+class Ends(Protocol):
     """What a desk tells whoever runs it."""
 
-    def finished(self, entries: list[Entry]) -> None: ...
+    def finished(self, tasks: int, seconds: float, others: list[Entry]) -> None: ...
     def landed(self, flight: Flight) -> None: ...
     def dead(self, flight: Flight, deaths: dict[int, Outcome]) -> None: ...
+    async def apart(self, work: Callable[..., Any], *arguments: Any) -> Any: ...
     async def reconnected(self) -> None: ...
 
 
@@ -71,33 +81,36 @@ class Desk:
 
     def hand_in(self, flight: Flight, task: Task, outcome: Outcome, seconds: float) -> None:
         """From any thread. The loop is woken once for all that come until it looks."""
-        self._entries.append(Entry(flight, task, outcome, seconds))
+        self._entries.append((flight, task, outcome, seconds))
         if not self._told:
             self._told = True
             self._loop.call_soon_threadsafe(self._collect)
 
     def _collect(self) -> None:
         self._told = False
-        entries: list[Entry] = []
+        tasks, seconds = 0, 0.0
+        others: list[Entry] = []
         touched: dict[Flight, None] = {}
-        take = self._entries.popleft
-        while self._entries:
-            entry = take()
-            entries.append(entry)
-            flight, task, outcome, _ = entry
-            flight.outcomes[task.id] = outcome
+        entries = self._entries
+        while entries:
+            entry = entries.popleft()
+            flight, task, outcome, took = entry
+            tasks += 1
+            seconds += took
+            flight.note(task, outcome)
             touched[flight] = None
-        if not entries:
-            return
+            if outcome is not DONE:
+                others.append(entry)
         for flight in touched:
             self._consider(flight)
-        self._ends.finished(entries)
+        if tasks:
+            self._ends.finished(tasks, seconds, others)
 
     def _consider(self, flight: Flight) -> None:
         """At once when it is complete; else a few milliseconds later, together with what comes until then."""
-        if flight.busy or not flight.outcomes:
+        if flight.busy or not flight.known:
             return
-        if len(flight.outcomes) == flight.left:
+        if flight.known == flight.left:
             self._settle_soon(flight)
         elif flight.timer is None:
             flight.timer = self._loop.call_later(FLUSH, self._settle_soon, flight)
@@ -106,57 +119,57 @@ class Desk:
         if flight.timer is not None:
             flight.timer.cancel()
             flight.timer = None
-        if not flight.busy and flight.outcomes:
+        if not flight.busy and flight.known:
             flight.busy = True
             task = self._loop.create_task(self._settle(flight))
             self._settles.add(task)
             task.add_done_callback(self._settles.discard)
 
     async def _settle(self, flight: Flight) -> None:
-        outcomes, flight.outcomes = flight.outcomes, {}
+        known, done, others = flight.take_outcomes()
         try:
             async with self._turnstile:
-                await self._told_off(flight, outcomes)
+                await self._tell(flight, done, others)
         finally:
             flight.busy = False
-            flight.left -= len(outcomes)
+            flight.left -= known
             if flight.left == 0:
                 self._ends.landed(flight)
             else:
                 self._consider(flight)
 
-    async def _told_off(self, flight: Flight, outcomes: dict[int, Outcome]) -> None:
+    async def _tell(self, flight: Flight, done: list[int], others: dict[int, Outcome]) -> None:
         """Until PostgreSQL knows, or refuses."""
-        told = {id_: outcome for id_, outcome in outcomes.items() if outcome is not DROPPED}
-        while told and not flight.lost:
+        while (done or others) and not flight.lost:
             try:
-                states = await settle(flight, told)
+                states = await self._ends.apart(settle, flight, done, others)
             except Unavailable:
                 await self._ends.reconnected()
             except LeaseLost as error:
                 self._note_loss(flight, error)
                 return
             except PenstockError as error:
-                await self._one_by_one(flight, told, error)
+                await self._tell_one_by_one(flight, {**dict.fromkeys(done, DONE), **others}, error)
                 return
             else:
-                deaths = {id_: told[id_] for id_, state in states.items() if state == "dead"}
+                deaths = {id_: outcome for id_, outcome in others.items() if states[id_] == "dead"}
                 if deaths:
                     self._ends.dead(flight, deaths)
                 return
 
-    async def _one_by_one(self, flight: Flight, told: dict[int, Outcome], error: PenstockError) -> None:
+    async def _tell_one_by_one(self, flight: Flight, told: dict[int, Outcome], error: PenstockError) -> None:
         """One outcome that PostgreSQL refuses must not hold up the others; it becomes a failure with that reason."""
         if len(told) > 1:
             for id_, outcome in told.items():
-                await self._told_off(flight, {id_: outcome})
+                await self._tell(flight, [], {id_: outcome})
             return
         ((id_, outcome),) = told.items()
-        if outcome.error_class == type(error).__name__:
-            LOG.error("unsettled", extra={"task": id_, "queue": flight.claim.queue, "error_class": outcome.error_class})
+        name = type(error).__name__
+        if outcome.error_class == name:
+            LOG.error("unsettled", extra={"task": id_, "queue": flight.claim.queue, "error_class": name})
             return
-        reason = Outcome.failed(f"the outcome was refused: {error.message}", error_class=type(error).__name__)
-        await self._told_off(flight, {id_: reason})
+        refused = Outcome.failed(f"the outcome was refused: {error.message}", error_class=name)
+        await self._tell(flight, [], {id_: refused})
 
     def _note_loss(self, flight: Flight, error: LeaseLost) -> None:
         flight.revoked.update(error.revoked)
@@ -170,14 +183,10 @@ class Desk:
             await asyncio.sleep(0.001)
 
 
-async def settle(flight: Flight, told: dict[int, Outcome]) -> dict[int, str]:
+def settle(flight: Flight, done: list[int], others: dict[int, Outcome]) -> dict[int, str]:
     """The quickest way to say it: nothing but the token when all of a lease is done."""
-    if any(outcome is not DONE for outcome in told.values()):
-        return await flight.queue.settle(flight.claim, told)
-    if len(told) == len(flight.claim):
-        return await flight.queue.settle(flight.claim)
-    return await flight.queue.settle(flight.claim, list(told))
-
-
-def ends_process(entry: Entry) -> bool:
-    return entry.outcome.word == "release" and entry.outcome.error_class in EXITS
+    if others:
+        return flight.queue.settle(flight.claim, {**dict.fromkeys(done, DONE), **others})
+    if len(done) == len(flight.claim):
+        return flight.queue.settle(flight.claim)
+    return flight.queue.settle(flight.claim, done)

@@ -24,6 +24,7 @@ class Orders:
     leases: dict[str, float]  # seconds
     concurrency: int
     grace: float
+    overlap: bool  # claim while the tasks before are settled; where processes fill all cores, in turn is quicker
     max_tasks: int | None = None
     max_rss: int | None = None
     handler_of: str | None = None  # the queue whose only handler the target is, for `drain`

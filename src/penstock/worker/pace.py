@@ -7,6 +7,7 @@ import time
 
 AHEAD = 0.1  # seconds of work to have in hand
 LARGEST_BATCH = 500
+TINY = 50e-6
 QUICKEST, SLOWEST = 0.01, 1.0  # seconds between two looks at an empty queue
 
 
@@ -26,6 +27,11 @@ class Pace:
     def stalled(self) -> None:
         """What waits here has waited too long: from now on only what can begin at once is taken."""
         self.seconds = max(self.seconds or 0.0, AHEAD)
+
+    @property
+    def tiny(self) -> bool:
+        """Tasks are so small that one slot does them sooner than others could be woken."""
+        return self.seconds is not None and self.seconds < TINY
 
     @property
     def target(self) -> int:

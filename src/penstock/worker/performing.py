@@ -12,6 +12,8 @@ from penstock.model import Outcome, Task
 from penstock.queue import Queue
 from penstock.worker import execution
 
+SETTLED = Outcome("settled")  # by the handler itself, in transaction()
+
 
 def perform(spec: Spec, tasks: list[Task], held: Held, queue: Queue) -> dict[int, Outcome]:
     """In this thread; an async handler on a loop of its own."""
@@ -19,7 +21,12 @@ def perform(spec: Spec, tasks: list[Task], held: Held, queue: Queue) -> dict[int
         return asyncio.run(on_new_loop(spec, tasks, held, queue))
     if spec.batch is not None:
         return execution.run_batch(spec, tasks)
-    return {task.id: execution.run(spec, task, Context(task, held, queue)) for task in tasks}
+    return {task.id: performed(spec, task, Context(task, held, queue)) for task in tasks}
+
+
+def performed(spec: Spec, task: Task, context: Context) -> Outcome:
+    outcome = execution.run(spec, task, context)
+    return SETTLED if context.settled else outcome
 
 
 async def perform_async(spec: Spec, tasks: list[Task], held: Held, queue: AsyncQueue) -> dict[int, Outcome]:
@@ -27,15 +34,25 @@ async def perform_async(spec: Spec, tasks: list[Task], held: Held, queue: AsyncQ
     if spec.mode != "async":
         return await asyncio.to_thread(in_new_thread, spec, tasks, held, queue)
     if spec.batch is not None:
-        return await execution.run_batch_async(spec, tasks)
-    found = {}
-    for task in tasks:
-        try:
-            async with asyncio.timeout(spec.timeout):
-                found[task.id] = await execution.run_async(spec, task, AsyncContext(task, held, queue))
-        except TimeoutError:
-            found[task.id] = execution.timed_out(spec, task)
-    return found
+        return await performed_together(spec, tasks)
+    return {task.id: await performed_async(spec, task, AsyncContext(task, held, queue)) for task in tasks}
+
+
+async def performed_async(spec: Spec, task: Task, context: AsyncContext) -> Outcome:
+    try:
+        async with asyncio.timeout(spec.timeout):
+            outcome = await execution.run_async(spec, task, context)
+    except TimeoutError:
+        outcome = execution.timed_out(spec, task)
+    return SETTLED if context.settled else outcome
+
+
+async def performed_together(spec: Spec, tasks: list[Task]) -> dict[int, Outcome]:
+    try:
+        async with asyncio.timeout(spec.timeout):
+            return await execution.run_batch_async(spec, tasks)
+    except TimeoutError:
+        return {task.id: execution.timed_out(spec, task) for task in tasks}
 
 
 async def on_new_loop(spec: Spec, tasks: list[Task], held: Held, queue: Queue) -> dict[int, Outcome]:

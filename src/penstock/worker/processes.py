@@ -44,8 +44,11 @@ class Processes:
     def oldest(self) -> Flight | None:
         return self._jobs[0][0] if self._jobs else None
 
-    def put(self, jobs: Iterable[Job]) -> None:
+    def put(self, jobs: Iterable[Job], *, alone: bool = False) -> None:  # noqa: ARG002 - nothing is small here
         self._jobs.extend(jobs)
+        self.nudge()
+
+    def nudge(self) -> None:
         for _ in range(min(len(self._jobs), self.slots)):
             self._wake()
 

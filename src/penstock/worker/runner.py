@@ -10,7 +10,8 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from penstock.model import Claim, Outcome, Task
 from penstock.queue import Queue
 from penstock.worker.coroutines import Coroutines
 from penstock.worker.crew import Crew, Job
-from penstock.worker.execution import UNKNOWN_KIND
-from penstock.worker.flights import AT_ONCE, Desk, Ends, Entry, Flight, ends_process
+from penstock.worker.execution import DROPPED, EXITS, UNKNOWN_KIND
+from penstock.worker.flights import AT_ONCE, Desk, Entry, Flight
 from penstock.worker.link import Link, Message
 from penstock.worker.orders import Orders
 from penstock.worker.pace import SLOWEST, Pace, Turns
@@ -39,15 +40,18 @@ STALLED = 1.0  # seconds that a claimed task may wait for a slot before it is gi
 RELEASED = Outcome.release()
 
 
-class Runner(Ends):
+class Runner:
     def __init__(self, orders: Orders, registry: Registry, link: Link) -> None:
         self._orders = orders
         self._registry = registry
         self._link = link
         slots = orders.concurrency
-        self._database = AsyncDatabase(orders.dsn, max_connections=slots + AT_ONCE + 2, timeout=2.0)
-        self._for_threads = Database(orders.dsn, max_connections=slots)
-        self._queues = {name: AsyncQueue(self._database, name) for name in orders.queues}
+        self._database = Database(orders.dsn, max_connections=slots + AT_ONCE + 2, timeout=2.0)
+        self._for_coroutines = AsyncDatabase(orders.dsn, max_connections=slots)
+        self._queues = {name: Queue(self._database, name) for name in orders.queues}
+        self._specs: dict[tuple[str, str], Spec | None] = {}
+        # Claims and settles are the sync client's, in threads of their own: asyncio would cost a third of a small task.
+        self._pool = ThreadPoolExecutor(AT_ONCE + 2, "penstock-database")
         self._leases = dict(orders.leases)
         self._turns = Turns(orders.queues)
         self._pace = Pace(slots)
@@ -55,6 +59,7 @@ class Runner(Ends):
         self._crews: dict[str, Crew] = self._hired(slots)
         self._flights: dict[str, Flight] = {}
         self._in_hand = 0  # tasks taken and not finished
+        self._finished = 0
         self._counts: Counter[str] = Counter()
         self._changed = asyncio.Event()
         self._over = asyncio.Event()
@@ -66,10 +71,10 @@ class Runner(Ends):
         self._chores: set[asyncio.Task[Any]] = set()
 
     def _hired(self, slots: int) -> dict[str, Crew]:
-        sync = {name: Queue(self._for_threads, name) for name in self._orders.queues}
+        queues = {name: AsyncQueue(self._for_coroutines, name) for name in self._orders.queues}
         return {
-            "thread": Threads(slots, self._desk, sync),
-            "async": Coroutines(slots, self._desk),
+            "thread": Threads(slots, self._desk),
+            "async": Coroutines(slots, self._desk, queues),
             "process": Processes(slots, self._desk, self._orders),
         }
 
@@ -89,7 +94,7 @@ class Runner(Ends):
             duty.cancel()
         await asyncio.gather(*duties, return_exceptions=True)
         await called(self._registry.stopping)
-        await self._database.close()
+        await self._for_coroutines.close()
         self._link.send(bye=self._why, counts=self._counts)
         for duty in duties:
             if not duty.cancelled() and (error := duty.exception()) is not None:
@@ -143,7 +148,7 @@ class Runner(Ends):
         for flight in [*self._flights.values()]:
             flight.lost = True
             with suppress(LeaseLost, Unavailable):
-                await flight.queue.release(flight.claim)
+                await self.apart(flight.queue.release, flight.claim)
                 self._counts["released"] += flight.left
             self._link.send(gone=flight.token)
 
@@ -164,6 +169,8 @@ class Runner(Ends):
     def _room(self) -> int:
         if any(flight.claim.alone for flight in self._flights.values()) or (self._alone and self._flights):
             return 0
+        if self._pace.tiny and self._flights and not self._orders.overlap:
+            return 0
         return self._pace.room(self._in_hand)
 
     async def _rest(self) -> None:
@@ -175,7 +182,7 @@ class Runner(Ends):
         queue = self._queues[name]
         idle = not self._flights
         try:
-            claim = await queue.claim(room, lease=self._leases[name], worker=self._orders.name, may_alone=idle)
+            claim = await self.apart(self._ask, queue, room, idle)
         except Unavailable:
             await self.reconnected()
             return
@@ -192,6 +199,9 @@ class Runner(Ends):
         if claim:
             self._take(Flight(claim, queue))
 
+    def _ask(self, queue: Queue, room: int, idle: bool) -> Claim:
+        return queue.claim(room, lease=self._leases[queue.name], worker=self._orders.name, may_alone=idle)
+
     def _take(self, flight: Flight) -> None:
         claim = flight.claim
         flight.stopping = self._over.is_set()
@@ -202,14 +212,14 @@ class Runner(Ends):
             self._give_back((flight, task) for task in claim.tasks)
             return
         for mode, jobs in self._sorted(flight, claim).items():
-            self._crews[mode].put(jobs)
+            self._crews[mode].put(jobs, alone=self._pace.tiny)
 
     def _sorted(self, flight: Flight, claim: Claim) -> dict[str, list[Job]]:
         """Who runs what. A kind that nobody knows is put back for later, and shown."""
         found: dict[str, list[Job]] = {}
         together: dict[str, tuple[Spec, list[Task]]] = {}
         for task in claim.tasks:
-            spec = self._registry.find(claim.queue, task.kind)
+            spec = self._spec(claim.queue, task.kind)
             if spec is None:
                 self._desk.hand_in(flight, task, UNKNOWN_KIND, 0.0)
             elif spec.batch is None:
@@ -222,30 +232,34 @@ class Runner(Ends):
             jobs += [(flight, spec, tasks[n : n + size]) for n in range(0, len(tasks), size)]
         return found
 
+    def _spec(self, queue: str, kind: str) -> Spec | None:
+        try:
+            return self._specs[queue, kind]
+        except KeyError:
+            found = self._specs[queue, kind] = self._registry.find(queue, kind)
+            return found
+
     # --- what comes of it -------------------------------------------------------------------------------------------
 
-    def finished(self, entries: list[Entry]) -> None:
-        self._in_hand -= len(entries)
-        worked = [entry for entry in entries if entry.seconds]
-        if worked:
-            self._pace.note(len(worked), sum(entry.seconds for entry in worked))
-        for entry in entries:
-            word = entry.outcome.word
-            self._counts[word] += 1
-            if word != "done":
-                self._tell(entry)
-        done = sum(self._counts.values())
-        if self._orders.max_tasks is not None and done >= self._orders.max_tasks:
+    def finished(self, tasks: int, seconds: float, others: list[Entry]) -> None:
+        self._in_hand -= tasks
+        self._finished += tasks
+        if seconds:
+            self._pace.note(tasks, seconds)
+        self._counts["done"] += tasks - len(others)
+        for entry in others:
+            self._tell(*entry)
+        if self._orders.max_tasks is not None and self._finished >= self._orders.max_tasks:
             self._stop("recycled")
         self._changed.set()
 
-    def _tell(self, entry: Entry) -> None:
-        flight, task, outcome, seconds = entry
+    def _tell(self, flight: Flight, task: Task, outcome: Outcome, seconds: float) -> None:
+        self._counts["done" if outcome is DROPPED and not flight.lost else outcome.word] += 1
         if outcome.word in ("failed", "dead") or outcome.error_class:
             facts = {"task": task.id, "queue": flight.claim.queue, "kind": task.kind, "attempt": task.attempt}
             facts |= {"error_class": outcome.error_class, "seconds": round(seconds, 3)}
             LOG.warning("put back" if outcome.word == "release" else outcome.word, extra=facts)
-        if ends_process(entry):
+        if outcome.word == "release" and outcome.error_class in EXITS:
             self._stop("left")
 
     def landed(self, flight: Flight) -> None:
@@ -268,13 +282,17 @@ class Runner(Ends):
         """PostgreSQL is back. All who need it wait for the same one."""
         if self._reconnecting is None:
             LOG.warning("database lost")
-            self._reconnecting = asyncio.create_task(self._database.reconnect())
+            self._reconnecting = asyncio.create_task(self.apart(self._database.reconnect))
         try:
             await asyncio.shield(self._reconnecting)
         finally:
             if self._reconnecting is not None and self._reconnecting.done():
                 self._reconnecting = None
                 self._turns.wake()
+
+    async def apart(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """What waits for PostgreSQL, in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
 
     def _withdrawn(self) -> list[tuple[Flight, Task]]:
         """What was taken and has not begun."""
@@ -324,6 +342,8 @@ class Runner(Ends):
         """Signs of life; and what was taken too early goes back, so that somebody else may run it."""
         while True:
             oldest = [flight for crew in self._crews.values() if (flight := crew.oldest) is not None]
+            for crew in self._crews.values():
+                crew.nudge()
             if any(time.monotonic() - flight.taken_at > STALLED for flight in oldest):
                 self._pace.stalled()
                 self._give_back(self._withdrawn())

@@ -241,6 +241,7 @@ class Supervisor:
             leases=self._leases,
             concurrency=plan.concurrency,
             grace=plan.grace,
+            overlap=plan.processes < (os.cpu_count() or 1),
             max_tasks=plan.max_tasks,
             max_rss=plan.max_rss,
             handler_of=plan.handler_of,

@@ -10,7 +10,6 @@ from queue import SimpleQueue
 
 from penstock.handlers import Context, Spec
 from penstock.model import Task
-from penstock.queue import Queue
 from penstock.worker import execution
 from penstock.worker.crew import Job, hand_in_all, still_wanted
 from penstock.worker.execution import DROPPED
@@ -21,13 +20,13 @@ class Threads:
     """So many threads, started when they are needed. One that is awake goes on as long as there is work: waking another
     for each task would cost more than most tasks do."""
 
-    def __init__(self, slots: int, desk: Desk, queues: dict[str, Queue]) -> None:
+    def __init__(self, slots: int, desk: Desk) -> None:
         self.slots = slots
         self._desk = desk
-        self._queues = queues
         self._jobs: deque[Job] = deque()
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._idle = 0
+        self._spread = True  # who takes a task wakes another thread for the next
         self._started = 0
         self._lock = threading.Lock()
 
@@ -42,9 +41,15 @@ class Threads:
         except IndexError:
             return None
 
-    def put(self, jobs: Iterable[Job]) -> None:
+    def put(self, jobs: Iterable[Job], *, alone: bool = False) -> None:
+        self._spread = not alone
         self._jobs.extend(jobs)
         self._wake()
+
+    def nudge(self) -> None:
+        self._spread = True
+        if self._jobs:
+            self._wake()
 
     def withdraw(self) -> list[Job]:
         """What has not begun."""
@@ -73,36 +78,42 @@ class Threads:
         threading.Thread(target=self._work, name=f"penstock-{self._started}", daemon=True).start()
 
     def _work(self) -> None:
+        jobs = self._jobs
         while True:
             try:
-                job = self._jobs.popleft()
+                flight, spec, work = jobs.popleft()
             except IndexError:
-                with self._lock:
-                    self._idle += 1
-                if self._jobs:  # came between the look and the note; whoever notices takes the place back
-                    self._wake()
-                self._bell.get()
+                self._rest()
                 continue
-            if self._jobs and (self._idle or self._started < self.slots):
+            if self._spread and jobs and (self._idle or self._started < self.slots):
                 self._wake()
-            self._run(*job)
+            if spec.quick and not (flight.lost or flight.revoked):
+                began = time.perf_counter()
+                outcome = execution.run_quickly(spec, work)  # type: ignore[arg-type]
+                self._desk.hand_in(flight, work, outcome, time.perf_counter() - began)  # type: ignore[arg-type]
+            else:
+                self._run(flight, spec, work)
+
+    def _rest(self) -> None:
+        with self._lock:
+            self._idle += 1
+        if self._jobs:  # came between the look and the note; whoever notices takes the place back
+            self._wake()
+        self._bell.get()
 
     def _run(self, flight: Flight, spec: Spec, work: Task | list[Task]) -> None:
-        began = time.perf_counter()
         if flight.lost or flight.revoked:
             work = still_wanted(self._desk, flight, work)
             if not work:
                 return
+        began = time.perf_counter()
         if isinstance(work, list):
             outcomes = execution.run_batch(spec, work)
             hand_in_all(self._desk, flight, work, outcomes, time.perf_counter() - began)
             return
-        context = None
-        if spec.arguments is not None and spec.arguments.context is not None:
-            context = Context(work, flight, self._queues[flight.claim.queue])
-            context.deadline = None if spec.timeout is None else time.monotonic() + spec.timeout
+        context = Context(work, flight, flight.queue)
+        context.deadline = None if spec.timeout is None else time.monotonic() + spec.timeout
         outcome = execution.run(spec, work, context)
-        took = time.perf_counter() - began
-        if spec.timeout is not None and (context.late if context else took > spec.timeout) and outcome is not DROPPED:
+        if context.late and outcome is not DROPPED:
             outcome = execution.timed_out(spec, work)
-        self._desk.hand_in(flight, work, outcome, took)
+        self._desk.hand_in(flight, work, outcome, time.perf_counter() - began)

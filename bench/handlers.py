@@ -1,0 +1,33 @@
+"""The application that bench/worker.py has workers run: handlers that do nothing, and one that tells when it began."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from penstock import Context, Penstock
+
+app = Penstock(os.environ.get("PENSTOCK_DSN", "host=nowhere"))
+
+
+@app.task(queue="bench", kind="sync")
+def nothing(invoice: int, to: str, note: str) -> None:
+    pass
+
+
+@app.task(queue="bench", kind="async")
+async def nothing_async(invoice: int, to: str, note: str) -> None:
+    pass
+
+
+@app.task(queue="bench", kind="timed")
+def tell(sent: float) -> None:
+    """How long ago it was pushed, in a file: by the clock of one machine."""
+    with Path(os.environ["BENCH_LATENCIES"]).open("a", encoding="ascii") as file:
+        file.write(f"{time.time() - sent}\n")
+
+
+@app.task(queue="bench", kind="sleep")
+def sleep(seconds: float, context: Context) -> None:
+    time.sleep(seconds)
