@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from penstock import Context, Penstock
+from penstock import Penstock
 
 app = Penstock(os.environ.get("PENSTOCK_DSN", "host=nowhere"))
 
@@ -24,10 +24,20 @@ async def nothing_async(invoice: int, to: str, note: str) -> None:
 @app.task(queue="bench", kind="timed")
 def tell(sent: float) -> None:
     """How long ago it was pushed, in a file: by the clock of one machine."""
-    with Path(os.environ["BENCH_LATENCIES"]).open("a", encoding="ascii") as file:
-        file.write(f"{time.time() - sent}\n")
+    log(f"{time.time() - sent}")
+
+
+@app.task(queue="bench", kind="hold")
+def hold() -> None:
+    log("begun")
+    time.sleep(3600)
 
 
 @app.task(queue="bench", kind="sleep")
-def sleep(seconds: float, context: Context) -> None:
+def sleep(seconds: float) -> None:
     time.sleep(seconds)
+
+
+def log(line: str) -> None:
+    with Path(os.environ["BENCH_LOG"]).open("a", encoding="ascii") as file:
+        file.write(line + "\n")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,11 +18,12 @@ if __name__ == "__main__":
 
 from bench.drainers import drained, through_penstock
 from bench.harness import Bench, Footprint, alternate, bench, judged, ratio, report, spread
+from bench.latency import bare, percentiles
+from bench.latency import through_penstock as waits
+from bench.recovery import ROOT, WORK, after_a_kill, after_a_restart
 from penstock import NewTask, Penstock
 
 ROUNDS = 5
-ROOT = Path(__file__).parent.parent
-WORK = [sys.executable, "-m", "penstock.cli", "work", "bench.handlers:app", "-q", "--queues", "bench"]
 
 
 def payloads(count: int) -> list[dict[str, Any]]:
@@ -85,10 +88,59 @@ def drain(server: Bench, tasks: int = 300_000, rounds: int = ROUNDS) -> bool:
         for side in ("sync", "async")
     }
     report("worker_drain", {"tasks": tasks, "rates": found, "ratios": ratios, "postgresql_saw": seen})
-    return all([judged(f"worker / queue, {name} processes", value, 0.8, at_least=True) for name, value in ratios.items()])
+    kept = [judged(f"worker / queue, {name} processes", value, 0.8, at_least=True) for name, value in ratios.items()]
+    return all(kept)
 
 
-BENCHES = {"drain": drain}
+# --- latency ----------------------------------------------------------------------------------------------------------
+
+
+def latency(server: Bench, rounds: int = ROUNDS, pushes: int = 500, rate: int = 50) -> bool:
+    """Push to the start of the handler, an idle worker, 50 pushes a second; with and without NOTIFY; a bare loop."""
+    seen: dict[str, list[dict[str, float]]] = {"notify": [], "polling": [], "bare LISTEN": []}
+    with tempfile.TemporaryDirectory() as home:
+        sides: dict[str, Callable[[], list[float]]] = {
+            "notify": lambda: waits(server, Path(home), notify=True, pushes=pushes, rate=rate),
+            "polling": lambda: waits(server, Path(home), notify=False, pushes=pushes, rate=rate),
+            "bare LISTEN": lambda: bare(server, pushes=pushes, rate=rate),
+        }
+        for n in range(rounds):
+            for name, side in sides.items():
+                seen[name].append(percentiles(side()))
+                said = ", ".join(f"{word} {value:.2f} ms" for word, value in seen[name][-1].items())
+                print(f"  round {n + 1}  {name:<14} {said}", flush=True)
+    middle = {
+        name: {word: statistics.median(one[word] for one in runs) for word in runs[0]} for name, runs in seen.items()
+    }
+    for name, figures in middle.items():
+        print(f"{name:<16} " + ", ".join(f"{word} {value:.2f} ms" for word, value in figures.items()))
+    report("worker_latency", {"pushes": pushes, "per_second": rate, "milliseconds": seen, "medians": middle})
+    return True
+
+
+# --- recovery ---------------------------------------------------------------------------------------------------------
+
+
+def recovery(server: Bench, rounds: int = ROUNDS) -> bool:
+    """kill -9 of a worker to its task claimed again, 50 times; PostgreSQL back to the first claim, 20 times."""
+    lease = 2.0
+    with tempfile.TemporaryDirectory() as home:
+        whole, runner = after_a_kill(server, Path(home), 10 * rounds, lease)
+        back = after_a_restart(Path(home), 4 * rounds)
+    print(f"killed with its supervisor   {spread(whole)} s, lease {lease:g} s")
+    print(f"killed, supervisor lives     {spread(runner)} s")
+    print(f"PostgreSQL accepts again     {spread(back)} s")
+    figures = {"lease": lease, "killed": whole, "killed_runner": runner, "restarted": back}
+    report("worker_recovery", figures)
+    return all(
+        [
+            judged("kill -9 to claimed again, worst of all, beyond the lease", max(whole) - lease, 1.0, at_least=False),
+            judged("PostgreSQL accepts to first claim, worst of all", max(back), 3.0, at_least=False),
+        ]
+    )
+
+
+BENCHES: dict[str, Callable[..., bool]] = {"drain": drain, "latency": latency, "recovery": recovery}
 
 
 def main() -> None:
@@ -97,7 +149,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     asked = parser.parse_args()
     with bench() as server:
-        kept = [BENCHES[name](server, rounds=asked.rounds) for name in (BENCHES if asked.what == "all" else [asked.what])]
+        kept = [
+            BENCHES[name](server, rounds=asked.rounds) for name in (BENCHES if asked.what == "all" else [asked.what])
+        ]
     sys.exit(0 if all(kept) else 1)
 
 

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
@@ -129,7 +130,7 @@ def checked(  # noqa: PLR0917 - as many as the commands have
         "processes": validate.whole(processes, "processes", 1, 1000),
         "max_tasks": None if max_tasks is None else validate.whole(max_tasks, "max_tasks", 1, 2**31),
         "max_rss": None if max_rss is None else bytes_of(max_rss),
-        "grace": validate.delay(grace).total_seconds(),  # type: ignore[union-attr]
+        "grace": grace_of(grace),
         "log_format": words or ("text" if sys.stderr.isatty() else "json"),
         "quiet": shell.quiet,
     }
@@ -150,6 +151,13 @@ def weights_of(text: str) -> dict[str, int]:
             raise ValidationError(f"queues: {name!r} is there twice", field="queues")
         found[name] = int(weight) if colon else 1
     return found
+
+
+def grace_of(text: str) -> float:
+    length = validate.duration(text, "grace")
+    if not timedelta() <= length <= validate.LONGEST_DELAY:
+        raise ValidationError(f"grace: {shown(text)} is not between 0 and 10 years", field="grace")
+    return length.total_seconds()
 
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

@@ -12,7 +12,7 @@ import sys
 from penstock.errors import PenstockError
 from penstock.worker import logs
 from penstock.worker.link import Link
-from penstock.worker.orders import Orders, load
+from penstock.worker.orders import Orders, in_one_line, load
 from penstock.worker.runner import Runner
 
 
@@ -31,7 +31,7 @@ async def serve(end: socket.socket) -> int:
     except Exception as error:  # noqa: BLE001 - whatever it is, the supervisor is told
         hint = error.hint if isinstance(error, PenstockError) else None
         code = error.exit_code if isinstance(error, PenstockError) else 1
-        link.send(failed=f"{type(error).__name__}: {error}", hint=hint, exit_code=code)
+        link.send(failed=in_one_line(error), hint=hint, exit_code=code)
         await asyncio.sleep(0.05)
         return code
     await asyncio.sleep(0)

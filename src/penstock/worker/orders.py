@@ -68,7 +68,7 @@ def resolve(target: str) -> Any:
             f"app: there is no module {shown(module_name)}",
             hint=f"It is looked for in {os.getcwd()} and where Python finds modules.",  # noqa: PTH109
         ) from None
-    except Exception as error:  # noqa: BLE001 - whatever somebody's module does
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever somebody's module does
         raise_broken(module_name, error)
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -77,8 +77,13 @@ def resolve(target: str) -> Any:
     return found
 
 
-def raise_broken(module_name: str, error: Exception) -> NoReturn:
+def raise_broken(module_name: str, error: BaseException) -> NoReturn:
     raise ConfigError(
-        f"app: {shown(module_name)} can not be imported: {type(error).__name__}: {error}",
-        hint="--debug shows where.",
+        f"app: {shown(module_name)} can not be imported: {in_one_line(error)}",
+        hint=getattr(error, "hint", None) or "--debug shows where.",
     ) from error
+
+
+def in_one_line(error: BaseException) -> str:
+    """Somebody else's error, in a message of ours."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

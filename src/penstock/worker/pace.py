@@ -8,7 +8,7 @@ import time
 AHEAD = 0.1  # seconds of work to have in hand
 LARGEST_BATCH = 500
 TINY = 50e-6
-QUICKEST, SLOWEST = 0.01, 1.0  # seconds between two looks at an empty queue
+QUICKEST, SLOWEST = 0.01, 0.6  # seconds between two looks at an empty queue
 
 
 class Pace:
