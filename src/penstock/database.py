@@ -18,13 +18,13 @@ from penstock.colour import Lock, Place, deserted, here, sleep, to_the_end
 from penstock.errors import CommitUnknown, HandlerMisuse, Unavailable, ValidationError
 from penstock.wire import (
     CONTRACT,
-    SETTINGS,
     as_ours,
     check_contract,
     check_dsn,
     configure,
     described,
     raw_loaders,
+    settings_for,
     translated,
 )
 
@@ -123,7 +123,7 @@ class Database:
     def connect(self) -> Connection:
         check_dsn(self.dsn, self.source)
         with translated(source=self.source, dsn=self.dsn):
-            connection: Connection = psycopg.Connection.connect(self.dsn, **SETTINGS)
+            connection: Connection = psycopg.Connection.connect(self.dsn, **settings_for(self.dsn))
             configure(connection)
             return connection
 
@@ -178,7 +178,7 @@ class Database:
         self._probe()
         pool = psycopg_pool.ConnectionPool(
             self.dsn,
-            kwargs=SETTINGS,
+            kwargs=settings_for(self.dsn),
             configure=configured,
             min_size=0,
             max_size=self._max_connections,

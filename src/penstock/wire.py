@@ -35,6 +35,21 @@ OLDEST_SERVER = 150000
 SETTINGS: dict[str, Any] = {"autocommit": True, "prepare_threshold": None, "application_name": "penstock"}
 
 
+# A network that swallows everything is noticed in half a minute, not in hours; what the DSN says comes first.
+NOTICE = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
+
+
+def settings_for(dsn: str) -> dict[str, Any]:
+    told = psycopg.conninfo.conninfo_to_dict(dsn)
+    return SETTINGS | {name: value for name, value in NOTICE.items() if name not in told}
+
+
 def configure(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
     if connection.info.server_version < OLDEST_SERVER:
         raise ConfigError(

@@ -96,7 +96,7 @@ async def extended(queue: AsyncQueue, token: Any, **named: Any) -> Any:
 
 
 CLAIM, FETCH, EXTEND = Queue.claim, sync_queue.fetch_raw, AsyncQueue.extend  # type: ignore[attr-defined]
-Queue.claim = claimed  # type: ignore[method-assign]
+Queue.claim = claimed  # type: ignore[assignment, method-assign]
 Queue.settle = noted("settle", Queue.settle, settled_ids)  # type: ignore[method-assign]
 Queue.release = noted("release", Queue.release, lambda claim: claim.ids)  # type: ignore[method-assign]
 AsyncQueue.extend = extended  # type: ignore[assignment, method-assign]

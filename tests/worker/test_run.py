@@ -66,14 +66,16 @@ def test_everything_that_is_due_is_run_once(dsn: str, queue: Queue, sql: Connect
 
     found = noted(tmp_path)
     alone = [line for line in found if not line.startswith(("together", "woven"))]
-    assert sorted(alone) == sorted([
-        *(f"plain {n}" for n in range(6)),
-        *(f"waiting {n} waiting 1" for n in range(6)),
-        *(f"apart {n} work" for n in range(6)),
-        "twice 7 0",
-        "twice 8 1",
-        "unheard of {'any': 'thing'}",
-    ])
+    assert sorted(alone) == sorted(
+        [
+            *(f"plain {n}" for n in range(6)),
+            *(f"waiting {n} waiting 1" for n in range(6)),
+            *(f"apart {n} work" for n in range(6)),
+            "twice 7 0",
+            "twice 8 1",
+            "unheard of {'any': 'thing'}",
+        ]
+    )
     for kind, most in (("together", 4), ("woven", 3)):
         batches = [line.split()[1:] for line in found if line.startswith(kind)]
         assert sorted(n for batch in batches for n in batch) == [*"012345"]
@@ -111,9 +113,9 @@ def decides() -> None:
 
 
 def test_a_kind_is_retried_as_its_code_says(dsn: str, queue: Queue, sql: Connection, tmp_path: Path) -> None:
-    def kinds() -> dict[str, tuple[object, ...]]:
+    def kinds() -> dict[str, list[object]]:
         rows = sql.execute("select kind, retry, max_attempts, extract(epoch from timeout)::int from penstock.kind")
-        return {kind: rest for kind, *rest in rows.fetchall()}  # type: ignore[misc]
+        return {kind: rest for kind, *rest in rows.fetchall()}
 
     fails, decides = queue.push(kind="fails").id, queue.push(kind="decides").id
     with working(tmp_path, dsn, STRICT) as worker:

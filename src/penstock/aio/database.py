@@ -17,13 +17,13 @@ from penstock.aio.colour import Lock, Place, deserted, here, sleep, to_the_end
 from penstock.errors import CommitUnknown, HandlerMisuse, Unavailable, ValidationError
 from penstock.wire import (
     CONTRACT,
-    SETTINGS,
     as_ours,
     check_contract,
     check_dsn,
     configure,
     described,
     raw_loaders,
+    settings_for,
     translated,
 )
 
@@ -122,7 +122,7 @@ class AsyncDatabase:
     async def connect(self) -> AsyncConnection:
         check_dsn(self.dsn, self.source)
         with translated(source=self.source, dsn=self.dsn):
-            connection: AsyncConnection = await psycopg.AsyncConnection.connect(self.dsn, **SETTINGS)
+            connection: AsyncConnection = await psycopg.AsyncConnection.connect(self.dsn, **settings_for(self.dsn))
             configure(connection)
             return connection
 
@@ -177,7 +177,7 @@ class AsyncDatabase:
         await self._probe()
         pool = psycopg_pool.AsyncConnectionPool(
             self.dsn,
-            kwargs=SETTINGS,
+            kwargs=settings_for(self.dsn),
             configure=configured,
             min_size=0,
             max_size=self._max_connections,

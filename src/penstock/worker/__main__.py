@@ -36,7 +36,7 @@ async def serve(end: socket.socket) -> int:
         return code
     await asyncio.sleep(0)
     link.close()
-    if runner.unfinished:  # threads that nobody can end: their tasks are somebody else's by now
+    if runner.stuck:  # its tasks are somebody else's by now, or soon
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

@@ -24,9 +24,10 @@ AT_ONCE = 4  # settles under way
 class Flight(Held):
     """One claim, from the moment it is taken until everything in it is settled."""
 
-    def __init__(self, claim: Claim, queue: Queue) -> None:
+    def __init__(self, claim: Claim, queue: Queue, unit: float = 1.0) -> None:
         super().__init__(claim)
         self.queue = queue
+        self.unit = unit  # how much of a slot one task takes: less than all, where handlers take many at once
         self.taken_at = time.monotonic()
         self.left = len(claim)  # not yet settled
         self.known = 0  # of these, so many have an outcome that PostgreSQL does not know yet
@@ -61,7 +62,7 @@ Entry = tuple[Flight, Task, Outcome, float]  # what became of one task, and how 
 class Ends(Protocol):
     """What a desk tells whoever runs it."""
 
-    def finished(self, tasks: int, seconds: float, others: list[Entry]) -> None: ...
+    def finished(self, tasks: int, load: float, seconds: float, others: list[Entry]) -> None: ...
     def landed(self, flight: Flight) -> None: ...
     def dead(self, flight: Flight, deaths: dict[int, Outcome]) -> None: ...
     async def apart(self, work: Callable[..., Any], *arguments: Any) -> Any: ...
@@ -88,7 +89,7 @@ class Desk:
 
     def _collect(self) -> None:
         self._told = False
-        tasks, seconds = 0, 0.0
+        tasks, load, seconds = 0, 0.0, 0.0
         others: list[Entry] = []
         touched: dict[Flight, None] = {}
         entries = self._entries
@@ -96,6 +97,7 @@ class Desk:
             entry = entries.popleft()
             flight, task, outcome, took = entry
             tasks += 1
+            load += flight.unit
             seconds += took
             flight.note(task, outcome)
             touched[flight] = None
@@ -104,7 +106,7 @@ class Desk:
         for flight in touched:
             self._consider(flight)
         if tasks:
-            self._ends.finished(tasks, seconds, others)
+            self._ends.finished(tasks, load, seconds, others)
 
     def _consider(self, flight: Flight) -> None:
         """At once when it is complete; else a few milliseconds later, together with what comes until then."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.aio.queue import AsyncQueue
-from penstock.errors import LeaseLost, PenstockError, Unavailable
+from penstock.errors import LeaseLost, Unavailable
 
 LOG = logging.getLogger("penstock.worker")
 LAST_GASP = "100ms"
@@ -89,10 +89,11 @@ class Leases:
     async def end_soon(self) -> None:
         """Their runner is dead: nobody needs to wait for the rest of them. They expire all the same: that is how a task
         that kills its worker is found."""
-        for lease in self._held.values():
-            with suppress(PenstockError):
-                await lease.queue.extend(lease.token, lease=LAST_GASP)
+        held = [*self._held.values()]
         self._held.clear()
+        for lease in held:
+            with suppress(LeaseLost):
+                await lease.queue.extend(lease.token, lease=LAST_GASP)
 
 
 async def until(moment: float, changed: asyncio.Event) -> None:

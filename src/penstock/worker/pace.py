@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 
@@ -18,8 +19,8 @@ class Pace:
         self.slots = slots
         self.seconds: float | None = None
 
-    def note(self, tasks: int, seconds: float) -> None:
-        """So many were done in so many seconds of work."""
+    def note(self, tasks: float, seconds: float) -> None:
+        """So many were done in so many seconds of work. What a handler takes at once counts as one."""
         mean = seconds / tasks
         weight = min(0.5, tasks / 50)
         self.seconds = mean if self.seconds is None else self.seconds + weight * (mean - self.seconds)
@@ -41,12 +42,12 @@ class Pace:
         ahead = AHEAD * self.slots / max(self.seconds, 1e-7)
         return self.slots if ahead < self.slots else int(min(ahead, LARGEST_BATCH))
 
-    def room(self, in_hand: int) -> int:
+    def room(self, in_hand: float) -> int:
         """How many to take now. Ahead of the slots it goes by half batches: many small ones would cost more."""
         target = self.target
         if target > self.slots and in_hand > target // 2:
             return 0
-        return max(0, target - in_hand)
+        return max(0, target - math.ceil(in_hand))
 
 
 class Turns:

@@ -24,6 +24,7 @@ from penstock.handlers import Registry, Spec
 from penstock.handlers.registry import Hook
 from penstock.model import Claim, Outcome, Task
 from penstock.queue import Queue
+from penstock.validate import LARGEST_CLAIM
 from penstock.worker.coroutines import Coroutines
 from penstock.worker.crew import Crew, Job
 from penstock.worker.execution import DROPPED, EXITS, UNKNOWN_KIND
@@ -59,6 +60,8 @@ class Runner:
         self._crews: dict[str, Crew] = self._hired(slots)
         self._flights: dict[str, Flight] = {}
         self._in_hand = 0  # tasks taken and not finished
+        self._load = 0.0  # the slots they take
+        self._batches = {name: largest_batch(registry, name) for name in orders.queues}
         self._finished = 0
         self._counts: Counter[str] = Counter()
         self._changed = asyncio.Event()
@@ -101,8 +104,9 @@ class Runner:
                 raise error
 
     @property
-    def unfinished(self) -> int:
-        return self._in_hand
+    def stuck(self) -> bool:
+        """Threads are left that nobody can end: in a handler, or waiting for PostgreSQL."""
+        return bool(self._in_hand or self._flights or self._reconnecting)
 
     def _heed_signals(self) -> None:
         """A service manager may signal every process of a group, not only the first."""
@@ -164,14 +168,14 @@ class Runner:
             elif name is None:
                 await self._rest()
             else:
-                await self._claim_from(name, room)
+                await self._claim_from(name, min(room * self._batches[name], LARGEST_CLAIM))
 
     def _room(self) -> int:
         if any(flight.claim.alone for flight in self._flights.values()) or (self._alone and self._flights):
             return 0
         if self._pace.tiny and self._flights and not self._orders.overlap:
             return 0
-        return self._pace.room(self._in_hand)
+        return self._pace.room(self._load)
 
     async def _rest(self) -> None:
         with suppress(TimeoutError):
@@ -197,7 +201,7 @@ class Runner:
         if idle:
             self._alone = False
         if claim:
-            self._take(Flight(claim, queue))
+            self._take(Flight(claim, queue, 1 / self._batches[name]))
 
     def _ask(self, queue: Queue, room: int, idle: bool) -> Claim:
         return queue.claim(room, lease=self._leases[queue.name], worker=self._orders.name, may_alone=idle)
@@ -208,6 +212,7 @@ class Runner:
         self._flights[flight.token] = flight
         self._link.send(held=flight.token, queue=claim.queue)
         self._in_hand += len(claim)
+        self._load += len(claim) * flight.unit
         if self._over.is_set():
             self._give_back((flight, task) for task in claim.tasks)
             return
@@ -241,11 +246,12 @@ class Runner:
 
     # --- what comes of it -------------------------------------------------------------------------------------------
 
-    def finished(self, tasks: int, seconds: float, others: list[Entry]) -> None:
+    def finished(self, tasks: int, load: float, seconds: float, others: list[Entry]) -> None:
         self._in_hand -= tasks
+        self._load = self._load - load if self._in_hand else 0.0
         self._finished += tasks
         if seconds:
-            self._pace.note(tasks, seconds)
+            self._pace.note(load, seconds)
         self._counts["done"] += tasks - len(others)
         for entry in others:
             self._tell(*entry)
@@ -352,6 +358,10 @@ class Runner:
             busy = min(self._in_hand, self._orders.concurrency)
             self._link.send(busy=busy, counts=self._counts)
             await asyncio.sleep(TICK)
+
+
+def largest_batch(registry: Registry, queue: str) -> int:
+    return max((spec.batch or 1 for spec in registry.of(queue)), default=1)
 
 
 async def called(hooks: list[Hook]) -> None:

@@ -109,7 +109,10 @@ class Threads:
         began = time.perf_counter()
         if isinstance(work, list):
             outcomes = execution.run_batch(spec, work)
-            hand_in_all(self._desk, flight, work, outcomes, time.perf_counter() - began)
+            took = time.perf_counter() - began
+            if spec.timeout is not None and took > spec.timeout:
+                outcomes = {task.id: execution.timed_out(spec, task) for task in work}
+            hand_in_all(self._desk, flight, work, outcomes, took)
             return
         context = Context(work, flight, flight.queue)
         context.deadline = None if spec.timeout is None else time.monotonic() + spec.timeout
