@@ -1,6 +1,6 @@
 # The one door. `make demo` and `make test` set everything up themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-compat check format generate schema bench clean
+.PHONY: help setup demo test test-all test-compat faults check format generate schema bench clean
 
 BIN := .venv/bin
 SQL := $(wildcard src/penstock/sql/migrations/*.sql)
@@ -36,6 +36,10 @@ test-compat: .venv/ready  ## the queue on PostgreSQL 15, through PgBouncer, and 
 	@PENSTOCK_TEST_SETTINGS="enable_hashjoin=off enable_mergejoin=off enable_material=off" $(BIN)/pytest \
 	    tests/test_queue.py tests/test_upsert.py
 
+# A seed is printed; PENSTOCK_FAULT_SEED=… runs it again.
+faults: .venv/ready  ## workers and PostgreSQL killed, frozen and cut off for a quarter of an hour
+	@$(BIN)/pytest -m "slow or not slow" -n 2 tests/faults/test_workers.py
+
 check: .venv/ready  ## ruff, mypy, import rows, SQL lint
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -53,8 +57,9 @@ generate: .venv/ready  ## write the sync client anew from the async one
 schema: .venv/ready  ## write src/penstock/sql/schema.sql anew
 	@$(BIN)/python scripts/dump_schema.py
 
-bench: .venv/ready  ## all benchmarks of the queue; results in bench/results/
+bench: .venv/ready  ## all benchmarks of the queue and its workers; results in bench/results/
 	@$(BIN)/python bench/queue.py all
+	@$(BIN)/python bench/worker.py all
 
 clean:  ## remove what can be made again (not the embedded server's data)
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

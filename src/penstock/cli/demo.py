@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,12 +17,15 @@ from penstock.app import Penstock
 from penstock.cli.options import Debug, Quiet
 from penstock.cli.output import interrupted, progress_bar, say
 from penstock.cli.status import print_status
+from penstock.cli.work import bar
 from penstock.errors import PenstockError
 from penstock.model import Json
 from penstock.queue import Queue
+from penstock.worker import logs, orders
+from penstock.worker.supervisor import Plan
+from penstock.worker.supervisor import work as supervise
 
 QUEUE = "demo"
-BATCH = 500
 
 
 def demo(
@@ -90,57 +92,31 @@ def payloads(count: int) -> Iterator[Json]:
 
 
 def drain(queue: Queue, dsn: str, processes: int, quiet: bool) -> None:
-    before = queue.status()
-    total = before.waiting + before.active
-    began = time.perf_counter()
-    context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=work, args=(dsn, f"demo-{n}"), daemon=True) for n in range(processes)]
-    try:
-        with deaf():
-            for worker in workers:
-                worker.start()
-        with progress_bar(f"drain with {processes} processes", total, quiet=quiet) as bar:
-            while any(worker.is_alive() for worker in workers):
-                time.sleep(0.05)
-                bar(queue.status().totals["done"] - before.totals["done"])
-            bar(queue.status().totals["done"] - before.totals["done"])
-    finally:
-        with deaf():
-            for worker in workers:
-                if worker.is_alive():
-                    worker.terminate()
-                    worker.join()
-    if any(worker.exitcode for worker in workers):
-        raise PenstockError("a worker process of the demo failed", hint="Its own message is above.")
-    seconds = time.perf_counter() - began
-    done = queue.status().totals["done"] - before.totals["done"]
-    say(
-        f"drained {done:,} tasks in {seconds:.1f} s: {done / seconds:,.0f}/s (starting the processes included)",
-        quiet=quiet,
-    )
+    """By workers as everybody has them: `penstock drain demo --handler penstock.cli.demo:bill`, so to speak."""
+    target = f"{__name__}:bill"
+    logs.set_up("text", quiet=True)
+    plan = Plan(target, dsn, {QUEUE: 1}, processes=processes, until_empty=True, handler_of=QUEUE, grace=1.0, quiet=True)
+    with bar(f"drain with {processes} processes", quiet=quiet) as progress:
+        report = supervise(plan, orders.load(target, QUEUE)[0], progress)
+    if report.signal is not None:
+        raise KeyboardInterrupt
+    done, seconds = queue.status().totals["done"], report.seconds
+    took = f"in {seconds:.1f} s: {report.done / seconds:,.0f}/s (starting the processes included)"
+    say(f"drained {report.done:,} tasks {took}; {done:,} in all", quiet=quiet)
+
+
+def bill(invoice: int, to: str, lines: list[Any]) -> None:
+    """What a task of the demo does: nothing."""
 
 
 @contextmanager
 def deaf() -> Iterator[None]:
-    """Ctrl-C does nothing meanwhile, and never does anything to the processes started here: they inherit it, and are
-    ended by the one that started them."""
+    """Ctrl-C does nothing meanwhile."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def work(dsn: str, name: str) -> None:
-    """One worker: claim, do nothing, settle, until nothing is left."""
-    with Penstock(dsn) as penstock:
-        queue = penstock.queue(QUEUE)
-        while True:
-            claim = queue.claim(BATCH, worker=name)
-            if claim:
-                queue.settle(claim)
-            elif queue.status().pending == 0:
-                return
 
 
 def finish(penstock: Penstock, quiet: bool) -> None:

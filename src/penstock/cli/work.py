@@ -109,7 +109,7 @@ def drain(
         handler_of=queue,
         **checked(shell, concurrency, processes, max_tasks, max_rss, grace, log_format),
     )
-    with bar(shell, queue) as progress:
+    with bar(f"drain {queue}", quiet=shell.quiet or shell.json) as progress:
         report = run(shell, plan, registry, progress)
     finish(shell, report)
 
@@ -189,8 +189,9 @@ def run(shell: Shell, plan: Plan, registry: Registry, progress: Progress | None 
 
 
 @contextmanager
-def bar(shell: Shell, queue: str) -> Iterator[Progress | None]:
-    with progress_bar(f"drain {queue}", None, quiet=shell.quiet or shell.json) as show:
+def bar(label: str, *, quiet: bool) -> Iterator[Progress]:
+    """How far a drain is, on a terminal."""
+    with progress_bar(label, None, quiet=quiet) as show:
 
         def progress(found: list[QueueStatus], report: Report) -> None:
             show(report.done, report.done + sum(one.pending + one.active for one in found))

@@ -96,7 +96,7 @@ class Arguments:
     def suits(self, payload: Json) -> bool:
         """The quick answer; `refuse` has the words."""
         if self.plain is not None and len(payload) == len(self.plain):
-            for name, kind in self.plain:
+            for name, kind in self.plain:  # noqa: SIM110 - half the time of all()
                 if type(payload.get(name)) is not kind:
                     return False
             return True

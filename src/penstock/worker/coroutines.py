@@ -17,6 +17,7 @@ from penstock.worker.execution import DROPPED
 from penstock.worker.flights import Desk, Flight
 
 TURN = 0.005  # seconds after which handlers that never wait for anything let others have the loop
+FAREWELL = 1.0  # seconds that a handler may take to heed its cancellation when the process is about to end
 
 
 class Coroutines:
@@ -33,6 +34,7 @@ class Coroutines:
         self._running: dict[asyncio.Task[None], Job] = {}
         self._unwanted: set[asyncio.Task[None]] = set()
         self._turn_ends = 0.0
+        self._over = False
         self._spread = True  # who takes a task wakes another slot for the next
 
     @property
@@ -66,9 +68,12 @@ class Coroutines:
                 slot.cancel()
 
     async def stop(self) -> None:
+        """A handler that does not heed it is left behind: its task has gone back."""
+        self._over = True
         for slot in self._slots:
             slot.cancel()
-        await asyncio.gather(*self._slots, return_exceptions=True)
+        if self._slots:
+            await asyncio.wait(self._slots, timeout=FAREWELL)
 
     def _wake(self) -> None:
         while self._idle:
@@ -83,7 +88,7 @@ class Coroutines:
         me = asyncio.current_task()
         assert me is not None
         jobs = self._jobs
-        while True:
+        while not self._over:
             if not jobs:
                 await self._rest()
                 continue
@@ -97,14 +102,15 @@ class Coroutines:
                     await self._run_quickly(flight, spec, work)  # type: ignore[arg-type]
                 else:
                     await self._run(flight, spec, work)
-            except asyncio.CancelledError:
-                if me not in self._unwanted:
+            except asyncio.CancelledError as error:
+                if self._over:
                     raise
-                me.uncancel()
-                self._drop(*job)
+                self._call_off(job, None if me in self._unwanted else error)
             finally:
                 del self._running[me]
                 self._unwanted.discard(me)
+                while me.cancelling():  # even if the handler did not heed it: the next one is not meant
+                    me.uncancel()
             if time.perf_counter() > self._turn_ends:
                 await asyncio.sleep(0)
                 self._turn_ends = time.perf_counter() + TURN
@@ -172,6 +178,9 @@ class Coroutines:
 
         return AsyncContext(task, flight, self._queues[flight.claim.queue], postpone)
 
-    def _drop(self, flight: Flight, spec: Spec, work: Task | list[Task]) -> None:  # noqa: ARG002 - a job
+    def _call_off(self, job: Job, error: asyncio.CancelledError | None) -> None:
+        """Nobody waits for it any more; or, with an error, the handler has cancelled itself or what it waited for."""
+        flight, spec, work = job
         for task in work if isinstance(work, list) else (work,):
-            self._desk.hand_in(flight, task, DROPPED, 0.0)
+            outcome = DROPPED if error is None else execution.failed(spec, task, None, error)
+            self._desk.hand_in(flight, task, outcome, 0.0)

@@ -101,7 +101,7 @@ class Desk:
             seconds += took
             flight.note(task, outcome)
             touched[flight] = None
-            if outcome is not DONE:
+            if outcome is not DONE or flight.lost or flight.revoked:
                 others.append(entry)
         for flight in touched:
             self._consider(flight)

@@ -108,7 +108,7 @@ class Processes:
             outcomes = await cell.run(flight, spec, work)
         except TimeoutError:
             outcomes = {task.id: execution.timed_out(spec, task) for task in tasks}
-        except HandlerCrashed as error:
+        except (HandlerCrashed, OSError) as error:  # the latter: the system has no process to give
             outcomes = {
                 task.id: DROPPED if cell.unwanted else execution.failed(spec, task, None, error) for task in tasks
             }

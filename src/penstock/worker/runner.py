@@ -260,7 +260,8 @@ class Runner:
         self._changed.set()
 
     def _tell(self, flight: Flight, task: Task, outcome: Outcome, seconds: float) -> None:
-        self._counts["done" if outcome is DROPPED and not flight.lost else outcome.word] += 1
+        if not flight.lost and task.id not in flight.revoked:  # else nothing comes of it
+            self._counts["done" if outcome is DROPPED else outcome.word] += 1
         if outcome.word in ("failed", "dead") or outcome.error_class:
             facts = {"task": task.id, "queue": flight.claim.queue, "kind": task.kind, "attempt": task.attempt}
             facts |= {"error_class": outcome.error_class, "seconds": round(seconds, 3)}

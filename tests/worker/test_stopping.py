@@ -1,0 +1,172 @@
+"""SIGTERM and Ctrl-C: nothing new is begun, what runs may finish within the grace period, the rest goes back unharmed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+from psycopg import Connection
+
+from penstock import NewTask, Queue
+from workers import alive, ends, eventually, registered, working
+
+QUICK_THEN_SLOW = """
+@app.task(queue="work")
+def step(n: int) -> None:
+    if n >= 300:
+        note("slow")
+        wait_for("go")
+"""
+
+
+def untouched(sql: Connection) -> bool:
+    """Whether all that waits has all its attempts left, and no crash is held against it."""
+    return not sql.execute("select from penstock.agenda where attempts > 0 or crashes > 0 or company > 0").rowcount
+
+
+def test_what_waits_goes_back_at_once_and_what_runs_may_finish(
+    dsn: str, queue: Queue, sql: Connection, tmp_path: Path
+) -> None:
+    """Quick ones first, so that it has more in hand than it can begin."""
+    queue.push_many([NewTask({"n": n}, kind="step") for n in range(1000)])
+    with working(tmp_path, dsn, QUICK_THEN_SLOW, "-c", "2") as worker:
+        eventually(lambda: len(worker.noted) == 2)
+        worker.terminate()
+        eventually(lambda: queue.status().active == 2)
+        assert queue.status().pending == 698
+        assert untouched(sql)
+        assert worker.process.poll() is None
+        worker.allow()
+        assert worker.wait() == 0
+        assert [one["event"] for one in worker.events] == ["stopping", "process ended"]
+        assert worker.events[0]["signal"] == "SIGTERM"
+        assert (worker.report["done"], worker.report["failed"]) == (302, 0)
+        assert len(worker.noted) == 2, "nothing new was begun"
+    assert (queue.status().pending, queue.status().active) == (698, 0)
+    assert untouched(sql)
+    assert registered(sql) == []
+    counts = Counter(end.outcome for end in ends(sql))
+    assert counts["done"] == 302
+    assert counts.keys() <= {"done", "released"}
+
+
+LONG = """
+@app.task(queue="work")
+def in_thread() -> None:
+    note("thread")
+    time.sleep(60)
+
+@app.task(queue="work")
+async def on_loop() -> None:
+    note("loop")
+    await asyncio.sleep(60)
+
+@app.task(queue="work")
+async def deaf() -> None:
+    note("deaf")
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        note("not impressed")
+
+@app.task(queue="work")
+async def stone_deaf(task: Task) -> None:
+    note("stone deaf")
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass
+
+@app.task(queue="work", run="process")
+def in_process() -> None:
+    note("process")
+    time.sleep(60)
+
+@app.task(queue="work")
+def polite(context: Context) -> Outcome:
+    note("polite")
+    while not context.stopping:
+        time.sleep(0.01)
+    return context.again(payload={})
+
+@app.task(queue="work")
+async def polite_too(context: AsyncContext) -> None:
+    note("polite too")
+    while not context.stopping:
+        await asyncio.sleep(0.01)
+"""
+KINDS = ("in_thread", "on_loop", "deaf", "stone_deaf", "in_process", "polite", "polite_too")
+
+
+def test_what_does_not_finish_in_time_goes_back_unharmed(
+    dsn: str, queue: Queue, sql: Connection, tmp_path: Path
+) -> None:
+    queue.push_many([NewTask({}, kind=kind) for kind in KINDS])
+    with working(tmp_path, dsn, LONG, "--grace", "300ms") as worker:
+        eventually(lambda: len(worker.noted) == len(KINDS))
+        family = worker.family
+        assert len(family) == 3
+        worker.terminate()
+        assert worker.wait(15) == 0, "long before anybody's sixty seconds, or our own patience with it, are over"
+        assert (worker.report["done"], worker.report["released"]) == (2, 5)
+        assert [one["event"] for one in worker.events] == ["stopping", "process ended"]
+    assert not any(map(alive, family))
+    assert untouched(sql)
+    assert Counter((end.kind, end.outcome) for end in ends(sql)) == {
+        ("polite", "again"): 1,
+        ("polite_too", "done"): 1,
+        **{(kind, "released"): 1 for kind in KINDS if not kind.startswith("polite")},
+    }
+    assert queue.status().pending == 6
+
+
+SLEEP = """
+@app.task(queue="work")
+def sleeps() -> None:
+    note("asleep")
+    time.sleep(60)
+"""
+
+
+def test_a_second_signal_does_not_wait(dsn: str, queue: Queue, sql: Connection, tmp_path: Path) -> None:
+    queue.push(kind="sleeps")
+    with working(tmp_path, dsn, SLEEP) as worker:
+        eventually(lambda: worker.noted)
+        worker.signal(signal.SIGINT)
+        eventually(lambda: worker.events)
+        assert worker.process.poll() is None
+        worker.signal(signal.SIGINT)
+        assert worker.wait(15) == 130
+        assert [one["grace"] for one in worker.events if one["event"] == "stopping"] == [30.0, 0]
+        assert worker.report["released"] == 1
+    assert (queue.status().pending, untouched(sql)) == (1, True)
+
+
+WAIT = """
+@app.task(queue="work")
+def waits(n: int) -> None:
+    note("begun", n)
+    wait_for("go")
+    note("done", n)
+"""
+
+
+def test_a_process_that_is_told_to_go_is_replaced(dsn: str, queue: Queue, sql: Connection, tmp_path: Path) -> None:
+    """By somebody who means that one: what it runs it may finish, and the worker goes on."""
+    queue.push({"n": 0}, kind="waits")
+    with working(tmp_path, dsn, WAIT, "-c", "1") as worker:
+        eventually(lambda: worker.noted)
+        (first,) = worker.runners
+        os.kill(first, signal.SIGTERM)
+        queue.push({"n": 1}, kind="waits")
+        worker.allow()
+        eventually(lambda: queue.status().totals["done"] == 2)
+        assert worker.noted == ["begun 0", "done 0", "begun 1", "done 1"]
+        (second,) = eventually(lambda: [pid for pid in worker.runners if pid != first])
+        eventually(lambda: registered(sql) == [second])
+        assert worker.stop() == 0
+        assert worker.report["done"] == 2
+    assert {end.attempt for end in ends(sql)} == {1}
