@@ -15,16 +15,21 @@ from penstock import Outcome, Penstock
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def shell(dsn: str, *words: str, stdin: str = "") -> str:
+def python(dsn: str, *words: str, stdin: str = "") -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "penstock.cli", *words],
+        [sys.executable, *words],
         input=stdin,
         capture_output=True,
         text=True,
         check=True,
+        cwd=EXAMPLES.parent,
         env=os.environ | {"PENSTOCK_DSN": dsn},
     )
     return done.stdout
+
+
+def shell(dsn: str, *words: str, stdin: str = "") -> str:
+    return python(dsn, "-m", "penstock.cli", *words, stdin=stdin)
 
 
 def test_push_and_run_through_shell_python_and_sql(app: Penstock, dsn: str) -> None:
@@ -63,15 +68,9 @@ def test_the_calendar_walk(app: Penstock, dsn: str) -> None:
 
 def test_the_quickstart_runs_twice(app: Penstock, dsn: str) -> None:
     for expected in ("'created': 1000", "'skipped': 1"):
-        done = subprocess.run(
-            [sys.executable, EXAMPLES / "quickstart.py"],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=os.environ | {"PENSTOCK_DSN": dsn},
-        )
-        assert expected in done.stdout
-        assert "1 to be tried again, the books are True" in done.stdout
+        said = python(dsn, str(EXAMPLES / "quickstart.py"))
+        assert expected in said
+        assert "1 to be tried again, the books are True" in said
 
 
 def test_the_sql_example_runs(app: Penstock, dsn: str) -> None:
@@ -80,3 +79,16 @@ def test_the_sql_example_runs(app: Penstock, dsn: str) -> None:
         answers = [sql.execute(statement.encode()) for statement in statements]
         rows = [answer.fetchall() for answer in answers if answer.description]
     assert rows[-1] == [("sql-mail", 0, 0, "3")]
+
+
+def test_the_application_runs(app: Penstock, dsn: str) -> None:
+    """Pushed by itself, run by a worker: sync, async, in a transaction, again and again, many at once."""
+    app.create_queue("shop")
+    assert "'created': 250" in python(dsn, str(EXAMPLES / "tasks.py"))
+    said = shell(dsn, "work", "examples.tasks:app", "--until-empty")
+    assert "invoice for order 42" in said
+    assert "asked the bank about order 42, attempt 1" in said
+    assert "254 done, 0 failed, 1 task planned for later" in said
+    with psycopg.connect(dsn) as sql:
+        assert sql.execute("select order_id, cents from booking").fetchall() == [(42, 1999)]
+        assert sql.execute("select iterations from penstock.tasks where subject = 'stock'").fetchone() == (1,)

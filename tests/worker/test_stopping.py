@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: nothing new is begun, what runs may finish within the grace period, the rest goes back unharmed."""
+"""SIGTERM and Ctrl-C: nothing new is begun, what runs may finish in time, the rest goes back unharmed."""
 
 from __future__ import annotations
 

@@ -1,0 +1,226 @@
+"""Processes that end: by themselves, by somebody's hand, or because it is time for a new one. Nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import Connection
+
+from penstock import NewTask, Penstock, Queue
+from penstock.embedded import Server
+from workers import End, effects, ends, eventually, noted, registered, work, working
+
+
+@pytest.fixture
+def lasting(app: Penstock) -> Queue:
+    """Nobody here waits for a lease to end."""
+    return app.create_queue("work", max_attempts=3, lease="10m")
+
+
+WAITS = """
+@app.task(queue="work")
+def waits(n: int) -> None:
+    note("begun", n)
+    wait_for("go")
+    note("done", n)
+
+@app.task(queue="work", run="process")
+def apart(n: int) -> None:
+    note("begun", n)
+    wait_for("go")
+    note("done", n)
+"""
+
+
+def test_a_killed_process_is_replaced_and_its_tasks_run_again(
+    dsn: str, lasting: Queue, sql: Connection, tmp_path: Path
+) -> None:
+    lasting.push_many([NewTask({"n": n}, kind="apart" if n % 4 == 0 else "waits") for n in range(20)])
+    with working(tmp_path, dsn, WAITS, "-c", "4", processes=2) as worker:
+        eventually(lambda: len(worker.noted) >= 8)
+        first, second = worker.runners
+        cells = worker.cells
+        os.kill(first, signal.SIGKILL)
+        worker.allow()
+        eventually(lambda: lasting.status().totals["done"] == 20)
+        eventually(lambda: len(registered(sql)) == 2 and first not in registered(sql))
+        assert second in registered(sql)
+        assert not set(cells) & {pid for pid in cells if os.path.exists(f"/proc/{pid}") and pid not in worker.cells}
+        assert worker.stop() == 0
+        (killed,) = (one for one in worker.events if one["event"] == "process ended" and one["level"] == "error")
+        assert killed["why"] == "signal 9"
+        assert worker.report["done"] == 20
+    done = Counter(words for words in noted(tmp_path) if words.startswith("done"))
+    assert done == {f"done {n}": 1 for n in range(20)}
+    outcomes = Counter(end.outcome for end in ends(sql))
+    assert outcomes["done"] == 20
+    assert 1 <= outcomes["expired"] <= 4, "what it had in hand"
+
+
+POISON = """
+@app.task(queue="work", max_attempts=2)
+def poison() -> None:
+    note("poison")
+    os._exit(1)
+
+@app.task(queue="work")
+def mate(n: int) -> None:
+    time.sleep(0.01)
+    note("mate", n)
+"""
+
+
+def test_a_task_that_kills_its_worker_is_found(dsn: str, lasting: Queue, sql: Connection, tmp_path: Path) -> None:
+    """Those that were with it lose nothing, not even an attempt."""
+    mates = [NewTask({"n": n}, kind="mate") for n in range(7)]
+    lasting.push_many([*mates[:3], NewTask({}, kind="poison"), *mates[3:]])
+    ran = work(tmp_path, dsn, POISON, "-c", "8")
+    assert (ran.code, ran.json["done"]) == (0, 7), ran.err
+    (dead,) = lasting.tasks()
+    assert (dead.kind, dead.state, dead.reason) == ("poison", "dead", "crashed")
+    assert {*noted(tmp_path)} == {"poison", *(f"mate {n}" for n in range(7))}
+    found = ends(sql)
+    assert found.count(End("mate", "done", 1, None)) == 7
+    assert [end for end in found if end.kind == "poison"][-1] == End("poison", "dead", 2, "Crashed")
+
+
+LEAVES = """
+def once(name):
+    try:
+        os.close(os.open(name, os.O_CREAT | os.O_EXCL))
+        return True
+    except FileExistsError:
+        return False
+
+@app.task(queue="work")
+def in_thread() -> None:
+    if once("in_thread"):
+        sys.exit(3)
+
+@app.task(queue="work")
+async def on_loop() -> None:
+    if once("on_loop"):
+        raise SystemExit
+
+@app.task(queue="work", run="process")
+def in_process() -> None:
+    if once("in_process"):
+        raise KeyboardInterrupt
+
+@app.task(queue="work")
+def stays(n: int) -> None:
+    time.sleep(0.005)
+    note("stays", n)
+"""
+
+
+def test_a_handler_that_leaves_has_its_process_replaced(
+    dsn: str, lasting: Queue, sql: Connection, tmp_path: Path
+) -> None:
+    lasting.push_many([NewTask({}, kind=kind) for kind in ("in_thread", "on_loop", "in_process")])
+    lasting.push_many([NewTask({"n": n}, kind="stays") for n in range(200)])
+    ran = work(tmp_path, dsn, LEAVES, "-c", "2")
+    assert (ran.code, ran.json["done"], ran.json["failed"]) == (0, 203, 0), ran.err
+    assert sorted(noted(tmp_path)) == sorted(f"stays {n}" for n in range(200))
+    assert len({one.pid for one in effects(tmp_path)}) >= 2
+    found = [end for end in ends(sql) if end.kind != "stays"]
+    assert sorted(end for end in found if end.error_class) == [
+        End("in_process", "released", 1, "KeyboardInterrupt"),
+        End("in_thread", "released", 1, "SystemExit"),
+        End("on_loop", "released", 1, "SystemExit"),
+    ]
+    assert {end.attempt for end in ends(sql)} == {1}
+    assert Counter(end.outcome for end in ends(sql))["done"] == 203
+
+
+GROWS = """
+kept = []
+
+@app.task(queue="work")
+def step(n: int) -> None:
+    time.sleep(0.02)
+    note("step", n)
+
+@app.task(queue="work")
+def leaks(n: int) -> None:
+    kept.append(b"x" * (40 << 20))
+    time.sleep(0.1)
+    note("leaks", n)
+"""
+
+
+def test_processes_are_replaced_in_time(dsn: str, queue: Queue, sql: Connection, tmp_path: Path) -> None:
+    queue.push_many([NewTask({"n": n}, kind="step") for n in range(30)])
+    ran = work(tmp_path, dsn, GROWS, "-c", "2", "--max-tasks", "5")
+    assert (ran.code, ran.json["done"]) == (0, 30), ran.err
+    assert sorted(noted(tmp_path)) == sorted(f"step {n}" for n in range(30))
+    assert len({one.pid for one in effects(tmp_path)}) >= 3
+
+    queue.push_many([NewTask({"n": n}, kind="leaks") for n in range(12)])
+    ran = work(tmp_path, dsn, GROWS, "-c", "1", "--max-rss", "200M")
+    assert (ran.code, ran.json["done"]) == (0, 12), ran.err
+    leaks = [one for one in effects(tmp_path) if one.words.startswith("leaks")]
+    assert sorted(one.words for one in leaks) == sorted(f"leaks {n}" for n in range(12))
+    assert len({one.pid for one in leaks}) >= 2
+
+    queue.push_many([NewTask({"n": n}, kind="step") for n in range(3)])
+    ran = work(tmp_path, dsn, GROWS, "-c", "1", "--max-rss", "5M")
+    assert (ran.code, ran.json["done"]) == (0, 3), "a limit that none can keep: they work all the same"
+    assert Counter((end.outcome, end.attempt) for end in ends(sql) if end.outcome != "released") == {("done", 1): 45}
+
+
+# --- PostgreSQL goes away and comes back ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    home = tmp_path / "pg"
+    yield Server.start(home, environ=os.environ, settings={"shared_buffers": "128MB"})
+    if running := Server.running(home):
+        running.stop("immediate")
+
+
+STEPS = """
+@app.task(queue="work")
+def plain(n: int) -> None:
+    time.sleep(0.01)
+    note("plain", n)
+
+@app.task(queue="work")
+async def settles(n: int, context: AsyncContext) -> None:
+    await asyncio.sleep(0.01)
+    async with context.transaction() as connection:
+        await connection.execute("insert into effect values (%s)", (n,))
+"""
+
+
+def test_a_worker_outlives_a_restart_of_postgresql(server: Server, tmp_path: Path) -> None:
+    with Penstock(server.dsn) as penstock:
+        penstock.init()
+        queue = penstock.create_queue("work", lease="2s", retry="fixed:50ms")
+        queue.push_many([NewTask({"n": n}, kind=("plain", "settles")[n % 2]) for n in range(2000)])
+        with psycopg.connect(server.dsn, autocommit=True) as sql:
+            sql.execute("create table effect (n int)")
+        with working(tmp_path, server.dsn, STEPS, "-c", "4", processes=2) as worker:
+            eventually(lambda: len(worker.noted) > 50)
+            runners = worker.runners
+            server.stop("immediate")
+            server = Server.start(server.home, environ=os.environ)
+            eventually(lambda: queue.status().totals["done"] == 2000)
+            assert worker.runners == runners, "nobody had to be replaced"
+            assert "database lost" in [one["event"] for one in worker.events]
+            with psycopg.connect(server.dsn, autocommit=True) as sql:
+                assert [n for (n,) in sql.execute("select n from effect order by n")] == [*range(1, 2000, 2)]
+                eventually(lambda: len(registered(sql)) == 2)
+            server.stop("fast")
+            worker.terminate()
+            assert worker.wait(15) == 0, "and it can stop without one"
+        assert {*noted(tmp_path)} == {f"plain {n}" for n in range(0, 2000, 2)}
+        server = Server.start(server.home, environ=os.environ)
+        assert penstock.verify().ok

@@ -1,0 +1,176 @@
+"""Leases go on while their worker lives, whatever its handlers do; and handlers learn when nobody waits for them."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from psycopg import Connection
+
+from penstock import Claim, NewTask, Penstock, Queue
+from workers import End, alive, effects, ends, eventually, noted, work, working
+
+LONG = """
+@app.task(queue="work")
+def sleeps() -> None:
+    time.sleep(3.2)
+    note("sleeps")
+
+@app.task(queue="work")
+def computes() -> None:
+    until = time.monotonic() + 3.2
+    while time.monotonic() < until:
+        sum(range(1000))
+    note("computes")
+
+@app.task(queue="work")
+def holds_the_interpreter() -> None:
+    ctypes.PyDLL(None).sleep(4)
+    note("holds_the_interpreter")
+"""
+
+
+@pytest.fixture
+def brief(app: Penstock) -> Queue:
+    return app.create_queue("work", max_attempts=3, lease="1s")
+
+
+def test_a_handler_may_take_longer_than_its_lease(dsn: str, brief: Queue, sql: Connection, tmp_path: Path) -> None:
+    kinds = ("sleeps", "computes", "holds_the_interpreter")
+    brief.push_many([NewTask({}, kind=kind) for kind in kinds])
+    ran = work(tmp_path, dsn, LONG, "-p", "3", "-c", "1")
+    assert (ran.code, ran.json["done"]) == (0, 3), ran.err
+    assert sorted(noted(tmp_path)) == sorted(kinds)
+    assert sorted(ends(sql)) == sorted(End(kind, "done", 1, None) for kind in kinds)
+
+
+TOLD = """
+@app.task(queue="work")
+async def on_loop(n: int) -> None:
+    note("loop", n)
+    try:
+        await asyncio.sleep(60 if n == 0 else 0)
+    except asyncio.CancelledError:
+        note("loop cancelled")
+        raise
+
+@app.task(queue="work")
+async def deaf(n: int) -> None:
+    note("deaf", n)
+    try:
+        await asyncio.sleep(60 if n == 0 else 0)
+    except asyncio.CancelledError:
+        note("deaf cancelled")
+
+@app.task(queue="work", timeout="100ms", max_attempts=1)
+async def timed() -> None:
+    await asyncio.sleep(60)
+
+@app.task(queue="work")
+def in_thread(n: int, context: Context) -> None:
+    note("thread", n)
+    while n == 0 and not context.cancelled:
+        time.sleep(0.01)
+    note("thread cancelled", context.cancelled)
+
+@app.task(queue="work", run="process")
+def in_process(n: int) -> None:
+    note("process", n)
+    time.sleep(60 if n == 0 else 0)
+
+@app.task(queue="work", batch=2)
+async def together(tasks: list[Task]) -> None:
+    note("together", len(tasks))
+    try:
+        await asyncio.sleep(60 if tasks[0].payload["n"] == 0 else 0)
+    except asyncio.CancelledError:
+        note("together cancelled")
+        raise
+"""
+KINDS = ("on_loop", "deaf", "in_thread", "in_process", "together")
+
+
+def test_a_running_task_that_is_cancelled_is_told(dsn: str, brief: Queue, sql: Connection, tmp_path: Path) -> None:
+    brief.push_many([NewTask({"n": 0}, kind=kind) for kind in KINDS])
+    with working(tmp_path, dsn, TOLD) as worker:
+        eventually(lambda: len(worker.noted) == 5)
+        ids = [task.id for task in brief.tasks()]
+        (cell,) = worker.cells
+        assert brief.cancel(ids) == dict.fromkeys(ids, "revoked")
+        eventually(lambda: not alive(cell))
+        eventually(
+            lambda: (
+                {*worker.noted} >= {"loop cancelled", "deaf cancelled", "thread cancelled True", "together cancelled"}
+            )
+        )
+        # Their slots are as good as new. The timeouts fail if a cancellation is left over in one.
+        brief.push_many([NewTask({"n": 1}, kind=kind) for kind in KINDS for _ in range(3)])
+        brief.push_many([NewTask({}, kind="timed")] * 8)
+        eventually(lambda: (brief.status().totals["done"], brief.status().dead) == (15, 8))
+        assert worker.stop() == 0
+        told = worker.report
+        assert (told["done"], told["failed"], told["dead"], told["released"]) == (15, 8, 8, 0)
+        assert not any(one["event"] == "lease lost" and one.get("refused") for one in worker.events)
+    assert {task.state for task in brief.tasks() if task.id in ids} == {"cancelled"}
+    assert Counter((end.outcome, end.error_class) for end in ends(sql)) == {
+        ("revoked", None): 5,
+        ("done", None): 15,
+        ("dead", "Timeout"): 8,
+    }
+    assert len({one.pid for one in effects(tmp_path) if one.words.startswith("process")}) >= 2
+
+
+def test_a_lease_that_is_lost_is_told_too(dsn: str, brief: Queue, sql: Connection, tmp_path: Path) -> None:
+    """Who keeps it alive stands still until somebody else has the tasks. They are his: nothing here counts any more."""
+    kinds = ("on_loop", "in_thread", "in_process")
+    brief.push_many([NewTask({"n": 0}, kind=kind) for kind in kinds])
+    with working(tmp_path, dsn, TOLD) as worker:
+        eventually(lambda: len(worker.noted) == 3)
+        (cell,) = worker.cells
+        worker.signal(signal.SIGSTOP)
+        mine: list[Claim] = []
+        eventually(lambda: mine.append(brief.claim(10, lease="20s")) or sum(map(len, mine)) == 3)  # type: ignore[func-returns-value]
+        worker.signal(signal.SIGCONT)
+        eventually(lambda: {*worker.noted} >= {"loop cancelled", "thread cancelled True"} and not alive(cell))
+        for claim in filter(None, mine):
+            assert set(brief.settle(claim).values()) == {"done"}
+        assert worker.stop() == 0
+        assert worker.report["done"] == 0
+        assert "lease lost" in [one["event"] for one in worker.events]
+    assert sorted(end.outcome for end in ends(sql)) == ["done"] * 3 + ["expired"] * 3
+
+
+UNUSUAL = """
+@app.task(queue="work")
+async def waits_in_vain() -> None:
+    other = asyncio.create_task(asyncio.sleep(60))
+    other.cancel()
+    await other
+
+@app.task(queue="work")
+async def cancels_itself() -> None:
+    asyncio.current_task().cancel()
+    await asyncio.sleep(60)
+
+@app.task(queue="work")
+async def cancels_itself_in_company(task: Task) -> None:
+    asyncio.current_task().cancel()
+    await asyncio.sleep(60)
+
+@app.task(queue="work", batch=3)
+async def cancel_themselves(tasks: list[Task]) -> None:
+    asyncio.current_task().cancel()
+    await asyncio.sleep(60)
+"""
+
+
+def test_a_handler_that_cancels_itself_fails(dsn: str, app: Penstock, sql: Connection, tmp_path: Path) -> None:
+    """Nobody else will end it: its worker lives, and so does its lease."""
+    queue = app.create_queue("work", max_attempts=1)
+    kinds = ("waits_in_vain", "cancels_itself", "cancels_itself_in_company", "cancel_themselves")
+    queue.push_many([NewTask({}, kind=kind) for kind in kinds] * 3)
+    ran = work(tmp_path, dsn, UNUSUAL, "-c", "2")
+    assert (ran.code, ran.json["dead"]) == (0, 12)
+    assert sorted(ends(sql)) == sorted(End(kind, "dead", 1, "CancelledError") for kind in kinds * 3)
