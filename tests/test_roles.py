@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import psycopg
@@ -14,6 +15,7 @@ from psycopg import Connection
 from psycopg.conninfo import make_conninfo
 
 from penstock import AuthError, LeaseLost, NewTask, NotFound, Outcome, Penstock, Queue, Unavailable
+from shell import penstock
 
 ROLES = ("producer", "worker", "reader", "admin")
 STRANGER = "stranger"  # may connect, and has no role of ours
@@ -114,6 +116,21 @@ def test_a_worker_claims_and_settles(world: World) -> None:
         assert queue.release(str(claim.token)) == {claim.ids[5]: "pending"}
         assert queue.status().totals["done"] == 1
         assert "expired" in app.upkeep()
+
+
+def test_a_worker_needs_no_other_role_to_work(world: World, tmp_path: Path) -> None:
+    with world.client("owner") as queue:
+        queue.push_many([NewTask({"n": n}, kind="handle") for n in range(20)])
+    (tmp_path / "mine.py").write_text(
+        "from penstock import Context, Penstock\n"
+        "app = Penstock()\n"
+        "@app.task(queue='work', max_attempts=2)\n"
+        "def handle(n: int, context: Context) -> None:\n"
+        "    with context.transaction():\n"
+        "        pass\n"
+    )
+    ran = penstock("work", "mine:app", "--until-empty", "--json", dsn=world.dsn("worker"), cwd=tmp_path)
+    assert (ran.code, ran.json["done"]) == (0, 20), ran.err
 
 
 def test_a_reader_sees_everything(world: World, users: dict[str, str]) -> None:

@@ -513,6 +513,13 @@ class Queue:
         assert row is not None
         return gone + int(row[0])
 
+    def lease(self) -> float:
+        """Seconds that a claim is ours. Any worker may ask."""
+        with self._database.transaction() as connection:
+            row = connection.execute(say.LEASE, (self.name,)).fetchone()
+        assert row is not None
+        return float(row[0])
+
     def set_kinds(self, kinds: list[Json]) -> int:
         """What the code knows of its kinds (retry, max_attempts, timeout), so that settle and expiry agree with it.
         Workers do this at their start. Answers how many changed."""

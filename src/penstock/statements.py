@@ -170,6 +170,7 @@ CLAIM = """
            case when row_number() over () = 1 then alone end
     from penstock.claim(%s, %s, %s, %s, penstock.at_place(%s::smallint, %s::timestamptz, %s::bigint), %s, false)
 """
+LEASE = "select extract(epoch from lease)::float8 from penstock.the_queue(%s)"
 EXTEND = "select until, revoked, open from penstock.extend(%s, %s)"
 SETTLE = """
     select result, array_agg(id)

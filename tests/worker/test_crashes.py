@@ -14,7 +14,7 @@ from psycopg import Connection
 
 from penstock import NewTask, Penstock, Queue
 from penstock.embedded import Server
-from workers import End, effects, ends, eventually, noted, registered, work, working
+from workers import End, alive, children, effects, ends, eventually, noted, registered, work, working
 
 
 @pytest.fixture
@@ -45,13 +45,14 @@ def test_a_killed_process_is_replaced_and_its_tasks_run_again(
     with working(tmp_path, dsn, WAITS, "-c", "4", processes=2) as worker:
         eventually(lambda: len(worker.noted) >= 8)
         first, second = worker.runners
-        cells = worker.cells
+        cells = children(first, "penstock.worker.cell")
+        assert cells
         os.kill(first, signal.SIGKILL)
+        eventually(lambda: not any(map(alive, cells)))
         worker.allow()
         eventually(lambda: lasting.status().totals["done"] == 20)
         eventually(lambda: len(registered(sql)) == 2 and first not in registered(sql))
         assert second in registered(sql)
-        assert not set(cells) & {pid for pid in cells if os.path.exists(f"/proc/{pid}") and pid not in worker.cells}
         assert worker.stop() == 0
         (killed,) = (one for one in worker.events if one["event"] == "process ended" and one["level"] == "error")
         assert killed["why"] == "signal 9"

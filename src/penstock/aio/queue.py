@@ -520,6 +520,13 @@ class AsyncQueue:
         assert row is not None
         return gone + int(row[0])
 
+    async def lease(self) -> float:
+        """Seconds that a claim is ours. Any worker may ask."""
+        async with self._database.transaction() as connection:
+            row = await (await connection.execute(say.LEASE, (self.name,))).fetchone()
+        assert row is not None
+        return float(row[0])
+
     async def set_kinds(self, kinds: list[Json]) -> int:
         """What the code knows of its kinds (retry, max_attempts, timeout), so that settle and expiry agree with it.
         Workers do this at their start. Answers how many changed."""

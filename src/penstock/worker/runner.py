@@ -93,7 +93,7 @@ class Runner:
             duty.add_done_callback(self._ended)
         await self._over.wait()
         await self._wind_up(duties[0])
-        for duty in duties[1:]:
+        for duty in duties:
             duty.cancel()
         await asyncio.gather(*duties, return_exceptions=True)
         await called(self._registry.stopping)
@@ -132,6 +132,8 @@ class Runner:
 
     async def _wind_up(self, claiming: asyncio.Task[None]) -> None:
         """What has not begun goes back at once; what runs may finish within the grace period, then it goes back too."""
+        if self._reconnecting is not None:
+            claiming.cancel()  # it waits for PostgreSQL, nobody knows how long
         await asyncio.wait([claiming], timeout=10)
         self._give_back(self._withdrawn())
         until = time.monotonic() + self._grace
@@ -271,7 +273,7 @@ class Runner:
 
     def landed(self, flight: Flight) -> None:
         self._flights.pop(flight.token, None)
-        self._link.send(gone=flight.token)
+        self._link.send(gone=flight.token, counts=self._counts)
         self._changed.set()
 
     def dead(self, flight: Flight, deaths: dict[int, Outcome]) -> None:
@@ -354,8 +356,8 @@ class Runner:
             if any(time.monotonic() - flight.taken_at > STALLED for flight in oldest):
                 self._pace.stalled()
                 self._give_back(self._withdrawn())
-            if self._orders.max_rss is not None and memory() > self._orders.max_rss:
-                self._stop("recycled")
+            if self._orders.max_rss is not None and self._finished and memory() > self._orders.max_rss:
+                self._stop("recycled")  # not before it did anything: the limit may be less than anybody needs
             busy = min(self._in_hand, self._orders.concurrency)
             self._link.send(busy=busy, counts=self._counts)
             await asyncio.sleep(TICK)

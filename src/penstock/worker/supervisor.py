@@ -160,13 +160,12 @@ class Supervisor:
 
     async def _prepare(self) -> None:
         """What is wrong is said before anything runs; then PostgreSQL is told what the code knows of its kinds."""
-        known = {one.queue: one for one in await seam.settings(self._database)}
         for name in self._plan.queues:
             self._registry.check_served(name)
             status = await self._queues[name].status()  # NotFound, with the nearest name
             if status.paused and self._plan.until_empty:
                 raise paused(name)
-            self._leases[name] = known[name].lease.total_seconds()
+            self._leases[name] = await self._queues[name].lease()
             await self._queues[name].set_kinds(self._registry.stored(name))
 
     async def _watched(self, duty: Coroutine[Any, Any, None]) -> None:
@@ -368,8 +367,8 @@ class Supervisor:
 
     async def _refresh_leases(self) -> None:
         """Somebody may have changed a queue's lease."""
-        now = {one.queue: one.lease.total_seconds() for one in await seam.settings(self._database)}
-        changed = {name: now[name] for name in self._leases if name in now and now[name] != self._leases[name]}
+        now = {name: await queue.lease() for name, queue in self._queues.items()}
+        changed = {name: lease for name, lease in now.items() if lease != self._leases[name]}
         if changed:
             self._leases.update(changed)
             for member in self._members:
