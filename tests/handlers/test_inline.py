@@ -1458,3 +1458,27 @@ def test_set_kinds_of_no_queue(app: Penstock, queue: Queue) -> None:
         app.queue("wrok").set_kinds([])
     with pytest.raises(PenstockError):
         queue.set_kinds([{"kind": "a", "max_attempts": 0}])
+
+
+def test_a_sync_client_where_a_loop_runs_already(app: Penstock, queue: Queue) -> None:
+    """A notebook, or a test that is async: its loop can not be entered twice."""
+    seen: list[int] = []
+
+    @app.task(queue="work")
+    async def waiting(n: int) -> None:
+        await asyncio.sleep(0)
+        seen.append(n)
+
+    async def main() -> dict[str, int]:
+        return app.drain_inline()
+
+    waiting.push(1)
+    assert asyncio.run(main()) == {"done": 1}
+    assert seen == [1]
+
+
+@pytest.mark.parametrize("kinds", ["[1]", '[{"kind": "a", "max_attempts": "x"}]', '[{"kind": "a", "timeout": "soon"}]'])
+def test_kinds_of_the_wrong_type_are_refused_by_sql(queue: Queue, sql: Connection, kinds: str) -> None:
+    with pytest.raises(psycopg.Error) as refused:
+        sql.execute("select penstock.set_kinds('work', %s::jsonb)", (kinds,))
+    assert refused.value.sqlstate == "PS400"

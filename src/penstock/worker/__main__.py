@@ -28,7 +28,7 @@ async def serve(end: socket.socket) -> int:
         calm_the_collector()
         runner = Runner(orders, registry, link)
         await runner.run()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the supervisor is told
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, the supervisor is told
         hint = error.hint if isinstance(error, PenstockError) else None
         code = error.exit_code if isinstance(error, PenstockError) else 1
         link.send(failed=in_one_line(error), hint=hint, exit_code=code)

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from penstock import validate
 from penstock.database import Database
 from penstock.handlers import Context, Held, Registry, Spec
 from penstock.model import DONE, Claim, Outcome, Task
@@ -33,7 +34,8 @@ def job_to_json(claim: Claim, spec: Spec, work: Task | list[Task]) -> Json:
 def outcome_to_json(outcome: Outcome) -> Json:
     due = None if outcome.due is None else outcome.due.isoformat()
     delay = outcome.delay.total_seconds() if isinstance(outcome.delay, timedelta) else outcome.delay
-    return {**outcome._asdict(), "due": due, "delay": delay}
+    payload = None if outcome.payload is None else json.loads(validate.payload(outcome.payload, validate.LARGEST_EVER))
+    return {**outcome._asdict(), "due": due, "delay": delay, "payload": payload}
 
 
 def outcome_from_json(told: Json) -> Outcome:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from penstock.aio.database import AsyncDatabase
 from penstock.aio.queue import AsyncQueue
@@ -12,13 +15,14 @@ from penstock.model import Outcome, Task
 from penstock.queue import Queue
 from penstock.worker import execution
 
+T = TypeVar("T")
 SETTLED = Outcome("settled")  # by the handler itself, in transaction()
 
 
 def perform(spec: Spec, tasks: list[Task], held: Held, queue: Queue) -> dict[int, Outcome]:
     """In this thread; an async handler on a loop of its own."""
     if spec.mode == "async":
-        return asyncio.run(on_new_loop(spec, tasks, held, queue))
+        return on_own_loop(on_new_loop(spec, tasks, held, queue))
     if spec.batch is not None:
         return execution.run_batch(spec, tasks)
     return {task.id: performed(spec, task, Context(task, held, queue)) for task in tasks}
@@ -53,6 +57,16 @@ async def performed_together(spec: Spec, tasks: list[Task]) -> dict[int, Outcome
             return await execution.run_batch_async(spec, tasks)
     except TimeoutError:
         return {task.id: execution.timed_out(spec, task) for task in tasks}
+
+
+def on_own_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Where a loop runs already (a notebook, an async test) there can be no second one: another thread has it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 async def on_new_loop(spec: Spec, tasks: list[Task], held: Held, queue: Queue) -> dict[int, Outcome]:

@@ -38,6 +38,7 @@ from penstock.worker.threads import Threads
 LOG = logging.getLogger("penstock.worker")
 TICK = 0.25
 STALLED = 1.0  # seconds that a claimed task may wait for a slot before it is given back
+FAREWELL = 5.0  # seconds that hooks for the dead may take when the process is about to end
 RELEASED = Outcome.release()
 
 
@@ -96,6 +97,8 @@ class Runner:
         for duty in duties:
             duty.cancel()
         await asyncio.gather(*duties, return_exceptions=True)
+        if self._chores:
+            await asyncio.wait(self._chores, timeout=FAREWELL)
         await called(self._registry.stopping)
         await self._for_coroutines.close()
         self._link.send(bye=self._why, counts=self._counts)
@@ -381,7 +384,7 @@ async def mourn(hook: Hook, task: Task, error: str) -> None:
             await hook(task, error)
         else:
             await asyncio.to_thread(hook, task, error)
-    except Exception as wrong:  # noqa: BLE001 - somebody else's function
+    except (Exception, SystemExit, KeyboardInterrupt) as wrong:  # noqa: BLE001 - somebody else's function
         LOG.warning("on_dead hook failed", extra={"task": task.id, "error_class": type(wrong).__name__})
 
 

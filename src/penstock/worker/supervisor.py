@@ -259,7 +259,7 @@ class Supervisor:
         self._past.update(member.counts)
         facts = {"worker": member.name, "why": member.bye or ended_by(code), "held": len(member.leases)}
         LOG.log(logging.INFO if member.bye else logging.ERROR, "process ended", extra=facts)
-        if time.monotonic() - member.began > SETTLED_DOWN or member.bye:
+        if time.monotonic() - member.began > SETTLED_DOWN or member.bye not in (None, "failed"):
             self._crashes = 0
         else:
             self._crashes += 1
@@ -279,6 +279,7 @@ class Supervisor:
         error.exit_code = message["exit_code"]  # type: ignore[misc]
         if not member.ready or message["exit_code"] == 3:
             self._error = self._error or error
+            member.bye = "failed"
             self.stop()
         else:
             LOG.error("process failed", extra={"worker": member.name, "error_class": message["failed"].split(":")[0]})

@@ -194,6 +194,11 @@ begin
     if p_kinds is null or jsonb_typeof(p_kinds) <> 'array' then
         perform penstock.refuse('PS400', 'kinds: it is not a JSON array');
     end if;
+    begin
+        perform from jsonb_to_recordset(p_kinds) as k(kind text, retry jsonb, max_attempts int, timeout interval);
+    exception when data_exception then
+        perform penstock.refuse('PS400', 'kinds: ' || sqlerrm);
+    end;
     for v_kind in
         select k.kind, nullif(k.retry, 'null') as retry, k.max_attempts, k.timeout
         from jsonb_to_recordset(p_kinds) as k(kind text, retry jsonb, max_attempts int, timeout interval)

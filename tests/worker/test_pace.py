@@ -1,0 +1,85 @@
+"""How much a worker takes at once, and from which queue."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from penstock.worker.pace import LARGEST_BATCH, SLOWEST, Pace, Turns
+
+
+def paced(slots: int, seconds: float) -> Pace:
+    pace = Pace(slots)
+    pace.note(100, 100 * seconds)
+    return pace
+
+
+def test_before_anything_is_known_each_slot_gets_one() -> None:
+    assert Pace(10).room(0) == 10
+    assert Pace(10).room(7) == 3
+    assert Pace(10).room(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "target"),
+    [(1e-6, LARGEST_BATCH), (0.001, LARGEST_BATCH), (0.01, 100), (0.05, 20), (0.1, 10), (10.0, 10)],
+)
+def test_a_tenth_of_a_second_of_work_is_in_hand(seconds: float, target: int) -> None:
+    assert paced(10, seconds).target == pytest.approx(target, abs=1)
+
+
+def test_ahead_of_the_slots_it_goes_by_half_batches() -> None:
+    pace = paced(10, 0.01)
+    assert [pace.room(in_hand) for in_hand in (0, 40, 60, 100)] == [100, 60, 0, 0]
+
+
+def test_long_tasks_are_never_taken_ahead() -> None:
+    pace = paced(4, 30.0)
+    assert [pace.room(in_hand) for in_hand in (0, 3, 4, 9)] == [4, 1, 0, 0]
+
+
+def test_what_waited_too_long_teaches_it_to_take_less() -> None:
+    pace = paced(10, 1e-6)
+    before = pace.tiny
+    pace.stalled()
+    assert (before, pace.tiny, pace.target) == (True, False, 10)
+
+
+def test_it_follows_what_changes() -> None:
+    pace = paced(10, 1e-6)
+    for _ in range(20):
+        pace.note(10, 10 * 2.0)
+    assert pace.target == 10
+    for _ in range(60):
+        pace.note(50, 50 * 1e-6)
+    assert pace.tiny
+
+
+def test_turns_go_by_weight() -> None:
+    turns = Turns({"a": 1, "b": 3})
+    asked: Counter[str | None] = Counter()
+    for _ in range(400):
+        name = turns.next()
+        asked[name] += 1
+        turns.note(str(name), 10, 10)
+    assert asked == {"a": 100, "b": 300}
+
+
+def test_who_has_nothing_rests_longer_and_longer_and_wakes_when_told() -> None:
+    turns = Turns({"a": 1, "b": 1})
+    turns.note("a", 0, 10)
+    assert turns.next() == "b"
+    rests = []
+    for _ in range(30):
+        turns.note("a", 0, 10)
+        turns.note("b", 0, 10)
+        rests.append(turns.rest())
+    assert rests[0] < 0.03
+    assert 0.7 * SLOWEST < rests[-1] <= 1.3 * SLOWEST
+    assert turns.next() is None
+    turns.wake("b")
+    assert turns.next() == "b"
+    assert turns.rest() == 0.0
+    turns.note("b", 3, 10)
+    assert turns.rest() < 0.03, "where something was there is soon more"
