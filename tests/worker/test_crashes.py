@@ -205,7 +205,7 @@ def test_a_worker_outlives_a_restart_of_postgresql(server: Server, tmp_path: Pat
     with Penstock(server.dsn) as penstock:
         penstock.init()
         queue = penstock.create_queue("work", lease="2s", retry="fixed:50ms")
-        queue.push_many([NewTask({"n": n}, kind=("plain", "settles")[n % 2]) for n in range(2000)])
+        queue.push_many([NewTask({"n": n}, kind=("plain", "settles")[n % 2]) for n in range(1000)])
         with psycopg.connect(server.dsn, autocommit=True) as sql:
             sql.execute("create table effect (n int)")
         with working(tmp_path, server.dsn, STEPS, "-c", "4", processes=2) as worker:
@@ -213,14 +213,14 @@ def test_a_worker_outlives_a_restart_of_postgresql(server: Server, tmp_path: Pat
             runners = worker.runners
             server.stop("immediate")
             server = Server.start(server.home, environ=os.environ)
-            eventually(lambda: queue.status().totals["done"] == 2000)
+            eventually(lambda: queue.status().totals["done"] == 1000)
             assert worker.runners == runners, "nobody had to be replaced"
             with psycopg.connect(server.dsn, autocommit=True) as sql:
-                assert [n for (n,) in sql.execute("select n from effect order by n")] == [*range(1, 2000, 2)]
+                assert [n for (n,) in sql.execute("select n from effect order by n")] == [*range(1, 1000, 2)]
                 eventually(lambda: len(registered(sql)) == 2)
             server.stop("fast")
             worker.terminate()
             assert worker.wait(15) == 0, "and it can stop without one"
-        assert {*noted(tmp_path)} == {f"plain {n}" for n in range(0, 2000, 2)}
+        assert {*noted(tmp_path)} == {f"plain {n}" for n in range(0, 1000, 2)}
         server = Server.start(server.home, environ=os.environ)
         assert penstock.verify().ok

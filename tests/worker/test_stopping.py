@@ -10,7 +10,7 @@ from pathlib import Path
 from psycopg import Connection
 
 from penstock import NewTask, Queue
-from workers import alive, ends, eventually, registered, working
+from workers import alive, ends, eventually, noted, registered, work, working
 
 QUICK_THEN_SLOW = """
 @app.task(queue="work")
@@ -170,3 +170,29 @@ def test_a_process_that_is_told_to_go_is_replaced(dsn: str, queue: Queue, sql: C
         assert worker.stop() == 0
         assert worker.report["done"] == 2
     assert {end.attempt for end in ends(sql)} == {1}
+
+
+STARTS = """
+def end_one(number):
+    with subprocess.Popen(["sleep", "60"]) as other:
+        other.send_signal(number)
+        note(other.wait(5))
+
+@app.task(queue="work")
+def in_thread() -> None:
+    end_one(signal.SIGINT)
+    end_one(signal.SIGTERM)
+
+@app.task(queue="work", run="process")
+def in_process() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+    end_one(signal.SIGINT)
+    end_one(signal.SIGTERM)
+"""
+
+
+def test_programs_that_handlers_start_heed_their_signals(dsn: str, queue: Queue, tmp_path: Path) -> None:
+    queue.push_many([NewTask({}, kind=kind) for kind in ("in_thread", "in_process")])
+    assert work(tmp_path, dsn, STARTS).json["done"] == 2
+    assert sorted(noted(tmp_path)) == ["-15", "-15", "-2", "-2"]

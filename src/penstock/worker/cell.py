@@ -83,9 +83,10 @@ class Inside:
 
 
 def main() -> None:
-    # Signals to a group or a service are the runner's affair: it ends this process when it must.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Signals to a group or a service are the runner's affair: it ends this process when it must. They are not ignored,
+    # because programs that handlers start would inherit that.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     die_with_parent()
     with suppress(BrokenPipeError, ConnectionError):
         Inside(socket.socket(fileno=int(sys.argv[1]))).serve()

@@ -112,9 +112,11 @@ class Runner:
         return bool(self._in_hand or self._flights or self._reconnecting)
 
     def _heed_signals(self) -> None:
-        """A service manager may signal every process of a group, not only the first."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._terminated)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        """A service manager may signal every process of a group, not only the first. Ctrl-C is the supervisor's affair;
+        it is not ignored, because programs that handlers start would inherit that."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._terminated)
+        loop.add_signal_handler(signal.SIGINT, lambda: None)
 
     def _terminated(self) -> None:
         if self._over.is_set():
@@ -193,7 +195,8 @@ class Runner:
         try:
             claim = await self.apart(self._ask, queue, room, idle)
         except Unavailable:
-            await self.reconnected()
+            if not self._over.is_set():
+                await self.reconnected()
             return
         except ConfigError:
             raise
