@@ -195,6 +195,10 @@ class Hint:
         with self._lock:
             return self._place if time.monotonic() < self._next_full else None
 
+    def forget(self) -> None:
+        with self._lock:
+            self._place = None
+
     def note(self, rows: list[tuple[Any, ...]], limit: int, full: bool, cost: float) -> None:
         with self._lock:
             if len(rows) < limit:

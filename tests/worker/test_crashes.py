@@ -224,3 +224,27 @@ def test_a_worker_outlives_a_restart_of_postgresql(server: Server, tmp_path: Pat
         assert {*noted(tmp_path)} == {f"plain {n}" for n in range(0, 1000, 2)}
         server = Server.start(server.home, environ=os.environ)
         assert penstock.verify().ok
+
+
+@pytest.mark.parametrize("options", ["", ", run='process'"], ids=["thread", "process"])
+def test_a_child_that_a_handler_forked_does_not_hide_its_death(
+    queue: Queue, sql: Connection, dsn: str, tmp_path: Path, options: str
+) -> None:
+    """It has the line too, and lives on; the one who speaks on it is dead all the same."""
+    code = f"""
+@app.task(queue="work"{options})
+def fork() -> None:
+    note("begun")
+    if len(Path("effects").read_text().splitlines()) > 1:
+        return
+    child = os.fork()
+    if child == 0:
+        time.sleep(8)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    queue.set(lease="1s", retry="fixed:100ms")
+    queue.push(kind="fork")
+    with working(tmp_path, dsn, code) as worker:
+        eventually(lambda: len(worker.noted) == 2, within=7)
+        eventually(lambda: queue.status().totals["done"] == 1)

@@ -104,3 +104,21 @@ def test_a_stop_that_fails_is_told_and_nothing_more(dsn: str, app: Penstock, que
     assert (ran.code, ran.json["done"]) == (0, 5)
     assert '"process failed"' in ran.err
     assert "secret" not in ran.err
+
+
+def test_they_are_called_in_processes_of_handlers_too(queue: Queue, dsn: str, tmp_path: Path) -> None:
+    code = """
+READY = []
+
+@app.on_start
+async def prepare() -> None:
+    READY.append(os.getpid())
+
+@app.task(queue="work", timeout="20s")
+def handle() -> None:
+    note("ready", READY == [os.getpid()])
+"""
+    queue.push_many([NewTask({}, kind="handle")] * 3)
+    ran = work(tmp_path, dsn, code, "--concurrency", "1")
+    assert (ran.code, ran.json["done"]) == (0, 3), ran.err
+    assert noted(tmp_path) == ["ready True"] * 3

@@ -315,6 +315,10 @@ class AsyncQueue:
             claim = replace(claim, tasks=tuple(task for task in claim.tasks if task.id not in unreadable))
         return claim
 
+    def look_afresh(self) -> None:
+        """The next claim begins at the start of the queue, where it also expires and promotes."""
+        self._hint.forget()
+
     async def extend(self, claim: Claim | UUID | str, *, lease: Duration | None = None) -> Extended:
         """The lease goes on from now. LeaseLost: it is somebody else's, or everything in it was cancelled."""
         parameters = (say.token_of(claim, self.name), validate.lease(lease))

@@ -182,10 +182,14 @@ def found_dsn(shell: Shell, own: str | None) -> str:
 
 def run(shell: Shell, plan: Plan, registry: Registry, progress: Progress | None = None) -> Report:
     logs.set_up(plan.log_format, quiet=plan.quiet)
-    if not (shell.json or shell.quiet):
-        told = ", ".join(f"{name}:{weight}" if weight > 1 else name for name, weight in plan.queues.items())
-        say(f"{many(plan.processes, 'process').replace('processs', 'processes')} × {plan.concurrency} for {told}")
-    return supervise(plan, registry, progress)
+
+    def begun() -> None:
+        if not shell.json:
+            queues = ", ".join(f"{name}:{weight}" if weight > 1 else name for name, weight in plan.queues.items())
+            count = "1 process" if plan.processes == 1 else f"{plan.processes} processes"
+            say(f"{count} × {plan.concurrency} for {queues}", quiet=shell.quiet)
+
+    return supervise(plan, registry, progress, begun)
 
 
 @contextmanager
@@ -204,14 +208,14 @@ def finish(shell: Shell, report: Report) -> None:
     told = {
         "done": report.done,
         "failed": counts["failed"],
-        "dead": counts["dead_in_all"],
-        "released": counts["release"] + counts["released"],
+        "dead": counts["died"],
+        "released": counts["release"],
         "planned": report.planned,
         "seconds": round(report.seconds, 3),
         "rate": round(report.done / report.seconds, 1) if report.seconds else 0.0,
     }
     later = f", {many(report.planned)} planned for later" if report.planned else ""
-    died = f", {counts['dead_in_all']:,} dead" if counts["dead_in_all"] else ""
+    died = f", {counts['died']:,} dead" if counts["died"] else ""
     took = f"in {report.seconds:.1f} s ({told['rate']:,.0f}/s)"
     shell.answer(told, f"{report.done:,} done, {counts['failed']:,} failed{died}{later} {took}")
     if report.signal == signal.SIGINT:

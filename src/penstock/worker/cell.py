@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import json
 import os
@@ -19,6 +20,7 @@ from penstock.handlers import Context, Held, Registry, Spec
 from penstock.model import DONE, Claim, Outcome, Task
 from penstock.queue import Queue
 from penstock.worker import execution
+from penstock.worker.crew import called
 from penstock.worker.execution import DROPPED
 from penstock.worker.orders import Orders, load
 
@@ -57,9 +59,11 @@ class Inside:
         self._database = Database(orders.dsn, max_connections=2)
 
     def serve(self) -> None:
+        asyncio.run(called(self._registry.starting))
         self._say(ready=True)
         while message := self._next():
             self._say(outcomes={id_: outcome_to_json(one) for id_, one in self._run(message["job"]).items()})
+        asyncio.run(called(self._registry.stopping))
 
     def _next(self) -> Json:
         line = self._lines.readline()

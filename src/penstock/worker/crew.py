@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Protocol
 
 from penstock.handlers import Spec
+from penstock.handlers.registry import Hook
 from penstock.model import Outcome, Task
 from penstock.worker.execution import DROPPED
 from penstock.worker.flights import Desk, Flight
@@ -51,3 +53,10 @@ def still_wanted(desk: Desk, flight: Flight, work: Task | list[Task]) -> Task | 
         desk.hand_in(flight, task, DROPPED, 0.0)
     left = [task for task in tasks if task not in dropped]
     return left if isinstance(work, list) or not left else left[0]
+
+
+async def called(hooks: list[Hook]) -> None:
+    for hook in hooks:
+        result = hook()
+        if inspect.isawaitable(result):
+            await result

@@ -63,8 +63,8 @@ class Ends(Protocol):
     """What a desk tells whoever runs it."""
 
     def finished(self, tasks: int, load: float, seconds: float, others: list[Entry]) -> None: ...
+    def settled(self, flight: Flight, done: int, others: dict[int, Outcome], dead: set[int]) -> None: ...
     def landed(self, flight: Flight) -> None: ...
-    def dead(self, flight: Flight, deaths: dict[int, Outcome]) -> None: ...
     async def apart(self, work: Callable[..., Any], *arguments: Any) -> Any: ...
     async def reconnected(self) -> None: ...
 
@@ -101,7 +101,7 @@ class Desk:
             seconds += took
             flight.note(task, outcome)
             touched[flight] = None
-            if outcome is not DONE or flight.lost or flight.revoked:
+            if outcome is not DONE:
                 others.append(entry)
         for flight in touched:
             self._consider(flight)
@@ -148,15 +148,16 @@ class Desk:
             except Unavailable:
                 await self._ends.reconnected()
             except LeaseLost as error:
-                self._note_loss(flight, error)
+                self._note_loss(flight, done, others, error)
                 return
             except PenstockError as error:
                 await self._tell_one_by_one(flight, {**dict.fromkeys(done, DONE), **others}, error)
                 return
+            except Exception as error:  # noqa: BLE001 - a bug of ours: the lease ends, and somebody runs them again
+                LOG.error("unsettled", extra={"queue": flight.claim.queue, "error_class": type(error).__name__})  # noqa: TRY400
+                return
             else:
-                deaths = {id_: outcome for id_, outcome in others.items() if states[id_] == "dead"}
-                if deaths:
-                    self._ends.dead(flight, deaths)
+                self._ends.settled(flight, len(done), others, {id_ for id_ in others if states[id_] == "dead"})
                 return
 
     async def _tell_one_by_one(self, flight: Flight, told: dict[int, Outcome], error: PenstockError) -> None:
@@ -173,8 +174,12 @@ class Desk:
         refused = Outcome.failed(f"the outcome was refused: {error.message}", error_class=name)
         await self._tell(flight, [], {id_: refused})
 
-    def _note_loss(self, flight: Flight, error: LeaseLost) -> None:
+    def _note_loss(self, flight: Flight, done: list[int], others: dict[int, Outcome], error: LeaseLost) -> None:
+        """Those that were still ours are settled all the same."""
         flight.revoked.update(error.revoked)
+        lost = {*error.refused, *error.revoked}
+        kept = {id_: outcome for id_, outcome in others.items() if id_ not in lost}
+        self._ends.settled(flight, sum(id_ not in lost for id_ in done), kept, set())
         extra = {"queue": flight.claim.queue, "refused": len(error.refused), "cancelled": len(error.revoked)}
         LOG.warning("lease lost", extra=extra)
 

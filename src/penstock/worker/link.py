@@ -5,11 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
 from collections.abc import AsyncIterator
 from typing import Any, Self
 
 Message = dict[str, Any]
 LONGEST = 64 << 20  # a payload of 16 MiB, escaped
+
+
+async def close_when_over(link: Link, process: subprocess.Popen[bytes]) -> None:
+    """A process that a handler forked holds the line too: when ours is over, so is the line, whoever holds it."""
+    while process.poll() is None:
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(0.2)  # what it said last is still to be read
+    link.close()
 
 
 class Link:

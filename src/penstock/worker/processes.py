@@ -18,7 +18,7 @@ from penstock.worker.cell import job_to_json, outcome_from_json
 from penstock.worker.crew import Job, hand_in_all, still_wanted
 from penstock.worker.execution import DROPPED
 from penstock.worker.flights import Desk, Flight
-from penstock.worker.link import Link
+from penstock.worker.link import Link, close_when_over
 from penstock.worker.orders import Orders
 
 STARTING = 60.0  # seconds a process may take to import the application
@@ -127,6 +127,7 @@ class Cell:
         self._orders = orders
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Link | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     def kill(self) -> None:
         if self._process is not None:
@@ -166,6 +167,7 @@ class Cell:
                 process_group=0,
             )
         self._link = await Link.over(ours)
+        self._watching = asyncio.create_task(close_when_over(self._link, self._process))
         self._link.send(orders=self._orders.to_json())
         try:
             async with asyncio.timeout(STARTING):

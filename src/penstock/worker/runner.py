@@ -26,7 +26,7 @@ from penstock.model import Claim, Outcome, Task
 from penstock.queue import Queue
 from penstock.validate import LARGEST_CLAIM
 from penstock.worker.coroutines import Coroutines
-from penstock.worker.crew import Crew, Job
+from penstock.worker.crew import Crew, Job, called
 from penstock.worker.execution import DROPPED, EXITS, UNKNOWN_KIND
 from penstock.worker.flights import AT_ONCE, Desk, Entry, Flight
 from penstock.worker.link import Link, Message
@@ -160,7 +160,7 @@ class Runner:
             flight.lost = True
             with suppress(LeaseLost, Unavailable):
                 await self.apart(flight.queue.release, flight.claim)
-                self._counts["released"] += flight.left
+                self._counts["release"] += flight.left
             self._link.send(gone=flight.token)
 
     # --- claiming ---------------------------------------------------------------------------------------------------
@@ -207,11 +207,13 @@ class Runner:
             return
         self._turns.note(name, len(claim), room)
         if idle:
-            self._alone = False
+            self._alone = False  # if one waited here, it has it now
         if claim:
             self._take(Flight(claim, queue, 1 / self._batches[name]))
 
     def _ask(self, queue: Queue, room: int, idle: bool) -> Claim:
+        if self._alone:
+            queue.look_afresh()
         return queue.claim(room, lease=self._leases[queue.name], worker=self._orders.name, may_alone=idle)
 
     def _take(self, flight: Flight) -> None:
@@ -260,7 +262,6 @@ class Runner:
         self._finished += tasks
         if seconds:
             self._pace.note(load, seconds)
-        self._counts["done"] += tasks - len(others)
         for entry in others:
             self._tell(*entry)
         if self._orders.max_tasks is not None and self._finished >= self._orders.max_tasks:
@@ -268,8 +269,8 @@ class Runner:
         self._changed.set()
 
     def _tell(self, flight: Flight, task: Task, outcome: Outcome, seconds: float) -> None:
-        if not flight.lost and task.id not in flight.revoked:  # else nothing comes of it
-            self._counts["done" if outcome is DROPPED else outcome.word] += 1
+        if outcome is DROPPED and not flight.lost and task.id not in flight.revoked:
+            self._counts["done"] += 1  # the handler's own transaction settled it
         if outcome.word in ("failed", "dead") or outcome.error_class:
             facts = {"task": task.id, "queue": flight.claim.queue, "kind": task.kind, "attempt": task.attempt}
             facts |= {"error_class": outcome.error_class, "seconds": round(seconds, 3)}
@@ -277,16 +278,18 @@ class Runner:
         if outcome.word == "release" and outcome.error_class in EXITS:
             self._stop("left")
 
+    def settled(self, flight: Flight, done: int, others: dict[int, Outcome], dead: set[int]) -> None:
+        self._counts["done"] += done
+        self._counts.update(outcome.word for outcome in others.values())
+        self._counts["died"] += len(dead)
+        for id_ in dead:
+            for hook in self._registry.dying:
+                self._do(mourn(hook, flight.task(id_), others[id_].error or ""))
+
     def landed(self, flight: Flight) -> None:
         self._flights.pop(flight.token, None)
         self._link.send(gone=flight.token, counts=self._counts)
         self._changed.set()
-
-    def dead(self, flight: Flight, deaths: dict[int, Outcome]) -> None:
-        self._counts["dead_in_all"] += len(deaths)
-        for id_, outcome in deaths.items():
-            for hook in self._registry.dying:
-                self._do(mourn(hook, flight.task(id_), outcome.error or ""))
 
     def _do(self, chore: Any) -> None:
         task = asyncio.get_running_loop().create_task(chore)
@@ -371,13 +374,6 @@ class Runner:
 
 def largest_batch(registry: Registry, queue: str) -> int:
     return max((spec.batch or 1 for spec in registry.of(queue)), default=1)
-
-
-async def called(hooks: list[Hook]) -> None:
-    for hook in hooks:
-        result = hook()
-        if inspect.isawaitable(result):
-            await result
 
 
 async def mourn(hook: Hook, task: Task, error: str) -> None:

@@ -25,12 +25,13 @@ from penstock.handlers import Registry
 from penstock.model import QueueStatus
 from penstock.worker import health
 from penstock.worker.keepalive import Lease, Leases, frozen, until
-from penstock.worker.link import Link, Message
+from penstock.worker.link import Link, Message, close_when_over
 from penstock.worker.orders import Orders, Weights
 
 LOG = logging.getLogger("penstock.worker")
 BEAT, UPKEEP = 2.0, 10.0  # seconds
 SILENCE = 60.0  # seconds without a word from a runner after which the probe fails
+CRASHED = (None, "failed", "left")  # ends without a word, with an error, or by a handler that exits
 SETTLED_DOWN = 10.0  # seconds after which a start counts as a success
 Progress = Callable[[list[QueueStatus], "Report"], None]
 
@@ -129,16 +130,18 @@ class Supervisor:
         self._stopping = False
         self._signal: int | None = None
         self._done = asyncio.Event()
-        self._held = asyncio.Event()
+        self._held = asyncio.Event()  # a lease that has to be extended earlier than all others
+        self._wakes_at = 0.0
         self._beat_now = asyncio.Event()
         self._channels: dict[str, str] = {}
         self._known = asyncio.Event()  # the channels are
         self._error: PenstockError | None = None
         self._planned = 0
 
-    async def run(self) -> Report:
+    async def run(self, begun: Callable[[], None]) -> Report:
         """Until everything is drained, if that was asked for, or somebody says stop."""
         await self._prepare()
+        begun()
         self._heed_signals()
         duties = [self._supervise(), self._keep_alive(), self._beat(), self._keep_up(), self._notified()]
         if self._plan.until_empty:
@@ -205,9 +208,11 @@ class Supervisor:
             requested = None
             self._members.append(member)
             self._stop_late(member)
+            watching = asyncio.create_task(close_when_over(member.link, member.process))
             await member.listen()
+            watching.cancel()
             await self._bury(member)
-            if not self._stopping and member.bye in (None, "failed"):
+            if not self._stopping and member.bye in CRASHED:
                 await self._pause()
 
     def _stop_late(self, member: Member) -> None:
@@ -259,7 +264,7 @@ class Supervisor:
         self._past.update(member.counts)
         facts = {"worker": member.name, "why": member.bye or ended_by(code), "held": len(member.leases)}
         LOG.log(logging.INFO if member.bye else logging.ERROR, "process ended", extra=facts)
-        if time.monotonic() - member.began > SETTLED_DOWN or member.bye not in (None, "failed"):
+        if time.monotonic() - member.began > SETTLED_DOWN or member.bye not in CRASHED:
             self._crashes = 0
         else:
             self._crashes += 1
@@ -317,13 +322,14 @@ class Supervisor:
 
     def hold(self, member: Member, queue: str, token: str) -> None:
         member.leases.hold(self._queues[queue], token, self._leases[queue])
-        self._held.set()
+        if member.leases.next_due < self._wakes_at:
+            self._held.set()
 
     async def _keep_alive(self) -> None:
         while True:
             self._held.clear()
-            moment = min((member.leases.next_due for member in self._members), default=float("inf"))
-            await until(moment, self._held)
+            self._wakes_at = min((member.leases.next_due for member in self._members), default=float("inf"))
+            await until(self._wakes_at, self._held)
             try:
                 for member in [*self._members]:
                     await member.leases.extend()
@@ -443,10 +449,12 @@ def ended_by(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit {code}"
 
 
-def work(plan: Plan, registry: Registry, progress: Progress | None = None) -> Report:
-    """`penstock work`, all of it."""
+def work(
+    plan: Plan, registry: Registry, progress: Progress | None = None, begun: Callable[[], None] = lambda: None
+) -> Report:
+    """`penstock work`, all of it. `begun` is called when nothing speaks against it any more."""
 
     async def together() -> Report:
-        return await Supervisor(plan, registry, progress).run()
+        return await Supervisor(plan, registry, progress).run(begun)
 
     return asyncio.run(together())
