@@ -143,6 +143,22 @@ class Arena:
             blow()
             self.look_after()
 
+    def frozen_in_the_act(self) -> list[int]:
+        """The processes of a worker, its supervisor the last, all stopped while it holds tasks."""
+        for _ in range(50):
+            worker = self.dice.choice(self.workers)
+            runners = self.runners(worker)
+            for pid in (worker.pid, *runners):
+                send(pid, signal.SIGSTOP)
+            with psycopg.connect(self.dsn) as sql:
+                held = sql.execute("select worker from penstock.lease").fetchall()
+            if {int(name.rpartition(":")[2]) for (name,) in held} & {*runners}:
+                return [*runners, worker.pid]
+            for pid in (worker.pid, *runners):
+                send(pid, signal.SIGCONT)
+            time.sleep(0.1)
+        return []
+
     def empty(self) -> bool:
         with suppress(Exception), Penstock(self.dsn, timeout=1) as app:
             status = app.queue("faults").status()

@@ -108,17 +108,12 @@ def test_frozen_past_its_lease_then_a_zombie(tmp_path: Path, tier: Tier) -> None
     """Frozen with its supervisor for one and a half to three leases, then let go: whatever it says is refused."""
 
     def blow(place: Arena) -> None:
-        if not place.workers:
-            return
-        worker = place.dice.choice(place.workers)
-        pids = [*place.runners(worker), worker.pid]
-        for pid in pids:
-            send(pid, signal.SIGSTOP)
+        pids = place.frozen_in_the_act()
         time.sleep(place.dice.uniform(1.5, 3.0))
         for pid in pids:
             send(pid, signal.SIGCONT)
-        if place.dice.random() < 0.3:  # it releases what it thinks it has
-            send(worker.pid, signal.SIGTERM)
+        if pids and place.dice.random() < 0.3:  # it releases what it thinks it has
+            send(pids[-1], signal.SIGTERM)
 
     place = run(tmp_path, tier, 0.3, blow)
     assert refusals(place, "settle") + refusals(place, "extend") + refusals(place, "release") > 0

@@ -47,6 +47,7 @@ def drain(home: Path, dsn: str, function: str, *options: str) -> dict[str, int]:
 
 def test_any_function_will_do(dsn: str, queue: Queue, sql: Connection, tmp_path: Path) -> None:
     write_app(tmp_path, CODE)
+    queue.set(retry="fixed:1h")
     kinds = ("default", "this", "that")
 
     def push() -> None:

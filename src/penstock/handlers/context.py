@@ -103,8 +103,8 @@ class Context(AnyContext):
         self._queue = queue
 
     def extend(self, length: Duration | None = None) -> None:
-        """More time: the lease goes on from now for `length` (by default the queue's), and a timeout begins anew with
-        it, if a length is given. LeaseLost: stop, somebody else has the task. While its worker lives, a lease is kept alive
+        """More time: the lease goes on from now for `length` (by default the queue's); if a length is given, a timeout
+        begins anew with it. LeaseLost: stop, somebody else has the task. While its worker lives, a lease is kept alive
         anyway."""
         self._held.revoked.update(self._queue.extend(self._held.claim, lease=self._gain(length)).revoked)
 
