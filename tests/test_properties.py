@@ -340,7 +340,7 @@ class Model:
         most = self.terms.max_attempts if terms.max_attempts is None else terms.max_attempts
         strategy = terms.retry.delay(doc.attempts + 1, now - doc.since, doc.id)
         if said.word == "expired" and not lease.alone:  # given back, to be tried in smaller company
-            doc.company = max(1, still_open // 8)
+            doc.company = max(1, max(still_open, doc.company or 64) // 8)
             self.wait(doc, now, now)
         elif said.word == "expired":  # alone: it is the one that took its worker down
             doc.attempts, doc.crashes, doc.company = doc.attempts + 1, doc.crashes + 1, 1
@@ -1181,7 +1181,7 @@ def test_who_crashes_alone_dies_in_the_end(machine: QueueMachine, name: str, cra
 
 
 def test_who_kills_its_worker_is_found_and_the_others_live(machine: QueueMachine) -> None:
-    """40 together, then 5 (n/8), then each alone: its batch-mates burn no attempt."""
+    """40 together, then 8, then each alone: its batch-mates burn no attempt."""
     machine.begin(["endless", "spent"], [])
     machine.push_many_alike(0, 0, 40, 5)
     docs = machine.models[0].docs
@@ -1195,7 +1195,7 @@ def test_who_kills_its_worker_is_found_and_the_others_live(machine: QueueMachine
         else:
             machine.do_settle(0, 0, machine.claims[-1][1], dict.fromkeys(ids, Say("done")))
         machine.check()
-    assert sizes == [40, 5] + [1] * MOST_CRASHES
+    assert sizes == [40, 8] + [1] * MOST_CRASHES
     assert [(doc.id, doc.reason) for doc in docs.values()] == [(killer, "crashed")]
 
 

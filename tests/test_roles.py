@@ -228,8 +228,8 @@ FUNCTIONS = {
         "clock", "contract", "enter_part", "largest_payload", "note_report", "push", "push_many", "status", "the_queue",
     },
     "worker": {
-        "at_place", "beat", "claim", "clock", "contract", "extend", "largest_payload", "leave", "release", "set_kinds",
-        "settle", "status", "the_queue", "upkeep",
+        "at_place", "beat", "claim", "clock", "contract", "extend", "extend_many", "largest_payload", "leave",
+        "release", "set_kinds", "settle", "status", "the_queue", "upkeep",
     },
     "reader": {
         "clock", "contract", "largest_payload", "mentions", "refuse", "retry_delay", "retry_spread", "status",

@@ -240,7 +240,7 @@ class AsyncHandler:
     def __init__(self, app: AsyncPenstock, spec: Spec) -> None:
         functools.update_wrapper(self, spec.function)
         self.spec = spec
-        self._app = app
+        self.app = app
 
     def __repr__(self) -> str:
         return f"<AsyncHandler {self.spec.name}>"
@@ -259,7 +259,7 @@ class AsyncHandler:
         **named: Any,
     ) -> Pushed:
         """One task, with the arguments of a call: those it would not take are refused here."""
-        return await self._app.queue(self.spec.queue).push(
+        return await self.app.queue(self.spec.queue).push(
             self.spec.payload(arguments, named),
             subject=subject,
             kind=self.spec.kind,
@@ -280,7 +280,7 @@ class AsyncHandler:
     ) -> PushReport:
         """Many: each a dict of arguments, or a NewTask with them as its payload. One that the handler would not take
         refuses the whole call."""
-        return await self._app.queue(self.spec.queue).push_many(
+        return await self.app.queue(self.spec.queue).push_many(
             each(items, self._one),
             on_conflict=on_conflict,
             batch_id=batch_id,

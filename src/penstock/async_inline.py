@@ -10,8 +10,8 @@ from penstock.aio.queue import AsyncQueue
 from penstock.errors import LeaseLost, NotFound, ValidationError
 from penstock.handlers import Held, Registry, Spec
 from penstock.model import Claim, Outcome, Task
-from penstock.worker.execution import DROPPED, EXITS, UNKNOWN_KIND
-from penstock.worker.performing import SETTLED, perform_async
+from penstock.worker.execution import EXITS, LOST, SETTLED, UNKNOWN_KIND
+from penstock.worker.performing import perform_async
 
 BATCH = 100
 
@@ -19,8 +19,10 @@ BATCH = 100
 async def drain(registry: Registry, queues: list[AsyncQueue], most: int | None) -> Counter[str]:
     """Runs what is due, queue by queue and again, until nothing is, `most` tasks were run, or a handler wanted to end
     the process. Answers how many of them ended in which state; lost: they were no longer ours."""
+    leases: dict[str, float] = {}
     for queue in queues:
         await queue.set_kinds(registry.stored(queue.name))
+        leases[queue.name] = await queue.lease()
     states: Counter[str] = Counter()
     before = -1
     while states.total() > before:
@@ -30,7 +32,7 @@ async def drain(registry: Registry, queues: list[AsyncQueue], most: int | None) 
                 claim = await queue.claim(BATCH if most is None else min(most - states.total(), BATCH), worker="inline")
                 if not claim:
                     break
-                held = Held(claim)
+                held = Held(claim, leases[queue.name])
                 states.update(await worked_off(registry, queue, held))
                 if held.stopping:
                     return states
@@ -48,10 +50,10 @@ async def worked_off(registry: Registry, queue: AsyncQueue, held: Held) -> Count
             found = await perform_async(spec, tasks, held, queue)
             held.stopping = any(one.word == "release" and one.error_class in EXITS for one in found.values())
         outcomes.update(found)
-    told = {id_: outcome for id_, outcome in outcomes.items() if outcome is not DROPPED and outcome is not SETTLED}
+    told = {id_: outcome for id_, outcome in outcomes.items() if outcome not in (LOST, SETTLED)}
     states = Counter((await settled(queue, held.claim, told)).values())
     for id_ in outcomes.keys() - told.keys():
-        states["lost" if outcomes[id_] is DROPPED else await state_now(queue, id_)] += 1
+        states["lost" if outcomes[id_] is LOST else await state_now(queue, id_)] += 1
     return states
 
 

@@ -79,12 +79,16 @@ class Database:
     def lent(self, mark: str) -> Iterator[Connection]:
         """A transaction for somebody else's statements. Their errors stay theirs; only we may end it: `still_lent`
         knows it by the mark, which ends with it."""
-        with self._connection() as connection, committed(connection, self._end, ours=False):
-            connection.execute("select set_config('penstock.lent', %s, true)", (mark,))
+        with self._connection() as connection:
             try:
-                yield connection
+                with committed(connection, self._end, ours=False):
+                    connection.execute("select set_config('penstock.lent', %s, true)", (mark,))
+                    try:
+                        yield connection
+                    finally:
+                        as_before(connection)
             finally:
-                as_before(connection)
+                cleaned(connection)
 
     def notified(self, channels: Iterable[str]) -> Iterator[str]:
         """The channels on which somebody notifies, one by one, for ever. Behind a pooler by transactions none comes."""
@@ -252,6 +256,15 @@ def still_lent(connection: Connection, mark: str) -> None:
 
 
 ENDED = "the handler closed the connection of transaction(), or ended its transaction"
+
+
+def cleaned(connection: Connection) -> None:
+    """What somebody set in a session that goes back to the pool: claims and settles would run with it."""
+    try:
+        if not connection.closed:
+            connection.execute("discard all")
+    except psycopg.Error:
+        connection.close()
 
 
 def rollback(connection: Connection) -> None:

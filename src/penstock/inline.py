@@ -11,8 +11,8 @@ from penstock.errors import LeaseLost, NotFound, ValidationError
 from penstock.handlers import Held, Registry, Spec
 from penstock.model import Claim, Outcome, Task
 from penstock.queue import Queue
-from penstock.worker.execution import DROPPED, EXITS, UNKNOWN_KIND
-from penstock.worker.performing import SETTLED, perform
+from penstock.worker.execution import EXITS, LOST, SETTLED, UNKNOWN_KIND
+from penstock.worker.performing import perform
 
 BATCH = 100
 
@@ -20,8 +20,10 @@ BATCH = 100
 def drain(registry: Registry, queues: list[Queue], most: int | None) -> Counter[str]:
     """Runs what is due, queue by queue and again, until nothing is, `most` tasks were run, or a handler wanted to end
     the process. Answers how many of them ended in which state; lost: they were no longer ours."""
+    leases: dict[str, float] = {}
     for queue in queues:
         queue.set_kinds(registry.stored(queue.name))
+        leases[queue.name] = queue.lease()
     states: Counter[str] = Counter()
     before = -1
     while states.total() > before:
@@ -31,7 +33,7 @@ def drain(registry: Registry, queues: list[Queue], most: int | None) -> Counter[
                 claim = queue.claim(BATCH if most is None else min(most - states.total(), BATCH), worker="inline")
                 if not claim:
                     break
-                held = Held(claim)
+                held = Held(claim, leases[queue.name])
                 states.update(worked_off(registry, queue, held))
                 if held.stopping:
                     return states
@@ -49,10 +51,10 @@ def worked_off(registry: Registry, queue: Queue, held: Held) -> Counter[str]:
             found = perform(spec, tasks, held, queue)
             held.stopping = any(one.word == "release" and one.error_class in EXITS for one in found.values())
         outcomes.update(found)
-    told = {id_: outcome for id_, outcome in outcomes.items() if outcome is not DROPPED and outcome is not SETTLED}
+    told = {id_: outcome for id_, outcome in outcomes.items() if outcome not in (LOST, SETTLED)}
     states = Counter((settled(queue, held.claim, told)).values())
     for id_ in outcomes.keys() - told.keys():
-        states["lost" if outcomes[id_] is DROPPED else state_now(queue, id_)] += 1
+        states["lost" if outcomes[id_] is LOST else state_now(queue, id_)] += 1
     return states
 
 

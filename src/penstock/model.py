@@ -135,6 +135,13 @@ class Extended(NamedTuple):
     revoked: tuple[int, ...]
 
 
+class Kept(NamedTuple):
+    """One of many leases that were extended together. No end: somebody settles it this moment; ask again."""
+
+    until: datetime | None
+    revoked: tuple[int, ...]
+
+
 class Outcome(NamedTuple):
     """What a settle says of one task. Made by the five class methods."""
 

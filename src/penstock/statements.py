@@ -172,6 +172,7 @@ CLAIM = """
 """
 LEASE = "select extract(epoch from lease)::float8 from penstock.the_queue(%s)"
 EXTEND = "select until, revoked, open from penstock.extend(%s, %s)"
+EXTEND_MANY = "select token::text, until, revoked from penstock.extend_many(%s::text[]::uuid[], %s)"
 SETTLE = """
     select result, array_agg(id)
     from penstock.settle(%s, %s, %s::text[], %s::timestamptz[], %s::interval[], %s::text[], %s::text[], %s::text[])

@@ -35,10 +35,23 @@ def test_only_a_lone_task_burns_its_attempt(queue: Queue, clock: Clock, sql: Con
 
 def test_a_claim_beside_other_work_is_not_alone(queue: Queue, clock: Clock) -> None:
     queue.push()
-    queue.claim(may_alone=False)
-    clock.advance(11)
+    for _ in range(2):
+        queue.claim(may_alone=False)
+        clock.advance(11)
     assert not queue.claim(may_alone=False), "it is marked: only a worker with nothing to lose may have it"
     assert queue.claim().tasks[0].attempt == 1
+
+
+def test_one_death_of_a_process_with_small_leases_makes_nobody_lonely(
+    queue: Queue, clock: Clock, sql: Connection
+) -> None:
+    """What a process held in leases of one, it held together: an eighth of that, not each alone."""
+    queue.push_many([{} for _ in range(40)])
+    for _ in range(40):
+        queue.claim(may_alone=False)
+    clock.advance(11)
+    assert len(queue.claim(40)) == 8
+    assert sql.execute("select distinct company from penstock.agenda").fetchall() == [(8,)]
 
 
 def test_one_killer_does_not_take_its_mates_along(app: Penstock, clock: Clock, sql: Connection) -> None:
@@ -86,8 +99,9 @@ def test_twenty_crashes_are_enough_whatever_max_attempts_says(app: Penstock, clo
 
 def test_a_release_keeps_the_mark_and_an_outcome_lifts_it(queue: Queue, clock: Clock, sql: Connection) -> None:
     queue.push_many([{}, {}])
-    queue.claim(2)
-    clock.advance(11)
+    for _ in range(2):
+        queue.claim(2)
+        clock.advance(11)
     claim = queue.claim(2)
     assert len(claim) == 1
     queue.release(claim)

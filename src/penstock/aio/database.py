@@ -78,12 +78,16 @@ class AsyncDatabase:
     async def lent(self, mark: str) -> AsyncIterator[AsyncConnection]:
         """A transaction for somebody else's statements. Their errors stay theirs; only we may end it: `still_lent`
         knows it by the mark, which ends with it."""
-        async with self._connection() as connection, committed(connection, self._end, ours=False):
-            await connection.execute("select set_config('penstock.lent', %s, true)", (mark,))
+        async with self._connection() as connection:
             try:
-                yield connection
+                async with committed(connection, self._end, ours=False):
+                    await connection.execute("select set_config('penstock.lent', %s, true)", (mark,))
+                    try:
+                        yield connection
+                    finally:
+                        as_before(connection)
             finally:
-                as_before(connection)
+                await cleaned(connection)
 
     async def notified(self, channels: Iterable[str]) -> AsyncIterator[str]:
         """The channels on which somebody notifies, one by one, for ever. Behind a pooler by transactions none comes."""
@@ -251,6 +255,15 @@ async def still_lent(connection: AsyncConnection, mark: str) -> None:
 
 
 ENDED = "the handler closed the connection of transaction(), or ended its transaction"
+
+
+async def cleaned(connection: AsyncConnection) -> None:
+    """What somebody set in a session that goes back to the pool: claims and settles would run with it."""
+    try:
+        if not connection.closed:
+            await connection.execute("discard all")
+    except psycopg.Error:
+        await connection.close()
 
 
 async def rollback(connection: AsyncConnection) -> None:

@@ -24,6 +24,7 @@ from penstock.model import (
     Duration,
     Extended,
     Json,
+    Kept,
     Listed,
     NewTask,
     OnConflict,
@@ -325,6 +326,13 @@ class AsyncQueue:
         async with self._database.transaction() as connection:
             row = await (await connection.execute(say.EXTEND, parameters)).fetchone()
         return say.extended(row, claim)
+
+    async def extend_many(self, tokens: Iterable[UUID | str], *, lease: Duration | None = None) -> dict[str, Kept]:
+        """Many leases of the queue go on from now; those that are lost are not in the answer."""
+        asked = [str(validate.token(token)) for token in tokens]
+        async with self._database.transaction() as connection:
+            rows = await (await connection.execute(say.EXTEND_MANY, (asked, validate.lease(lease)))).fetchall()
+        return {str(token): Kept(until, tuple(revoked)) for token, until, revoked in rows}
 
     async def settle(
         self, claim: Claim | UUID | str, outcomes: Mapping[int, Outcome] | Iterable[int] | None = None

@@ -18,6 +18,7 @@ from penstock.cli.output import many, progress_bar, say
 from penstock.errors import ValidationError, shown
 from penstock.handlers import Registry
 from penstock.model import QueueStatus
+from penstock.wire import described
 from penstock.worker import logs, orders
 from penstock.worker.supervisor import Plan, Progress, Report
 from penstock.worker.supervisor import work as supervise
@@ -100,10 +101,10 @@ def drain(
 
     Example: penstock drain mail --handler myproject.mail:send --concurrency 20
     """
-    registry, _ = orders.load(handler, queue)
+    registry, own = orders.load(handler, queue)
     plan = Plan(
         target=handler,
-        dsn=found_dsn(shell, None),
+        dsn=found_dsn(shell, own),
         queues={validate.queue_name(queue): 1},
         until_empty=True,
         handler_of=queue,
@@ -175,6 +176,8 @@ def bytes_of(text: str) -> int:
 def found_dsn(shell: Shell, own: str | None) -> str:
     """The one given, else the application's, else what every command uses."""
     if shell.dsn is None and own is not None:
+        if shell.verbose:
+            sys.stderr.write(f"database: {described(own)}, from the application\n")
         return own
     with shell.connected() as penstock:
         return penstock.dsn

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from penstock import validate
+from penstock.errors import HandlerMisuse
 from penstock.model import DONE, Claim, Duration, Json, Outcome, Task
 
 if TYPE_CHECKING:
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 class Held:
     """A claim in the hands of a worker: whether it is still ours. The worker writes it, handlers read it."""
 
-    def __init__(self, claim: Claim) -> None:
+    def __init__(self, claim: Claim, lease: float = 0.0) -> None:
         self.claim = claim
+        self.lease = lease  # seconds, as its queue has it
         self.lost = False
         self.revoked: set[int] = set()
         self.stopping = False
@@ -38,6 +40,7 @@ class AnyContext:
         self._held = held
         self._postpone = postpone
         self._outcome: Outcome | None = None
+        self._begun = False  # transaction()
 
     @property
     def queue(self) -> str:
@@ -86,11 +89,18 @@ class AnyContext:
     def _gain(self, length: Duration | None) -> timedelta | None:
         """A timeout begins anew, with that length."""
         wanted = validate.lease(length)
-        if wanted is not None and self.deadline is not None:
-            self.deadline = time.monotonic() + wanted.total_seconds()
-        if wanted is not None and self._postpone is not None:
+        if wanted is None:
+            return None
+        if self.deadline is not None:
+            self.deadline = max(self.deadline, time.monotonic() + wanted.total_seconds())
+        if self._postpone is not None:
             self._postpone(wanted)
-        return wanted
+        return max(wanted, timedelta(seconds=self._held.lease))  # others share it, and need as much as ever
+
+    def _begin(self) -> None:
+        if self._begun:
+            raise HandlerMisuse("transaction() was begun before", hint="Once per run: its end is the end of the task.")
+        self._begun = True
 
 
 class Context(AnyContext):
@@ -103,9 +113,9 @@ class Context(AnyContext):
         self._queue = queue
 
     def extend(self, length: Duration | None = None) -> None:
-        """More time: the lease goes on from now for `length` (by default the queue's); if a length is given, a timeout
-        begins anew with it. LeaseLost: stop, somebody else has the task. While its worker lives, a lease is kept alive
-        anyway."""
+        """More time: the lease goes on from now for `length`, at least for as long as its queue says; with a length, a
+        timeout lasts at least that much longer too. LeaseLost: stop, somebody else has the task. While its worker
+        lives, a lease is kept alive anyway."""
         self._held.revoked.update(self._queue.extend(self._held.claim, lease=self._gain(length)).revoked)
 
     def transaction(self) -> AbstractContextManager[Any]:
@@ -115,6 +125,7 @@ class Context(AnyContext):
 
     @contextmanager
     def _settling(self) -> Iterator[Any]:
+        self._begin()
         with self._queue.settling(self._held.claim, self.task.id, lambda: self.outcome) as connection:
             yield connection
         self.settled = True
@@ -140,6 +151,7 @@ class AsyncContext(AnyContext):
 
     @asynccontextmanager
     async def _settling(self) -> AsyncIterator[Any]:
+        self._begin()
         async with self._queue.settling(self._held.claim, self.task.id, lambda: self.outcome) as connection:
             yield connection
         self.settled = True

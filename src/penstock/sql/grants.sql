@@ -45,7 +45,7 @@ begin
         join (values
             ('penstock_producer', array['contract', 'clock', 'push', 'push_many', 'enter_part', 'note_report', 'the_queue',
                                         'largest_payload', 'status']),
-            ('penstock_worker', array['contract', 'clock', 'claim', 'extend', 'settle', 'release', 'at_place', 'the_queue',
+            ('penstock_worker', array['contract', 'clock', 'claim', 'extend', 'extend_many', 'settle', 'release', 'at_place', 'the_queue',
                                       'largest_payload', 'status', 'upkeep', 'beat', 'leave', 'set_kinds']),
             ('penstock_reader', array['contract', 'clock', 'the_queue', 'largest_payload', 'status', 'verify', 'mentions', 'retry_delay',
                                       'retry_spread', 'refuse']),    -- the last two: retry_delay runs as its caller

@@ -600,7 +600,9 @@ begin
             case when d.succeeded or d.renew is not null then 0 else least(d.attempts + d.burned::int, 32767) end,
             case when d.renew is not null or not d.unfinished then 0
                  when d.outcome = 'release' then d.company
-                 else greatest(1, bit_count((p_lease).open) / 8) end,
+                 when (p_lease).alone then 1
+                 -- An eighth of the lease it shared, or, of a small one, of what it may have shared a process with.
+                 else greatest(1, greatest(bit_count((p_lease).open), coalesce(nullif(d.company, 0), 64)) / 8) end,
             case when d.renew is not null or not d.unfinished then 0
                  else d.crashes + d.burned::int end,
             -- What was given a moment to come waits for it; the rest may run now.
@@ -816,8 +818,8 @@ begin
                 'on conflict (queue_id, outcome) do update set rows = d.rows + excluded.rows', v_day.name);
             execute format('drop table %s', v_day.name);
             v_count := v_count + 1;
-        exception when lock_not_available or undefined_table then
-            exit;
+        exception when lock_not_available or undefined_table or dependent_objects_still_exist then
+            exit;    -- somebody reads it, dropped it, or has a view on it
         end;
     end loop;
     return v_count;
@@ -955,6 +957,39 @@ begin
         update penstock.low as b set until = e.until from extended as e where b.queue_id = e.queue_id and b.until > e.until
     )
     select e.until, e.revoked, e.open from extended as e;
+end
+$$;
+CREATE FUNCTION penstock.extend_many(p_tokens uuid[], p_lease interval DEFAULT NULL::interval) RETURNS TABLE(token uuid, until timestamp with time zone, revoked bigint[])
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+    v_now constant timestamptz := penstock.clock();
+begin
+    if p_tokens is null or array_ndims(p_tokens) > 1 or array_position(p_tokens, null) is not null then
+        perform penstock.refuse('PS400', 'tokens: it is null, nested, or has a null in it');
+    elsif penstock.in_seconds(p_lease) not between '100 milliseconds' and '24 hours' then
+        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', p_lease));
+    end if;
+    return query
+    with free as materialized (
+        select l.token from penstock.lease as l where l.token = any(p_tokens) for update skip locked
+    ), extended as (
+        update penstock.lease as l
+        set until = v_now + penstock.in_seconds(coalesce(p_lease, (select q.lease from penstock.queue as q where q.id = l.queue_id)))
+        from free as f
+        where l.token = f.token
+        returning l.token, l.queue_id, l.until, l.revoked
+    ), lowered as (
+        update penstock.low as b set until = e.until
+        from (select x.queue_id, min(x.until) as until from extended as x group by x.queue_id) as e
+        where b.queue_id = e.queue_id and b.until > e.until
+    )
+    select l.token, e.until, coalesce(e.revoked, '{}')
+    from penstock.lease as l left join extended as e on e.token = l.token
+    where l.token = any(p_tokens);
 end
 $$;
 CREATE FUNCTION penstock.find_subjects(p_queue_id integer, p_subjects text[], p_which integer[]) RETURNS TABLE(n integer, id bigint, state text)
@@ -2582,6 +2617,8 @@ GRANT ALL ON FUNCTION penstock.enter_part(p_queue text, p_batch_id uuid, p_part 
 REVOKE ALL ON FUNCTION penstock.expire(p_queue_id integer, p_limit integer, p_thorough boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.extend(p_token uuid, p_lease interval) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.extend(p_token uuid, p_lease interval) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.extend_many(p_tokens uuid[], p_lease interval) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.extend_many(p_tokens uuid[], p_lease interval) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.find_subjects(p_queue_id integer, p_subjects text[], p_which integer[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.finish(p_lease penstock.lease, p_now timestamp with time zone, p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.held_elsewhere(p_ids bigint[]) FROM PUBLIC;

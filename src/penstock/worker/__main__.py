@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import os
 import socket
 import sys
@@ -52,7 +51,6 @@ def calm_the_collector() -> None:
 
 
 def main() -> None:
-    logging.captureWarnings(True)
     sys.exit(asyncio.run(serve(socket.socket(fileno=int(sys.argv[1])))))
 
 

@@ -21,7 +21,7 @@ from penstock.model import DONE, Claim, Outcome, Task
 from penstock.queue import Queue
 from penstock.worker import execution
 from penstock.worker.crew import called
-from penstock.worker.execution import DROPPED
+from penstock.worker.execution import LOST, SETTLED
 from penstock.worker.orders import Orders, load
 
 Json = dict[str, Any]
@@ -43,8 +43,8 @@ def outcome_to_json(outcome: Outcome) -> Json:
 def outcome_from_json(told: Json) -> Outcome:
     if told["word"] == "done":
         return DONE
-    if told["word"] == "dropped":
-        return DROPPED
+    if told["word"] in ("settled", "lost"):
+        return SETTLED if told["word"] == "settled" else LOST
     return Outcome(**{**told, "due": told["due"] and datetime.fromisoformat(told["due"])})
 
 
@@ -57,6 +57,7 @@ class Inside:
         orders = Orders(**self._next()["orders"])
         self._registry: Registry = load(orders.target, orders.handler_of)[0]
         self._database = Database(orders.dsn, max_connections=2)
+        self._leases = orders.leases
 
     def serve(self) -> None:
         asyncio.run(called(self._registry.starting))
@@ -79,7 +80,8 @@ class Inside:
         assert spec is not None
         if spec.batch is not None:
             return execution.run_batch(spec, tasks)
-        context = Context(tasks[0], Held(claim), Queue(self._database, claim.queue), self._postpone)
+        held = Held(claim, self._leases.get(claim.queue, 0.0))
+        context = Context(tasks[0], held, Queue(self._database, claim.queue), self._postpone)
         return {tasks[0].id: execution.run(spec, tasks[0], context)}
 
     def _postpone(self, length: timedelta) -> None:

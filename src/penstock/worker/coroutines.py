@@ -12,8 +12,8 @@ from penstock.aio.queue import AsyncQueue
 from penstock.handlers import AsyncContext, Spec
 from penstock.model import DONE, Outcome, Task
 from penstock.worker import execution
-from penstock.worker.crew import Job, hand_in_all, still_wanted
-from penstock.worker.execution import DROPPED
+from penstock.worker.crew import Job, hand_in_all, last_resort, still_wanted
+from penstock.worker.execution import LOST, SETTLED
 from penstock.worker.flights import Desk, Flight
 
 TURN = 0.005  # seconds after which handlers that never wait for anything let others have the loop
@@ -63,7 +63,7 @@ class Coroutines:
     def cancel(self, flight: Flight, ids: set[int] | None) -> None:
         for slot, (of, _, work) in self._running.items():
             mine = {work.id} if isinstance(work, Task) else {task.id for task in work}
-            if of is flight and (ids is None or mine <= ids):
+            if of is flight and (ids is None or mine <= ids) and slot not in self._unwanted:
                 self._unwanted.add(slot)
                 slot.cancel()
 
@@ -81,39 +81,54 @@ class Coroutines:
             if not sleeper.done():
                 sleeper.set_result(None)
                 return
+        self._slots = [slot for slot in self._slots if not slot.done()]
         if len(self._slots) < self.slots:
             self._slots.append(asyncio.get_running_loop().create_task(self._work()))
 
     async def _work(self) -> None:
         me = asyncio.current_task()
         assert me is not None
-        jobs = self._jobs
         while not self._over:
-            if not jobs:
-                await self._rest()
-                continue
-            job = jobs.popleft()
-            if self._spread and jobs and (self._idle or len(self._slots) < self.slots):
-                self._wake()
-            self._running[me] = job
             try:
-                flight, spec, work = job
-                if spec.quick and not (flight.lost or flight.revoked):
-                    await self._run_quickly(flight, spec, work)  # type: ignore[arg-type]
+                if not self._jobs:
+                    await self._rest()
+                elif time.perf_counter() > self._turn_ends:
+                    await asyncio.sleep(0)
+                    self._turn_ends = time.perf_counter() + TURN
                 else:
-                    await self._run(flight, spec, work)
-            except asyncio.CancelledError as error:
+                    await self._run_next(me)
+            except asyncio.CancelledError:
                 if self._over:
                     raise
-                self._call_off(job, None if me in self._unwanted else error)
             finally:
-                del self._running[me]
-                self._unwanted.discard(me)
-                while me.cancelling():  # even if the handler did not heed it: the next one is not meant
+                while me.cancelling():  # meant for a handler that has ended, whether or not it heeded it
                     me.uncancel()
-            if time.perf_counter() > self._turn_ends:
-                await asyncio.sleep(0)
-                self._turn_ends = time.perf_counter() + TURN
+
+    async def _run_next(self, me: asyncio.Task[None]) -> None:
+        job = self._jobs.popleft()
+        if self._spread and self._jobs and (self._idle or len(self._slots) < self.slots):
+            self._wake()
+        flight, spec, work = job
+        if flight.lost or flight.revoked:
+            work = still_wanted(self._desk, flight, work)
+            if not work:
+                return
+            job = (flight, spec, work)
+        self._running[me] = job
+        try:
+            if spec.quick:
+                await self._run_quickly(flight, spec, work)  # type: ignore[arg-type]
+            else:
+                await self._run(flight, spec, work)
+        except asyncio.CancelledError as error:
+            if self._over:
+                raise
+            self._call_off(job, None if me in self._unwanted else error)
+        except BaseException as error:  # noqa: BLE001 - no task is ever stuck
+            last_resort(self._desk, job, error)
+        finally:
+            del self._running[me]
+            self._unwanted.discard(me)
 
     async def _rest(self) -> None:
         sleeper = asyncio.get_running_loop().create_future()
@@ -135,10 +150,6 @@ class Coroutines:
 
     async def _run(self, flight: Flight, spec: Spec, work: Task | list[Task]) -> None:
         began = time.perf_counter()
-        if flight.lost or flight.revoked:
-            work = still_wanted(self._desk, flight, work)
-            if not work:
-                return
         if isinstance(work, list):
             outcomes = await self._run_batch(spec, work)
             hand_in_all(self._desk, flight, work, outcomes, time.perf_counter() - began)
@@ -157,7 +168,7 @@ class Coroutines:
                 return await execution.run_async(spec, task, context)
         except TimeoutError:
             settled = context is not None and context.settled
-            return DROPPED if settled else execution.timed_out(spec, task)
+            return SETTLED if settled else execution.timed_out(spec, task)
 
     async def _run_batch(self, spec: Spec, tasks: list[Task]) -> dict[int, Outcome]:
         try:
@@ -174,7 +185,8 @@ class Coroutines:
 
         def postpone(length: timedelta) -> None:
             if limit is not None:
-                limit.reschedule(asyncio.get_running_loop().time() + length.total_seconds())
+                later = asyncio.get_running_loop().time() + length.total_seconds()
+                limit.reschedule(max(later, limit.when() or later))
 
         return AsyncContext(task, flight, self._queues[flight.claim.queue], postpone)
 
@@ -182,5 +194,5 @@ class Coroutines:
         """Nobody waits for it any more; or, with an error, the handler has cancelled itself or what it waited for."""
         flight, spec, work = job
         for task in work if isinstance(work, list) else (work,):
-            outcome = DROPPED if error is None else execution.failed(spec, task, None, error)
+            outcome = LOST if error is None else execution.failed(spec, task, None, error)
             self._desk.hand_in(flight, task, outcome, 0.0)

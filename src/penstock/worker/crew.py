@@ -9,7 +9,7 @@ from typing import Protocol
 from penstock.handlers import Spec
 from penstock.handlers.registry import Hook
 from penstock.model import Outcome, Task
-from penstock.worker.execution import DROPPED
+from penstock.worker.execution import LOST
 from penstock.worker.flights import Desk, Flight
 
 Job = tuple[Flight, Spec, Task | list[Task]]
@@ -50,7 +50,7 @@ def still_wanted(desk: Desk, flight: Flight, work: Task | list[Task]) -> Task | 
     tasks = work if isinstance(work, list) else [work]
     dropped = [task for task in tasks if flight.lost or task.id in flight.revoked]
     for task in dropped:
-        desk.hand_in(flight, task, DROPPED, 0.0)
+        desk.hand_in(flight, task, LOST, 0.0)
     left = [task for task in tasks if task not in dropped]
     return left if isinstance(work, list) or not left else left[0]
 
@@ -60,3 +60,11 @@ async def called(hooks: list[Hook]) -> None:
         result = hook()
         if inspect.isawaitable(result):
             await result
+
+
+def last_resort(desk: Desk, job: Job, error: BaseException) -> None:
+    """A bug of ours, or a machine without memory: whatever it is, the task has failed and is not stuck."""
+    flight, _, work = job
+    name = type(error).__name__
+    for task in work if isinstance(work, list) else (work,):
+        desk.hand_in(flight, task, Outcome.failed(f"the worker could not run it: {name}", error_class=name), 0.0)

@@ -17,7 +17,8 @@ from penstock.model import DONE, Outcome, Task
 
 UNKNOWN_KIND = Outcome.release(delay="60s", error_class="UnknownKind")
 EXITS = ("SystemExit", "KeyboardInterrupt")  # a handler that ends its process: put back, and the process is replaced
-DROPPED = Outcome("dropped")  # settled by the handler itself, or no longer ours: nothing to say
+SETTLED = Outcome("settled")  # by the handler itself, in transaction(): nothing to say
+LOST = Outcome("lost")  # no longer ours: nobody would listen
 WORDS = ("done", "again", "failed", "dead", "release")
 FRAMES = 12
 LONGEST_ERROR = 6000
@@ -85,7 +86,7 @@ def cancelled(error: BaseException) -> bool:
 def judged(result: object, context: AnyContext | None) -> Outcome:
     """What a handler returned: nothing, an outcome, or something that is at least JSON."""
     if context is not None and context.settled:
-        return DROPPED
+        return SETTLED
     if type(result) is Outcome:
         return checked(result)
     if result is not None:
@@ -133,12 +134,12 @@ def shared(result: object, tasks: Sequence[Task]) -> dict[int, Outcome]:
 def failed(spec: Spec, task: Task, context: AnyContext | None, error: BaseException) -> Outcome:
     """What an error makes of a task."""
     if context is not None and context.settled:
-        return DROPPED  # it is done: what comes after transaction() changes nothing
+        return SETTLED  # what comes after transaction() changes nothing
     name = type(error).__name__
     if isinstance(error, (SystemExit, KeyboardInterrupt)):
         return Outcome.release(error_class=name)
     if isinstance(error, LeaseLost) and task.id in (*error.refused, *error.revoked):
-        return DROPPED
+        return LOST
     text = error_text(error)
     if spec.policy is None:
         return Outcome.failed(text, error_class=name)

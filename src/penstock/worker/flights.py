@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -14,7 +13,7 @@ from penstock.errors import LeaseLost, PenstockError, Unavailable
 from penstock.handlers import Held
 from penstock.model import DONE, Claim, Outcome, Task
 from penstock.queue import Queue
-from penstock.worker.execution import DROPPED
+from penstock.worker.execution import LOST, SETTLED
 
 LOG = logging.getLogger("penstock.worker")
 FLUSH = 0.005  # seconds that an outcome waits for others of its lease
@@ -24,11 +23,11 @@ AT_ONCE = 4  # settles under way
 class Flight(Held):
     """One claim, from the moment it is taken until everything in it is settled."""
 
-    def __init__(self, claim: Claim, queue: Queue, unit: float = 1.0) -> None:
-        super().__init__(claim)
+    def __init__(self, claim: Claim, queue: Queue, asked_at: float, lease: float, unit: float = 1.0) -> None:
+        super().__init__(claim, lease)
         self.queue = queue
         self.unit = unit  # how much of a slot one task takes: less than all, where handlers take many at once
-        self.taken_at = time.monotonic()
+        self.taken_at = asked_at  # before the claim, so that no lease is thought longer than it is
         self.left = len(claim)  # not yet settled
         self.known = 0  # of these, so many have an outcome that PostgreSQL does not know yet
         self.done: list[int] = []
@@ -47,7 +46,7 @@ class Flight(Held):
         self.known += 1
         if outcome is DONE:
             self.done.append(task.id)
-        elif outcome is not DROPPED:
+        elif outcome is not SETTLED and outcome is not LOST:
             self.others[task.id] = outcome
 
     def take_outcomes(self) -> tuple[int, list[int], dict[int, Outcome]]:
@@ -66,7 +65,7 @@ class Ends(Protocol):
     def settled(self, flight: Flight, done: int, others: dict[int, Outcome], dead: set[int]) -> None: ...
     def landed(self, flight: Flight) -> None: ...
     async def apart(self, work: Callable[..., Any], *arguments: Any) -> Any: ...
-    async def reconnected(self) -> None: ...
+    async def reconnected(self, error: Unavailable) -> None: ...
 
 
 class Desk:
@@ -79,15 +78,23 @@ class Desk:
         self._told = False
         self._turnstile = asyncio.Semaphore(AT_ONCE)
         self._settles: set[asyncio.Task[None]] = set()
+        self._timed: set[Flight] = set()
 
     def hand_in(self, flight: Flight, task: Task, outcome: Outcome, seconds: float) -> None:
         """From any thread. The loop is woken once for all that come until it looks."""
         self._entries.append((flight, task, outcome, seconds))
         if not self._told:
-            self._told = True
-            self._loop.call_soon_threadsafe(self._collect)
+            self.ring()
 
-    def _collect(self) -> None:
+    def lay_down(self, flight: Flight, task: Task, outcome: Outcome, seconds: float) -> None:
+        """The same without waking the loop: whoever lays down many rings once, or somebody looks a little later."""
+        self._entries.append((flight, task, outcome, seconds))
+
+    def ring(self) -> None:
+        self._told = True
+        self._loop.call_soon_threadsafe(self.collect)
+
+    def collect(self) -> None:
         self._told = False
         tasks, load, seconds = 0, 0.0, 0.0
         others: list[Entry] = []
@@ -116,11 +123,13 @@ class Desk:
             self._settle_soon(flight)
         elif flight.timer is None:
             flight.timer = self._loop.call_later(FLUSH, self._settle_soon, flight)
+            self._timed.add(flight)
 
     def _settle_soon(self, flight: Flight) -> None:
         if flight.timer is not None:
             flight.timer.cancel()
             flight.timer = None
+            self._timed.discard(flight)
         if not flight.busy and flight.known:
             flight.busy = True
             task = self._loop.create_task(self._settle(flight))
@@ -135,7 +144,7 @@ class Desk:
         finally:
             flight.busy = False
             flight.left -= known
-            if flight.left == 0:
+            if flight.left <= 0:
                 self._ends.landed(flight)
             else:
                 self._consider(flight)
@@ -145,8 +154,8 @@ class Desk:
         while (done or others) and not flight.lost:
             try:
                 states = await self._ends.apart(settle, flight, done, others)
-            except Unavailable:
-                await self._ends.reconnected()
+            except Unavailable as error:
+                await self._ends.reconnected(error)
             except LeaseLost as error:
                 self._note_loss(flight, done, others, error)
                 return
@@ -157,7 +166,7 @@ class Desk:
                 LOG.error("unsettled", extra={"queue": flight.claim.queue, "error_class": type(error).__name__})  # noqa: TRY400
                 return
             else:
-                self._ends.settled(flight, len(done), others, {id_ for id_ in others if states[id_] == "dead"})
+                self._ends.settled(flight, len(done), others, {id_ for id_ in others if states.get(id_) == "dead"})
                 return
 
     async def _tell_one_by_one(self, flight: Flight, told: dict[int, Outcome], error: PenstockError) -> None:
@@ -185,8 +194,10 @@ class Desk:
 
     async def empty(self) -> None:
         """Until nothing is being settled."""
-        while self._entries or self._settles:
-            self._collect()
+        while self._entries or self._settles or self._timed:
+            self.collect()
+            for flight in [*self._timed]:
+                self._settle_soon(flight)
             await asyncio.sleep(0.001)
 
 

@@ -48,14 +48,17 @@ async def on_port(host: str, port: int, probe: Probe) -> None:
 
 async def in_file(path: Path, probe: Probe) -> None:
     """Written anew each second while all is well, gone at the end: a probe looks at its age."""
+    written = False
     try:
         while True:
             told = probe()
             if told["ok"]:
                 try:
                     path.write_text(json.dumps(told) + "\n", "utf-8")
+                    written = True
                 except OSError as error:
-                    raise ConfigError(f"health: {shown(str(path))} can not be written: {error}") from error
+                    if not written:  # later a full disk, for one, may pass
+                        raise ConfigError(f"health: {shown(str(path))} can not be written: {error}") from error
             await asyncio.sleep(1)
     finally:
         path.unlink(missing_ok=True)

@@ -4,17 +4,14 @@ keeps both cores busy, can not stop it."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.aio.queue import AsyncQueue
-from penstock.errors import LeaseLost, Unavailable
 
-LOG = logging.getLogger("penstock.worker")
 LAST_GASP = "100ms"
 
 
@@ -45,9 +42,9 @@ class Leases:
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, queue: AsyncQueue, token: str, seconds: float) -> None:
-        lease = self._held[token] = Lease(queue, token, seconds, 0.0)
-        lease.rest(time.monotonic())
+    def hold(self, queue: AsyncQueue, token: str, seconds: float, age: float) -> None:
+        """A lease that was asked for so many seconds ago."""
+        self._held[token] = Lease(queue, token, seconds, time.monotonic() + seconds / 3 - age)
 
     def let_go(self, token: str) -> None:
         self._held.pop(token, None)
@@ -66,34 +63,41 @@ class Leases:
             for lease in due:
                 lease.rest(now)
             return
-        for lease in due:
-            await self._extend(lease)
+        for (queue, seconds), some in together(due).items():
+            await self._extend(queue, seconds, some)
 
-    async def _extend(self, lease: Lease) -> None:
-        try:
-            extended = await lease.queue.extend(lease.token, lease=lease.seconds)
-        except LeaseLost as error:
-            if self._held.pop(lease.token, None) is not None:  # else it was settled meanwhile
+    async def _extend(self, queue: AsyncQueue, seconds: float, some: list[Lease]) -> None:
+        answers = await queue.extend_many([lease.token for lease in some], lease=seconds)
+        now = time.monotonic()
+        for lease in some:
+            answer = answers.get(lease.token)
+            if lease.token not in self._held:
+                continue  # settled meanwhile, or its runner is dead
+            if answer is None:
+                self.let_go(lease.token)
                 self._lost(lease)
-                LOG.warning("lease lost", extra={"queue": lease.queue.name, "reason": error.reason})
-            return
-        except Unavailable as error:
-            if error.reason != "retry":
-                raise
-            lease.due = time.monotonic() + 0.05  # a handler's transaction settles it this moment
-            return
-        lease.rest(time.monotonic())
-        if extended.revoked:
-            self._revoked(lease, extended.revoked)
+            elif answer.until is None:
+                lease.due = now + 0.05  # a handler's transaction settles it this moment
+            else:
+                lease.rest(now)
+                if answer.revoked:
+                    self._revoked(lease, answer.revoked)
 
     async def end_soon(self) -> None:
         """Their runner is dead: nobody needs to wait for the rest of them. They expire all the same: that is how a task
         that kills its worker is found."""
         held = [*self._held.values()]
         self._held.clear()
-        for lease in held:
-            with suppress(LeaseLost):
-                await lease.queue.extend(lease.token, lease=LAST_GASP)
+        for (queue, _), some in together(held).items():
+            await queue.extend_many([lease.token for lease in some], lease=LAST_GASP)
+
+
+def together(leases: Iterable[Lease]) -> dict[tuple[AsyncQueue, float], list[Lease]]:
+    """Those that one statement can extend."""
+    found: dict[tuple[AsyncQueue, float], list[Lease]] = {}
+    for lease in leases:
+        found.setdefault((lease.queue, lease.seconds), []).append(lease)
+    return found
 
 
 async def until(moment: float, changed: asyncio.Event) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn
 
 from penstock.errors import ConfigError, shown
-from penstock.handlers import ANY_KIND, Registry
+from penstock.handlers import ANY_KIND, Registry, Spec
 from penstock.handlers.registry import spec_of
 
 Weights = dict[str, int]
@@ -40,8 +40,10 @@ def load(target: str, handler_of: str | None = None) -> tuple[Registry, str | No
     found = resolve(target)
     if handler_of is not None:
         registry = Registry()
-        registry.add(spec_of(getattr(getattr(found, "spec", None), "function", found), queue=handler_of, kind=ANY_KIND))
-        return registry, None
+        own = getattr(found, "spec", None)
+        spec = replace(own, queue=handler_of, kind=ANY_KIND) if isinstance(own, Spec) else None
+        registry.add(spec or spec_of(found, queue=handler_of, kind=ANY_KIND))
+        return registry, getattr(getattr(found, "app", None), "dsn", None) if spec else None
     known = getattr(found, "registry", None)
     if not isinstance(known, Registry):
         raise ConfigError(

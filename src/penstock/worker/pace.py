@@ -9,6 +9,7 @@ import time
 AHEAD = 0.1  # seconds of work to have in hand
 LARGEST_BATCH = 500
 TINY = 50e-6
+ASIDE = 5.0  # seconds
 QUICKEST, SLOWEST = 0.01, 0.6  # seconds between two looks at an empty queue
 
 
@@ -81,6 +82,13 @@ class Turns:
         self._wake_at[name] = time.monotonic() + self._pause[name] * random.uniform(0.8, 1.2)  # noqa: S311
         if not got:
             self._pause[name] = min(self._pause[name] * 1.5, SLOWEST)
+
+    def put_aside(self, name: str) -> bool:
+        """It can not be claimed from: for a while nobody asks. Whether that is news."""
+        news = self._pause[name] < ASIDE
+        self._pause[name] = ASIDE
+        self._wake_at[name] = time.monotonic() + ASIDE
+        return news
 
     def wake(self, name: str | None = None) -> None:
         for one in self.weights if name is None else (name,):

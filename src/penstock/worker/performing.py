@@ -16,7 +16,6 @@ from penstock.queue import Queue
 from penstock.worker import execution
 
 T = TypeVar("T")
-SETTLED = Outcome("settled")  # by the handler itself, in transaction()
 
 
 def perform(spec: Spec, tasks: list[Task], held: Held, queue: Queue) -> dict[int, Outcome]:
@@ -25,12 +24,7 @@ def perform(spec: Spec, tasks: list[Task], held: Held, queue: Queue) -> dict[int
         return on_own_loop(on_new_loop(spec, tasks, held, queue))
     if spec.batch is not None:
         return execution.run_batch(spec, tasks)
-    return {task.id: performed(spec, task, Context(task, held, queue)) for task in tasks}
-
-
-def performed(spec: Spec, task: Task, context: Context) -> Outcome:
-    outcome = execution.run(spec, task, context)
-    return SETTLED if context.settled else outcome
+    return {task.id: execution.run(spec, task, Context(task, held, queue)) for task in tasks}
 
 
 async def perform_async(spec: Spec, tasks: list[Task], held: Held, queue: AsyncQueue) -> dict[int, Outcome]:
@@ -45,10 +39,9 @@ async def perform_async(spec: Spec, tasks: list[Task], held: Held, queue: AsyncQ
 async def performed_async(spec: Spec, task: Task, context: AsyncContext) -> Outcome:
     try:
         async with asyncio.timeout(spec.timeout):
-            outcome = await execution.run_async(spec, task, context)
+            return await execution.run_async(spec, task, context)
     except TimeoutError:
-        outcome = execution.timed_out(spec, task)
-    return SETTLED if context.settled else outcome
+        return execution.SETTLED if context.settled else execution.timed_out(spec, task)
 
 
 async def performed_together(spec: Spec, tasks: list[Task]) -> dict[int, Outcome]:

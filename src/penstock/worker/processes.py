@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,12 +17,13 @@ from penstock.handlers import Spec
 from penstock.model import Outcome, Task
 from penstock.worker import execution
 from penstock.worker.cell import job_to_json, outcome_from_json
-from penstock.worker.crew import Job, hand_in_all, still_wanted
-from penstock.worker.execution import DROPPED
+from penstock.worker.crew import Job, hand_in_all, last_resort, still_wanted
+from penstock.worker.execution import LOST
 from penstock.worker.flights import Desk, Flight
 from penstock.worker.link import Link, close_when_over
 from penstock.worker.orders import Orders
 
+FAREWELL = 2.0  # seconds for on_stop in a process
 STARTING = 60.0  # seconds a process may take to import the application
 
 
@@ -35,6 +38,7 @@ class Processes:
         self._idle: list[asyncio.Future[None]] = []
         self._slots: list[asyncio.Task[None]] = []
         self._running: dict[Cell, Job] = {}
+        self._cells: set[Cell] = set()
 
     @property
     def waiting(self) -> int:
@@ -65,6 +69,10 @@ class Processes:
                 cell.kill()
 
     async def stop(self) -> None:
+        """Those that rest are let go, so that they can say goodbye; those that run are ended."""
+        resting = [cell.dismiss() for cell in self._cells if cell not in self._running]
+        if resting:
+            await asyncio.wait([asyncio.ensure_future(one) for one in resting], timeout=FAREWELL)
         for slot in self._slots:
             slot.cancel()
         await asyncio.gather(*self._slots, return_exceptions=True)
@@ -75,11 +83,13 @@ class Processes:
             if not sleeper.done():
                 sleeper.set_result(None)
                 return
+        self._slots = [slot for slot in self._slots if not slot.done()]
         if len(self._slots) < self.slots:
             self._slots.append(asyncio.get_running_loop().create_task(self._work()))
 
     async def _work(self) -> None:
         cell = Cell(self._orders)
+        self._cells.add(cell)
         try:
             while True:
                 if not self._jobs:
@@ -91,9 +101,12 @@ class Processes:
                 self._running[cell] = job
                 try:
                     await self._run(cell, *job)
+                except Exception as error:  # noqa: BLE001 - no task is ever stuck
+                    last_resort(self._desk, job, error)
                 finally:
                     del self._running[cell]
         finally:
+            self._cells.discard(cell)
             cell.kill()
 
     async def _run(self, cell: Cell, flight: Flight, spec: Spec, work: Task | list[Task]) -> None:
@@ -109,9 +122,7 @@ class Processes:
         except TimeoutError:
             outcomes = {task.id: execution.timed_out(spec, task) for task in tasks}
         except (HandlerCrashed, OSError) as error:  # the latter: the system has no process to give
-            outcomes = {
-                task.id: DROPPED if cell.unwanted else execution.failed(spec, task, None, error) for task in tasks
-            }
+            outcomes = {task.id: LOST if cell.unwanted else execution.failed(spec, task, None, error) for task in tasks}
         hand_in_all(self._desk, flight, tasks, outcomes, time.perf_counter() - began)
 
 
@@ -130,10 +141,19 @@ class Cell:
         self._watching: asyncio.Task[None] | None = None
 
     def kill(self) -> None:
+        """It, and whatever its handler started."""
         if self._process is not None:
-            self._process.kill()
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         if self._link is not None:
             self._link.close()
+
+    async def dismiss(self) -> None:
+        """It may say goodbye."""
+        if self._link is not None:
+            self._link.close()
+        while self._process is not None and self._process.poll() is None:
+            await asyncio.sleep(0.01)
 
     async def run(self, flight: Flight, spec: Spec, work: Task | list[Task]) -> dict[int, Outcome]:
         """TimeoutError: it took too long, and is ended. HandlerCrashed: it ended by itself, or somebody ended it."""
@@ -143,15 +163,18 @@ class Cell:
             async with asyncio.timeout(spec.timeout) as limit:
                 while (answer := await link.receive()) is not None:
                     if "postpone" in answer:
-                        limit.reschedule(asyncio.get_running_loop().time() + answer["postpone"])
+                        later = asyncio.get_running_loop().time() + answer["postpone"]
+                        limit.reschedule(max(later, limit.when() or later))
                         continue
                     return {int(id_): outcome_from_json(told) for id_, told in answer["outcomes"].items()}
         except TimeoutError:
-            await self._end()
+            await self._end(hurry=True)
             raise
         raise HandlerCrashed(await self._end())
 
     async def _ready(self) -> Link:
+        if self._process is not None and self._process.poll() is not None:
+            await self._end()  # it died while it rested: not the fault of who comes next
         if self._link is None:
             await self._start()
         assert self._link is not None
@@ -161,7 +184,7 @@ class Cell:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - ourselves
-                [sys.executable, "-m", "penstock.worker.cell", str(theirs.fileno()), self._orders.target],
+                [sys.executable, "-P", "-m", "penstock.worker.cell", str(theirs.fileno()), self._orders.target],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,
@@ -177,15 +200,19 @@ class Cell:
         if ready is None:
             raise HandlerCrashed(f"it could not start: {await self._end()}")
 
-    async def _end(self) -> str:
+    async def _end(self, *, hurry: bool = False) -> str:
         """Ends what is left of it, and answers how it ended."""
         assert self._process is not None
         process, self._process = self._process, None
         if self._link is not None:
             self._link.close()
             self._link = None
-        with suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(process.wait, 0.2)
-        process.kill()
-        code = await asyncio.to_thread(process.wait)
+        for _ in range(20):  # it may be about to say how it ended
+            if process.poll() is not None or hurry:
+                break
+            await asyncio.sleep(0.01)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        while (code := process.poll()) is None:
+            await asyncio.sleep(0.005)
         return f"the handler's process ended by signal {-code}" if code < 0 else f"the handler's process exited: {code}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import random
 import resource
 import signal
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 from penstock.aio.database import AsyncDatabase
 from penstock.aio.queue import AsyncQueue
 from penstock.database import Database
-from penstock.errors import ConfigError, LeaseLost, PenstockError, Unavailable
+from penstock.errors import ConfigError, PenstockError, Unavailable
 from penstock.handlers import Registry, Spec
 from penstock.handlers.registry import Hook
 from penstock.model import Claim, Outcome, Task
@@ -27,11 +28,11 @@ from penstock.queue import Queue
 from penstock.validate import LARGEST_CLAIM
 from penstock.worker.coroutines import Coroutines
 from penstock.worker.crew import Crew, Job, called
-from penstock.worker.execution import DROPPED, EXITS, UNKNOWN_KIND
+from penstock.worker.execution import EXITS, SETTLED, UNKNOWN_KIND
 from penstock.worker.flights import AT_ONCE, Desk, Entry, Flight
 from penstock.worker.link import Link, Message
 from penstock.worker.orders import Orders
-from penstock.worker.pace import SLOWEST, Pace, Turns
+from penstock.worker.pace import Pace, Turns
 from penstock.worker.processes import Processes
 from penstock.worker.threads import Threads
 
@@ -40,6 +41,8 @@ TICK = 0.25
 STALLED = 1.0  # seconds that a claimed task may wait for a slot before it is given back
 FAREWELL = 5.0  # seconds that hooks for the dead may take when the process is about to end
 RELEASED = Outcome.release()
+REPLACED = ("recycled", "left")
+FIRST = asyncio.FIRST_COMPLETED
 
 
 class Runner:
@@ -49,7 +52,7 @@ class Runner:
         self._link = link
         slots = orders.concurrency
         self._database = Database(orders.dsn, max_connections=slots + AT_ONCE + 2, timeout=2.0)
-        self._for_coroutines = AsyncDatabase(orders.dsn, max_connections=slots)
+        self._for_coroutines = AsyncDatabase(orders.dsn, max_connections=2 * slots)  # extend() inside transaction()
         self._queues = {name: Queue(self._database, name) for name in orders.queues}
         self._specs: dict[tuple[str, str], Spec | None] = {}
         # Claims and settles are the sync client's, in threads of their own: asyncio would cost a third of a small task.
@@ -70,8 +73,10 @@ class Runner:
         self._impatient = asyncio.Event()
         self._grace = orders.grace
         self._why = "stopped"
+        self._asked_at: float | None = None  # to stop: the grace period begins
         self._alone = False  # somebody has to run alone what killed its worker before: let go of everything first
         self._reconnecting: asyncio.Task[None] | None = None
+        self._reconnected_at = 0.0
         self._chores: set[asyncio.Task[Any]] = set()
 
     def _hired(self, slots: int) -> dict[str, Crew]:
@@ -128,6 +133,10 @@ class Runner:
             self._stop("failed")
 
     def _stop(self, why: str) -> None:
+        if self._asked_at is None and why not in REPLACED:
+            self._asked_at = (
+                time.monotonic()
+            )  # who is only replaced may finish whatever it has, however long that takes
         if not self._over.is_set():
             self._why = why
             self._over.set()
@@ -139,13 +148,14 @@ class Runner:
         """What has not begun goes back at once; what runs may finish within the grace period, then it goes back too."""
         if self._reconnecting is not None:
             claiming.cancel()  # it waits for PostgreSQL, nobody knows how long
-        await asyncio.wait([claiming], timeout=10)
+        await asyncio.wait([claiming, asyncio.create_task(self._impatient.wait())], timeout=10, return_when=FIRST)
         self._give_back(self._withdrawn())
-        until = time.monotonic() + self._grace
-        while self._in_hand and time.monotonic() < until and not self._impatient.is_set():
+        while self._in_hand > 0 and not self._impatient.is_set():
+            if self._asked_at is not None and time.monotonic() > self._asked_at + self._grace:
+                break
             self._changed.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(0.1, max(0.0, until - time.monotonic()))):
+                async with asyncio.timeout(0.1):
                     await self._changed.wait()
         with suppress(TimeoutError):
             async with asyncio.timeout(5):
@@ -156,12 +166,14 @@ class Runner:
 
     async def _abandon(self) -> None:
         """What still runs is put back, no attempt burned; whatever comes of it is refused."""
-        for flight in [*self._flights.values()]:
-            flight.lost = True
-            with suppress(LeaseLost, Unavailable):
-                await self.apart(flight.queue.release, flight.claim)
-                self._counts["release"] += flight.left
-            self._link.send(gone=flight.token)
+        await asyncio.gather(*(self._let_go(flight) for flight in [*self._flights.values()]))
+
+    async def _let_go(self, flight: Flight) -> None:
+        flight.lost = True
+        with suppress(PenstockError):
+            await self.apart(flight.queue.release, flight.claim)
+            self._counts["release"] += flight.left
+        self._link.send(gone=flight.token)
 
     # --- claiming ---------------------------------------------------------------------------------------------------
 
@@ -190,26 +202,25 @@ class Runner:
                 await self._changed.wait()
 
     async def _claim_from(self, name: str, room: int) -> None:
-        queue = self._queues[name]
-        idle = not self._flights
+        queue, lease = self._queues[name], self._leases[name]
+        idle, asked_at = not self._flights, time.monotonic()
         try:
             claim = await self.apart(self._ask, queue, room, idle)
-        except Unavailable:
+        except Unavailable as error:
             if not self._over.is_set():
-                await self.reconnected()
+                await self.reconnected(error)
             return
         except ConfigError:
             raise
         except PenstockError as error:  # the queue was dropped, for one: it may come back
-            LOG.warning("claim refused", extra={"queue": name, "code": error.code})
-            self._turns.note(name, 0, room)
-            await asyncio.sleep(SLOWEST)
+            if self._turns.put_aside(name):
+                LOG.warning("claim refused", extra={"queue": name, "code": error.code})
             return
         self._turns.note(name, len(claim), room)
         if idle:
             self._alone = False  # if one waited here, it has it now
         if claim:
-            self._take(Flight(claim, queue, 1 / self._batches[name]))
+            self._take(Flight(claim, queue, asked_at, lease, 1 / self._batches[name]))
 
     def _ask(self, queue: Queue, room: int, idle: bool) -> Claim:
         if self._alone:
@@ -220,9 +231,11 @@ class Runner:
         claim = flight.claim
         flight.stopping = self._over.is_set()
         self._flights[flight.token] = flight
-        self._link.send(held=flight.token, queue=claim.queue)
+        age = time.monotonic() - flight.taken_at
+        self._link.send(held=flight.token, queue=claim.queue, seconds=flight.lease, age=age)
         self._in_hand += len(claim)
         self._load += len(claim) * flight.unit
+        flight.lost = age > flight.lease  # an async handler held the loop: somebody else has them by now
         if self._over.is_set():
             self._give_back((flight, task) for task in claim.tasks)
             return
@@ -269,8 +282,8 @@ class Runner:
         self._changed.set()
 
     def _tell(self, flight: Flight, task: Task, outcome: Outcome, seconds: float) -> None:
-        if outcome is DROPPED and not flight.lost and task.id not in flight.revoked:
-            self._counts["done"] += 1  # the handler's own transaction settled it
+        if outcome is SETTLED:
+            self._counts["done"] += 1
         if outcome.word in ("failed", "dead") or outcome.error_class:
             facts = {"task": task.id, "queue": flight.claim.queue, "kind": task.kind, "attempt": task.attempt}
             facts |= {"error_class": outcome.error_class, "seconds": round(seconds, 3)}
@@ -296,17 +309,27 @@ class Runner:
         self._chores.add(task)
         task.add_done_callback(self._chores.discard)
 
-    async def reconnected(self) -> None:
-        """PostgreSQL is back. All who need it wait for the same one."""
+    async def reconnected(self, error: Unavailable) -> None:
+        """PostgreSQL is back. All who need it wait for the same one. Where it answers, and only can not do it now, a
+        moment is enough."""
+        if error.reason in ("retry", "pool"):
+            await asyncio.sleep(random.uniform(0.05, 0.5))  # noqa: S311
+            return
         if self._reconnecting is None:
-            LOG.warning("database lost")
-            self._reconnecting = asyncio.create_task(self.apart(self._database.reconnect))
+            LOG.warning("database lost", extra={"reason": error.reason})
+            self._reconnecting = asyncio.create_task(self._reconnect())
         try:
             await asyncio.shield(self._reconnecting)
         finally:
             if self._reconnecting is not None and self._reconnecting.done():
                 self._reconnecting = None
                 self._turns.wake()
+
+    async def _reconnect(self) -> None:
+        """Not more than once a second: it may be a server that can be reached, and can not write."""
+        await asyncio.sleep(max(0.0, self._reconnected_at + 1.0 - time.monotonic()))
+        await self.apart(self._database.reconnect)
+        self._reconnected_at = time.monotonic()
 
     async def apart(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """What waits for PostgreSQL, in a thread."""
@@ -340,6 +363,7 @@ class Runner:
             self._stop("stopped")
         elif "lost" in message and flight is not None:
             flight.lost = True
+            LOG.warning("lease lost", extra={"queue": flight.claim.queue, "tasks": flight.left})
             self._cancel(flight, None)
         elif "revoked" in message and flight is not None:
             flight.revoked.update(message["revoked"])
@@ -348,7 +372,8 @@ class Runner:
             self._turns.wake(message["wake"])
             self._changed.set()
         elif "alone" in message:
-            self._alone = True
+            self._alone = message["alone"]
+            self._changed.set()
         elif "leases" in message:
             self._leases.update(message["leases"])
 
@@ -359,6 +384,7 @@ class Runner:
     async def _tick(self) -> None:
         """Signs of life; and what was taken too early goes back, so that somebody else may run it."""
         while True:
+            self._desk.collect()
             oldest = [flight for crew in self._crews.values() if (flight := crew.oldest) is not None]
             for crew in self._crews.values():
                 crew.nudge()
@@ -367,7 +393,7 @@ class Runner:
                 self._give_back(self._withdrawn())
             if self._orders.max_rss is not None and self._finished and memory() > self._orders.max_rss:
                 self._stop("recycled")  # not before it did anything: the limit may be less than anybody needs
-            busy = min(self._in_hand, self._orders.concurrency)
+            busy = max(0, min(self._in_hand, self._orders.concurrency))
             self._link.send(busy=busy, counts=self._counts)
             await asyncio.sleep(TICK)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from secrets import token_hex
 from typing import Any
 
 from penstock.aio import queue as seam
@@ -31,6 +33,7 @@ from penstock.worker.orders import Orders, Weights
 LOG = logging.getLogger("penstock.worker")
 BEAT, UPKEEP = 2.0, 10.0  # seconds
 SILENCE = 60.0  # seconds without a word from a runner after which the probe fails
+STILLBORN = 5
 CRASHED = (None, "failed", "left")  # ends without a word, with an error, or by a handler that exits
 SETTLED_DOWN = 10.0  # seconds after which a start counts as a success
 Progress = Callable[[list[QueueStatus], "Report"], None]
@@ -75,7 +78,7 @@ class Member:
 
     def __init__(self, supervisor: Supervisor, process: subprocess.Popen[bytes], link: Link) -> None:
         self.process = process
-        self.name = f"{socket.gethostname()}:{process.pid}"
+        self.name = f"{socket.gethostname()}:{token_hex(2)}:{process.pid}"  # containers may share names and ids
         self.link = link
         self.leases = Leases(process.pid, self._lost, self._revoked)
         self.requested_at = datetime.now(UTC)
@@ -85,6 +88,7 @@ class Member:
         self.busy = 0
         self.counts: Counter[str] = Counter()
         self.bye: str | None = None
+        self.end = ""
         self._supervisor = supervisor
 
     def _lost(self, lease: Lease) -> None:
@@ -101,7 +105,7 @@ class Member:
 
     def _note(self, message: Message) -> None:
         if "held" in message:
-            self._supervisor.hold(self, message["queue"], message["held"])
+            self._supervisor.hold(self, message)
         elif "gone" in message:
             self.leases.let_go(message["gone"])
         elif "ready" in message:
@@ -135,8 +139,10 @@ class Supervisor:
         self._beat_now = asyncio.Event()
         self._channels: dict[str, str] = {}
         self._known = asyncio.Event()  # the channels are
+        self._dropped: set[str] = set()  # queues, since we began
         self._error: PenstockError | None = None
         self._planned = 0
+        self._complaints: set[tuple[str, str]] = set()
 
     async def run(self, begun: Callable[[], None]) -> Report:
         """Until everything is drained, if that was asked for, or somebody says stop."""
@@ -152,11 +158,11 @@ class Supervisor:
         try:
             await self._done.wait()
         finally:
+            for member in self._members:
+                member.process.kill()
             for duty in running:
                 duty.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-            await self._leave()
-            await self._database.close()
+            await within(2.0, *running, asyncio.create_task(self._database.close()))
         if self._error is not None:
             raise self._error
         return Report(self.counts, time.monotonic() - self._began, self._planned, self._signal)
@@ -196,14 +202,23 @@ class Supervisor:
     # --- runners ----------------------------------------------------------------------------------------------------
 
     async def _supervise(self) -> None:
-        await asyncio.gather(*(self._keep_one(n) for n in range(self._plan.processes)))
-        self._done.set()
+        try:
+            await asyncio.gather(*(self._keep_one(n) for n in range(self._plan.processes)))
+        finally:
+            self._done.set()
 
     async def _keep_one(self, number: int) -> None:
         """One runner after the other, until it is time to stop."""
         requested = self._plan.requested_at
+        stillborn = 0
         while not self._stopping:
-            member = await self._start(number)
+            try:
+                member = await self._start(number)
+            except OSError as error:  # no memory, no more processes, Python itself just being replaced
+                LOG.error("process not started", extra={"errno": error.errno})  # noqa: TRY400
+                self._crashes += 1
+                await self._pause()
+                continue
             member.requested_at = requested or member.requested_at
             requested = None
             self._members.append(member)
@@ -212,6 +227,12 @@ class Supervisor:
             await member.listen()
             watching.cancel()
             await self._bury(member)
+            stillborn = 0 if member.ready else stillborn + 1
+            if stillborn >= STILLBORN and not self._stopping:
+                raise PenstockError(
+                    f"{STILLBORN} processes in a row ended before they were ready, the last by {member.end}",
+                    hint="What they said is above; does on_start work, and the import of the application?",
+                )
             if not self._stopping and member.bye in CRASHED:
                 await self._pause()
 
@@ -226,7 +247,7 @@ class Supervisor:
         title = [self._plan.target, queues, f"{number + 1}/{self._plan.processes}"]
         with theirs:
             process = subprocess.Popen(  # noqa: S603 - ourselves
-                [sys.executable, "-m", "penstock.worker", str(theirs.fileno()), *title],
+                [sys.executable, "-P", "-m", "penstock.worker", str(theirs.fileno()), *title],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,
@@ -255,19 +276,24 @@ class Supervisor:
 
     async def _bury(self, member: Member) -> None:
         """It is gone, or about to be. What it counted stays; what it held comes back soon."""
-        with suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(member.process.wait, 10)
-        member.process.kill()
-        code = await asyncio.to_thread(member.process.wait)
+        patience = time.monotonic() + 10
+        while (code := member.process.poll()) is None:
+            if time.monotonic() > patience:
+                member.process.kill()
+            await asyncio.sleep(0.01)
+        member.end = member.bye or ended_by(code)
         member.link.close()
         self._members.remove(member)
         self._past.update(member.counts)
-        facts = {"worker": member.name, "why": member.bye or ended_by(code), "held": len(member.leases)}
+        facts = {"worker": member.name, "why": member.end, "held": len(member.leases)}
         LOG.log(logging.INFO if member.bye else logging.ERROR, "process ended", extra=facts)
         if time.monotonic() - member.began > SETTLED_DOWN or member.bye not in CRASHED:
             self._crashes = 0
         else:
             self._crashes += 1
+        await within(2.0, asyncio.create_task(self._say_goodbye(member)))
+
+    async def _say_goodbye(self, member: Member) -> None:
         with suppress(PenstockError):
             await member.leases.end_soon()
             await seam.leave(self._database, member.name)
@@ -303,6 +329,11 @@ class Supervisor:
         self.stop(0.0 if again else None)
 
     def stop(self, grace: float | None = None) -> None:
+        if not self._stopping or grace is not None:
+            # Whatever hangs, a server that answers nothing for one: it ends.
+            late = (self._plan.grace if grace is None else grace) + 25
+            code = 128 + signal.SIGINT if self._signal == signal.SIGINT else int(self._error is not None)
+            asyncio.get_running_loop().call_later(late, os._exit, code)
         self._stopping = True
         for member in self._members:
             self._stop_one(member, grace)
@@ -314,14 +345,10 @@ class Supervisor:
         member.link.send(stop=allowed)
         asyncio.get_running_loop().call_later(allowed + 20, member.process.kill)
 
-    async def _leave(self) -> None:
-        for member in self._members:
-            member.process.kill()
-
     # --- leases and beats -------------------------------------------------------------------------------------------
 
-    def hold(self, member: Member, queue: str, token: str) -> None:
-        member.leases.hold(self._queues[queue], token, self._leases[queue])
+    def hold(self, member: Member, message: Message) -> None:
+        member.leases.hold(self._queues[message["queue"]], message["held"], message["seconds"], message["age"])
         if member.leases.next_due < self._wakes_at:
             self._held.set()
 
@@ -333,8 +360,23 @@ class Supervisor:
             try:
                 for member in [*self._members]:
                     await member.leases.extend()
-            except Unavailable:
-                await self._database.reconnect()
+            except Unavailable as error:
+                await self._reconnected(error)
+            except PenstockError as error:
+                self._complain("leases not extended", error)
+                await asyncio.sleep(0.1)
+
+    async def _reconnected(self, error: Unavailable) -> None:
+        """A moment later, or, if it is gone, when PostgreSQL can be reached again; never in a hurry."""
+        await asyncio.sleep(random.uniform(0.05, 0.5))  # noqa: S311
+        if error.reason not in ("retry", "pool"):
+            await self._database.reconnect()
+
+    def _complain(self, what: str, error: PenstockError) -> None:
+        """Of what is wrong beside the work, once: it is no reason to stop."""
+        if (what, error.code) not in self._complaints:
+            self._complaints.add((what, error.code))
+            LOG.warning(what, extra={"code": error.code})
 
     def rested(self, member: Member, busy: int) -> None:
         """Pushes wake only workers that PostgreSQL knows to be idle: one that has just become so says it at once."""
@@ -346,35 +388,47 @@ class Supervisor:
         while True:
             self._beat_now.clear()
             try:
-                for member in [*self._members]:
-                    if member.ready and not frozen(member.process.pid):
-                        await self._beat_for(member)
                 await self._refresh_leases()
-            except Unavailable:
-                await self._database.reconnect()
-            except NotFound:
-                LOG.warning("a queue was dropped", extra={"queues": ",".join(self._plan.queues)})
+                await self._beat_for_all()
+            except Unavailable as error:
+                await self._reconnected(error)
+            except PenstockError as error:
+                self._complain("no beat", error)
             await until(time.monotonic() + (BEAT if self._channels else 0.05), self._beat_now)
 
-    async def _beat_for(self, member: Member) -> None:
+    async def _beat_for_all(self) -> None:
+        living = [member for member in self._members if member.ready and not frozen(member.process.pid)]
+        alone = [await self._beat_for(member) for member in living]
+        # Somebody has to run alone what killed its worker before: whoever has the least to lose lets go of it first.
+        chosen = min(living, key=lambda member: member.busy, default=None) if any(alone) else None
+        for member in living:
+            member.link.send(alone=member is chosen)
+
+    async def _beat_for(self, member: Member) -> bool:
         found = await seam.beat(
             self._database,
             member.name,
-            list(self._plan.queues),
+            [name for name in self._plan.queues if name not in self._dropped],
             slots=self._plan.concurrency,
             busy=min(member.busy, self._plan.concurrency),
             host=socket.gethostname(),
             pid=member.process.pid,
             requested_at=member.requested_at,
         )
-        if any(standing.alone for standing in found.values()):
-            member.link.send(alone=True)
         self._channels = {standing.channel: name for name, standing in found.items()}
         self._known.set()
+        return any(standing.alone for standing in found.values())
 
     async def _refresh_leases(self) -> None:
         """Somebody may have changed a queue's lease."""
-        now = {name: await queue.lease() for name, queue in self._queues.items()}
+        now: dict[str, float] = {}
+        for name, queue in self._queues.items():
+            try:
+                now[name] = await queue.lease()
+                self._dropped.discard(name)
+            except NotFound as error:
+                self._complain(f"queue {name} was dropped", error)
+                self._dropped.add(name)
         changed = {name: lease for name, lease in now.items() if lease != self._leases[name]}
         if changed:
             self._leases.update(changed)
@@ -390,16 +444,18 @@ class Supervisor:
                     for member in self._members:
                         if member.busy < self._plan.concurrency:
                             member.link.send(wake=self._channels.get(channel))
-            except Unavailable:
-                await self._database.reconnect()
+            except Unavailable as error:
+                await self._reconnected(error)
 
     async def _keep_up(self) -> None:
         """What anybody may do at any time, done by us in our spare time."""
         while True:
             try:
                 await seam.upkeep(self._database)
-            except Unavailable:
-                await self._database.reconnect()
+            except Unavailable as error:
+                await self._reconnected(error)
+            except PenstockError as error:
+                self._complain("upkeep failed", error)
             await asyncio.sleep(UPKEEP)
 
     # --- how it stands ----------------------------------------------------------------------------------------------
@@ -409,8 +465,8 @@ class Supervisor:
         while not self._stopping:
             try:
                 found = [await queue.status() for queue in self._queues.values()]
-            except Unavailable:
-                await self._database.reconnect()
+            except Unavailable as error:
+                await self._reconnected(error)
                 continue
             if self._progress is not None:
                 self._progress(found, Report(self.counts, time.monotonic() - self._began))
@@ -424,8 +480,10 @@ class Supervisor:
             await asyncio.sleep(0.1)
 
     def probe(self) -> dict[str, Any]:
-        """Whether all processes answer. PostgreSQL's absence is not ours to be restarted for."""
-        silent = [member.name for member in self._members if time.monotonic() - member.heard > SILENCE]
+        """Whether all processes answer that have no handler to wait for, and none is frozen. PostgreSQL's absence is no
+        reason to be restarted."""
+        idle = [member for member in self._members if member.ready and not member.busy]
+        silent = [member.name for member in idle if time.monotonic() - member.heard > SILENCE]
         silent += [member.name for member in self._members if frozen(member.process.pid)]
         return {
             "ok": not silent and self._error is None,
@@ -435,6 +493,12 @@ class Supervisor:
             "silent": sorted({*silent}),
             "stopping": self._stopping,
         }
+
+
+async def within(seconds: float, *tasks: asyncio.Task[Any]) -> None:
+    """They may end until then; a server that answers nothing must not hold us."""
+    if tasks:
+        await asyncio.wait(tasks, timeout=seconds)
 
 
 def drained(status: QueueStatus) -> bool:

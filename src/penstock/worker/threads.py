@@ -11,9 +11,11 @@ from queue import SimpleQueue
 from penstock.handlers import Context, Spec
 from penstock.model import Task
 from penstock.worker import execution
-from penstock.worker.crew import Job, hand_in_all, still_wanted
-from penstock.worker.execution import DROPPED
+from penstock.worker.crew import Job, hand_in_all, last_resort, still_wanted
+from penstock.worker.execution import SETTLED
 from penstock.worker.flights import Desk, Flight
+
+RING = 0.001  # seconds between two calls to the loop while tasks are tiny: it would take the interpreter from them
 
 
 class Threads:
@@ -75,24 +77,37 @@ class Threads:
             if self._started >= self.slots:
                 return
             self._started += 1
-        threading.Thread(target=self._work, name=f"penstock-{self._started}", daemon=True).start()
+        try:
+            threading.Thread(target=self._work, name=f"penstock-{self._started}", daemon=True).start()
+        except RuntimeError:  # the system has none to give: those that there are go on
+            with self._lock:
+                self._started -= 1
 
     def _work(self) -> None:
-        jobs = self._jobs
+        jobs, rung = self._jobs, 0.0
         while True:
             try:
-                flight, spec, work = jobs.popleft()
+                job = jobs.popleft()
             except IndexError:
                 self._rest()
                 continue
-            if self._spread and jobs and (self._idle or self._started < self.slots):
-                self._wake()
-            if spec.quick and not (flight.lost or flight.revoked):
+            try:
+                flight, spec, work = job
+                if self._spread and jobs and (self._idle or self._started < self.slots):
+                    self._wake()
+                if not spec.quick or flight.lost or flight.revoked:
+                    self._run(flight, spec, work)
+                    continue
                 began = time.perf_counter()
                 outcome = execution.run_quickly(spec, work)  # type: ignore[arg-type]
-                self._desk.hand_in(flight, work, outcome, time.perf_counter() - began)  # type: ignore[arg-type]
-            else:
-                self._run(flight, spec, work)
+            except BaseException as error:  # noqa: BLE001 - no task is ever stuck
+                last_resort(self._desk, job, error)
+                continue
+            now = time.perf_counter()
+            self._desk.lay_down(flight, work, outcome, now - began)  # type: ignore[arg-type]
+            if self._spread or not jobs or now - rung > RING:
+                rung = now
+                self._desk.ring()
 
     def _rest(self) -> None:
         with self._lock:
@@ -117,6 +132,6 @@ class Threads:
         context = Context(work, flight, flight.queue)
         context.deadline = None if spec.timeout is None else time.monotonic() + spec.timeout
         outcome = execution.run(spec, work, context)
-        if context.late and outcome is not DROPPED:
+        if context.late and outcome is not SETTLED:
             outcome = execution.timed_out(spec, work)
         self._desk.hand_in(flight, work, outcome, time.perf_counter() - began)

@@ -188,6 +188,40 @@ begin
 end
 $$;
 
+-- Many leases go on, for whoever keeps those of others alive. A row for each that is there; without an end: somebody settles
+-- it this moment. Nobody is waited for.
+create or replace function penstock.extend_many(p_tokens uuid[], p_lease interval default null)
+returns table (token uuid, until timestamptz, revoked bigint[])
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+#variable_conflict use_column
+declare
+    v_now constant timestamptz := penstock.clock();
+begin
+    if p_tokens is null or array_ndims(p_tokens) > 1 or array_position(p_tokens, null) is not null then
+        perform penstock.refuse('PS400', 'tokens: it is null, nested, or has a null in it');
+    elsif penstock.in_seconds(p_lease) not between '100 milliseconds' and '24 hours' then
+        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', p_lease));
+    end if;
+    return query
+    with free as materialized (
+        select l.token from penstock.lease as l where l.token = any(p_tokens) for update skip locked
+    ), extended as (
+        update penstock.lease as l
+        set until = v_now + penstock.in_seconds(coalesce(p_lease, (select q.lease from penstock.queue as q where q.id = l.queue_id)))
+        from free as f
+        where l.token = f.token
+        returning l.token, l.queue_id, l.until, l.revoked
+    ), lowered as (
+        update penstock.low as b set until = e.until
+        from (select x.queue_id, min(x.until) as until from extended as x group by x.queue_id) as e
+        where b.queue_id = e.queue_id and b.until > e.until
+    )
+    select l.token, e.until, coalesce(e.revoked, '{}')
+    from penstock.lease as l left join extended as e on e.token = l.token
+    where l.token = any(p_tokens);
+end
+$$;
+
 -- A worker lives: which queues it serves, how many tasks it may run at once, and how many it runs now. Pushes wake it when
 -- it is idle; the channel of each queue is answered, to listen on, and whether a task waits there that must be alone: then
 -- somebody has to let go of everything else for a moment. After five minutes of silence upkeep forgets the worker.

@@ -125,7 +125,9 @@ begin
             case when d.succeeded or d.renew is not null then 0 else least(d.attempts + d.burned::int, 32767) end,
             case when d.renew is not null or not d.unfinished then 0
                  when d.outcome = 'release' then d.company
-                 else greatest(1, bit_count((p_lease).open) / 8) end,
+                 when (p_lease).alone then 1
+                 -- An eighth of the lease it shared, or, of a small one, of what it may have shared a process with.
+                 else greatest(1, greatest(bit_count((p_lease).open), coalesce(nullif(d.company, 0), 64)) / 8) end,
             case when d.renew is not null or not d.unfinished then 0
                  else d.crashes + d.burned::int end,
             -- What was given a moment to come waits for it; the rest may run now.

@@ -47,8 +47,8 @@ begin
                 'on conflict (queue_id, outcome) do update set rows = d.rows + excluded.rows', v_day.name);
             execute format('drop table %s', v_day.name);
             v_count := v_count + 1;
-        exception when lock_not_available or undefined_table then
-            exit;
+        exception when lock_not_available or undefined_table or dependent_objects_still_exist then
+            exit;    -- somebody reads it, dropped it, or has a view on it
         end;
     end loop;
     return v_count;
