@@ -520,6 +520,10 @@ NULLS: dict[str, dict[str, tuple[str, str]]] = {
         "p_durable": ("true", "PS400 durable"),
     },
     "extend": {"p_token": ("'{t}'::uuid", "PS400 token"), "p_lease": ("'1 h'::interval", "default")},
+    "extend_many": {
+        "p_tokens": ("array['{t}']::uuid[]", "PS400 tokens"),
+        "p_lease": ("'1 h'::interval", "default"),
+    },
     "settle": {
         "p_token": ("'{t}'::uuid", "PS400 token"),
         "p_ids": ("array[{i}]::bigint[]", "PS400 ids"),

@@ -347,3 +347,22 @@ def test_repair_puts_right_what_verify_finds(app: Penstock, queue: Queue, sql: C
     assert app.repair() == []
     assert queue.settle(claim, leased[1:]) == dict.fromkeys(leased[1:], "done")
     assert queue.claim(10).ids == [*waiting[3:], waiting[1]]
+
+
+def test_many_leases_go_on_together(queue: Queue, clock: Clock, dsn: str) -> None:
+    """A row for each that is there; without an end for one that somebody settles this moment; none for what is lost."""
+    queue.push_many([{} for _ in range(4)])
+    one, other, gone, busy = (queue.claim() for _ in range(4))
+    queue.settle(gone)
+    queue.cancel(other.ids)
+    clock.advance(5)
+    with psycopg.connect(dsn) as settling:
+        settling.execute("select * from penstock.settle(%s, %s)", (busy.token, busy.ids))
+        kept = queue.extend_many([str(claim.token) for claim in (one, other, gone, busy)], lease="20s")
+        settling.rollback()
+    assert kept.keys() == {str(one.token), str(other.token), str(busy.token)}
+    assert kept[str(one.token)] == (clock.now() + timedelta(seconds=20), ())
+    assert kept[str(other.token)].revoked == tuple(other.ids)
+    assert kept[str(busy.token)] == (None, ())
+    clock.advance(6)
+    assert queue.claim(10).ids == busy.ids, "the others were kept alive"
