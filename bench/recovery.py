@@ -57,37 +57,49 @@ def wait_until(true: Callable[[], bool], timeout: float = 60.0) -> float:
     return time.time()
 
 
+LIVES = 10  # of a task: after twenty lone crashes it would be dead, as it should be
+
+
 def after_a_kill(server: Bench, home: Path, rounds: int, lease: float) -> tuple[list[float], list[float]]:
     """kill -9 of a whole worker, supervisor and all, until another one has begun its task; and of its runner alone,
     until the supervisor's next runner has."""
-    whole, runner = [], []
-    log = home / "starts"
-    with server.database() as dsn, Penstock(dsn) as app:
-        queue = app.queue("bench")
-        queue.set(lease=lease, max_attempts=None)
-        log.touch()
-        queue.push({}, kind="hold")
-        busy = start(dsn, log)
-        wait_until(lambda: lines(log) == 1)
-        for n in range(rounds):
-            if n % 5 == 4:
-                before, began = lines(log), time.time()
-                for pid in children(busy.pid):
-                    os.kill(pid, signal.SIGKILL)
-                runner.append(wait_until(lambda: lines(log) > before) - began)  # noqa: B023
-            standby = start(dsn, log)
-            wait_until(lambda: registered(dsn, standby.pid))  # noqa: B023
-            before, began = lines(log), time.time()
-            for pid in (busy.pid, *children(busy.pid)):
-                os.kill(pid, signal.SIGKILL)
-            busy.wait()
-            whole.append(wait_until(lambda: lines(log) > before) - began)  # noqa: B023
-            busy = standby
-            print(f"  round {n + 1}  claimed again after {whole[-1]:.2f} s", flush=True)
-        for pid in (busy.pid, *children(busy.pid)):
-            os.kill(pid, signal.SIGKILL)
-        busy.wait()
+    whole: list[float] = []
+    runner: list[float] = []
+    for first in range(0, rounds, LIVES):
+        with server.database() as dsn:
+            kill_again_and_again(dsn, home / f"starts-{first}", min(LIVES, rounds - first), lease, whole, runner)
     return whole, runner
+
+
+def kill_again_and_again(
+    dsn: str, log: Path, rounds: int, lease: float, whole: list[float], runner: list[float]
+) -> None:
+    log.touch()
+    with Penstock(dsn) as app:
+        app.queue("bench").set(lease=lease, max_attempts=None)
+        app.queue("bench").push({}, kind="hold")
+    busy = start(dsn, log)
+    wait_until(lambda: lines(log) == 1)
+    for n in range(rounds):
+        if n % 5 == 4:
+            runner.append(begun_again(log, children(busy.pid)))
+        standby = start(dsn, log)
+        wait_until(lambda: registered(dsn, standby.pid))  # noqa: B023
+        whole.append(begun_again(log, [busy.pid, *children(busy.pid)]))
+        busy.wait()
+        busy = standby
+        print(f"  kill {len(whole)}  claimed again after {whole[-1]:.2f} s", flush=True)
+    for pid in (busy.pid, *children(busy.pid)):
+        os.kill(pid, signal.SIGKILL)
+    busy.wait()
+
+
+def begun_again(log: Path, victims: list[int]) -> float:
+    """Seconds from the death of these until the task has begun elsewhere."""
+    before, began = lines(log), time.time()
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    return wait_until(lambda: lines(log) > before) - began
 
 
 def start(dsn: str, log: Path) -> subprocess.Popen[bytes]:

@@ -202,10 +202,9 @@ class Supervisor:
     # --- runners ----------------------------------------------------------------------------------------------------
 
     async def _supervise(self) -> None:
-        try:
-            await asyncio.gather(*(self._keep_one(n) for n in range(self._plan.processes)))
-        finally:
-            self._done.set()
+        """When one can not be kept, the others may finish what they have."""
+        await asyncio.gather(*(self._watched(self._keep_one(n)) for n in range(self._plan.processes)))
+        self._done.set()
 
     async def _keep_one(self, number: int) -> None:
         """One runner after the other, until it is time to stop."""
