@@ -189,7 +189,7 @@ def working(
         )
     worker = Worker(process, home)
     try:
-        with psycopg.connect(dsn, autocommit=True) as sql:
+        with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as sql:
             eventually(lambda: process.poll() is not None or len(registered(sql)) >= processes)
         assert process.poll() is None, worker.stderr
         yield worker
