@@ -936,7 +936,7 @@ CREATE FUNCTION penstock.extend(p_token uuid, p_lease interval DEFAULT NULL::int
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
-    SET lock_timeout TO '200ms'
+    SET lock_timeout TO '5s'
     AS $$
 #variable_conflict use_column
 declare

@@ -165,7 +165,7 @@ return case when p_task_id is not null then row(p_priority, p_due, p_task_id)::p
 -- A settle under way in somebody's transaction is not waited for long: that is not a lost lease, ask again.
 create or replace function penstock.extend(p_token uuid, p_lease interval default null)
 returns table (until timestamptz, revoked bigint[], open int)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set lock_timeout = '200ms' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set lock_timeout = '5s' as $$
 #variable_conflict use_column
 declare
     v_now constant timestamptz := penstock.clock();
