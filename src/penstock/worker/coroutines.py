@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Iterable
 from datetime import timedelta
 
@@ -12,7 +11,7 @@ from penstock.aio.queue import AsyncQueue
 from penstock.handlers import AsyncContext, Spec
 from penstock.model import DONE, Outcome, Task
 from penstock.worker import execution
-from penstock.worker.crew import Job, hand_in_all, last_resort, still_wanted
+from penstock.worker.crew import Job, Slots, hand_in_all, ids_of, last_resort, still_wanted
 from penstock.worker.execution import LOST, SETTLED
 from penstock.worker.flights import Desk, Flight
 
@@ -20,30 +19,18 @@ TURN = 0.005  # seconds after which handlers that never wait for anything let ot
 FAREWELL = 1.0  # seconds that a handler may take to heed its cancellation when the process is about to end
 
 
-class Coroutines:
+class Coroutines(Slots):
     """So many slots, each a coroutine that lives as long as the runner and takes one task after the other: an asyncio
     task for each would cost more than most handlers do."""
 
     def __init__(self, slots: int, desk: Desk, queues: dict[str, AsyncQueue]) -> None:
-        self.slots = slots
+        super().__init__(slots, desk)
         self._queues = queues
-        self._desk = desk
-        self._jobs: deque[Job] = deque()
-        self._idle: list[asyncio.Future[None]] = []
-        self._slots: list[asyncio.Task[None]] = []
         self._running: dict[asyncio.Task[None], Job] = {}
         self._unwanted: set[asyncio.Task[None]] = set()
         self._turn_ends = 0.0
         self._over = False
         self._spread = True  # who takes a task wakes another slot for the next
-
-    @property
-    def waiting(self) -> int:
-        return len(self._jobs)
-
-    @property
-    def oldest(self) -> Flight | None:
-        return self._jobs[0][0] if self._jobs else None
 
     def put(self, jobs: Iterable[Job], *, alone: bool = False) -> None:
         self._spread = not alone
@@ -55,15 +42,9 @@ class Coroutines:
         if self._jobs:
             self._wake()
 
-    def withdraw(self) -> list[Job]:
-        found = [*self._jobs]
-        self._jobs.clear()
-        return found
-
     def cancel(self, flight: Flight, ids: set[int] | None) -> None:
         for slot, (of, _, work) in self._running.items():
-            mine = {work.id} if isinstance(work, Task) else {task.id for task in work}
-            if of is flight and (ids is None or mine <= ids) and slot not in self._unwanted:
+            if of is flight and (ids is None or ids_of(work) <= ids) and slot not in self._unwanted:
                 self._unwanted.add(slot)
                 slot.cancel()
 
@@ -74,16 +55,6 @@ class Coroutines:
             slot.cancel()
         if self._slots:
             await asyncio.wait(self._slots, timeout=FAREWELL)
-
-    def _wake(self) -> None:
-        while self._idle:
-            sleeper = self._idle.pop()
-            if not sleeper.done():
-                sleeper.set_result(None)
-                return
-        self._slots = [slot for slot in self._slots if not slot.done()]
-        if len(self._slots) < self.slots:
-            self._slots.append(asyncio.get_running_loop().create_task(self._work()))
 
     async def _work(self) -> None:
         me = asyncio.current_task()
@@ -129,11 +100,6 @@ class Coroutines:
         finally:
             del self._running[me]
             self._unwanted.discard(me)
-
-    async def _rest(self) -> None:
-        sleeper = asyncio.get_running_loop().create_future()
-        self._idle.append(sleeper)
-        await sleeper
 
     async def _run_quickly(self, flight: Flight, spec: Spec, task: Task) -> None:
         """A handler that asks for nothing: half the cost, which is all of a small task's."""

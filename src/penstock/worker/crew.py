@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -17,9 +19,6 @@ Job = tuple[Flight, Spec, Task | list[Task]]
 
 class Crew(Protocol):
     slots: int
-
-    @property
-    def waiting(self) -> int: ...
 
     @property
     def oldest(self) -> Flight | None:
@@ -38,6 +37,48 @@ class Crew(Protocol):
         """Nobody waits for these tasks any more (None: for none of the flight); their handlers shall stop."""
 
     async def stop(self) -> None: ...
+
+
+class Slots:
+    """So many coroutines on one loop, each started when it is needed, taking one job after the other."""
+
+    def __init__(self, slots: int, desk: Desk) -> None:
+        self.slots = slots
+        self._desk = desk
+        self._jobs: deque[Job] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._slots: list[asyncio.Task[None]] = []
+
+    @property
+    def oldest(self) -> Flight | None:
+        return self._jobs[0][0] if self._jobs else None
+
+    def withdraw(self) -> list[Job]:
+        found = [*self._jobs]
+        self._jobs.clear()
+        return found
+
+    def _wake(self) -> None:
+        while self._idle:
+            sleeper = self._idle.pop()
+            if not sleeper.done():
+                sleeper.set_result(None)
+                return
+        self._slots = [slot for slot in self._slots if not slot.done()]
+        if len(self._slots) < self.slots:
+            self._slots.append(asyncio.get_running_loop().create_task(self._work()))
+
+    async def _rest(self) -> None:
+        sleeper = asyncio.get_running_loop().create_future()
+        self._idle.append(sleeper)
+        await sleeper
+
+    async def _work(self) -> None:
+        raise NotImplementedError
+
+
+def ids_of(work: Task | list[Task]) -> set[int]:
+    return {task.id for task in work} if isinstance(work, list) else {work.id}
 
 
 def hand_in_all(desk: Desk, flight: Flight, tasks: list[Task], outcomes: dict[int, Outcome], seconds: float) -> None:

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -17,7 +16,7 @@ from penstock.handlers import Spec
 from penstock.model import Outcome, Task
 from penstock.worker import execution
 from penstock.worker.cell import job_to_json, outcome_from_json
-from penstock.worker.crew import Job, hand_in_all, last_resort, still_wanted
+from penstock.worker.crew import Job, Slots, hand_in_all, ids_of, last_resort, still_wanted
 from penstock.worker.execution import LOST
 from penstock.worker.flights import Desk, Flight
 from penstock.worker.link import Link, close_when_over
@@ -27,26 +26,14 @@ FAREWELL = 2.0  # seconds for on_stop in a process
 STARTING = 60.0  # seconds a process may take to import the application
 
 
-class Processes:
+class Processes(Slots):
     """So many slots. Each has its process from the first task on, and a new one after each that was ended."""
 
     def __init__(self, slots: int, desk: Desk, orders: Orders) -> None:
-        self.slots = slots
-        self._desk = desk
+        super().__init__(slots, desk)
         self._orders = orders
-        self._jobs: deque[Job] = deque()
-        self._idle: list[asyncio.Future[None]] = []
-        self._slots: list[asyncio.Task[None]] = []
         self._running: dict[Cell, Job] = {}
         self._cells: set[Cell] = set()
-
-    @property
-    def waiting(self) -> int:
-        return len(self._jobs)
-
-    @property
-    def oldest(self) -> Flight | None:
-        return self._jobs[0][0] if self._jobs else None
 
     def put(self, jobs: Iterable[Job], *, alone: bool = False) -> None:  # noqa: ARG002 - nothing is small here
         self._jobs.extend(jobs)
@@ -56,15 +43,9 @@ class Processes:
         for _ in range(min(len(self._jobs), self.slots)):
             self._wake()
 
-    def withdraw(self) -> list[Job]:
-        found = [*self._jobs]
-        self._jobs.clear()
-        return found
-
     def cancel(self, flight: Flight, ids: set[int] | None) -> None:
         for cell, (of, _, work) in self._running.items():
-            mine = {work.id} if isinstance(work, Task) else {task.id for task in work}
-            if of is flight and (ids is None or mine <= ids):
+            if of is flight and (ids is None or ids_of(work) <= ids):
                 cell.unwanted = True
                 cell.kill()
 
@@ -77,25 +58,13 @@ class Processes:
             slot.cancel()
         await asyncio.gather(*self._slots, return_exceptions=True)
 
-    def _wake(self) -> None:
-        while self._idle:
-            sleeper = self._idle.pop()
-            if not sleeper.done():
-                sleeper.set_result(None)
-                return
-        self._slots = [slot for slot in self._slots if not slot.done()]
-        if len(self._slots) < self.slots:
-            self._slots.append(asyncio.get_running_loop().create_task(self._work()))
-
     async def _work(self) -> None:
         cell = Cell(self._orders)
         self._cells.add(cell)
         try:
             while True:
                 if not self._jobs:
-                    sleeper = asyncio.get_running_loop().create_future()
-                    self._idle.append(sleeper)
-                    await sleeper
+                    await self._rest()
                     continue
                 job = self._jobs.popleft()
                 self._running[cell] = job

@@ -33,10 +33,6 @@ class Threads:
         self._lock = threading.Lock()
 
     @property
-    def waiting(self) -> int:
-        return len(self._jobs)
-
-    @property
     def oldest(self) -> Flight | None:
         try:
             return self._jobs[0][0]
