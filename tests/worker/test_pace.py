@@ -11,7 +11,7 @@ from penstock.worker.pace import LARGEST_BATCH, SLOWEST, Pace, Turns
 
 def paced(slots: int, seconds: float) -> Pace:
     pace = Pace(slots)
-    pace.note(100, 100 * seconds)
+    pace.note(1000, 1000 * seconds)
     return pace
 
 
@@ -19,6 +19,14 @@ def test_before_anything_is_known_each_slot_gets_one() -> None:
     assert Pace(10).room(0) == 10
     assert Pace(10).room(7) == 3
     assert Pace(10).room(10) == 0
+
+
+def test_one_tiny_task_says_little_of_the_others() -> None:
+    pace = Pace(4)
+    pace.note(1, 1e-6)
+    assert pace.target == 4
+    pace.note(9, 9e-6)
+    assert pace.target == 40
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,7 @@ def drain(
     )
     with bar(f"drain {queue}", quiet=shell.quiet or shell.json) as progress:
         report = run(shell, plan, registry, progress)
+        progress([], report)
     finish(shell, report)
 
 

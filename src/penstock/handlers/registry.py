@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any, Literal, get_args, get_origin
 
 from penstock import validate
@@ -22,7 +23,7 @@ Mode = Literal["thread", "process", "async"]
 Hook = Callable[..., Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Spec:
     """A handler: the function, and how its tasks are run."""
 
@@ -42,7 +43,7 @@ class Spec:
     def name(self) -> str:
         return f"{self.queue}/{self.kind}"
 
-    @property
+    @cached_property
     def quick(self) -> bool:
         """It wants nothing but the keys of its payload, and may take as long as it likes."""
         wanted = self.arguments

@@ -6,10 +6,11 @@ import asyncio
 import time
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import cast
 
 from penstock.aio.queue import AsyncQueue
 from penstock.handlers import AsyncContext, Spec
-from penstock.model import DONE, Outcome, Task
+from penstock.model import Outcome, Task
 from penstock.worker import execution
 from penstock.worker.crew import Job, Slots, hand_in_all, ids_of, last_resort, still_wanted
 from penstock.worker.execution import LOST, SETTLED
@@ -88,7 +89,7 @@ class Coroutines(Slots):
         self._running[me] = job
         try:
             if spec.quick:
-                await self._run_quickly(flight, spec, work)  # type: ignore[arg-type]
+                await self._run_quickly(flight, spec, cast("Task", work))
             else:
                 await self._run(flight, spec, work)
         except asyncio.CancelledError as error:
@@ -102,16 +103,8 @@ class Coroutines(Slots):
             self._unwanted.discard(me)
 
     async def _run_quickly(self, flight: Flight, spec: Spec, task: Task) -> None:
-        """A handler that asks for nothing: half the cost, which is all of a small task's."""
         began = time.perf_counter()
-        try:
-            payload = task.payload
-            if not spec.arguments.suits(payload):  # type: ignore[union-attr]
-                spec.arguments.refuse(payload)  # type: ignore[union-attr]
-            result = await spec.function(**payload)
-            outcome = DONE if result is None else execution.judged(result, None)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - an outcome comes of it
-            outcome = execution.failed(spec, task, None, error)
+        outcome = await execution.run_quickly_async(spec, task)
         self._desk.hand_in(flight, task, outcome, time.perf_counter() - began)
 
     async def _run(self, flight: Flight, spec: Spec, work: Task | list[Task]) -> None:

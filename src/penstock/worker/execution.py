@@ -36,10 +36,8 @@ def run(spec: Spec, task: Task, context: AnyContext | None) -> Outcome:
 def run_quickly(spec: Spec, task: Task) -> Outcome:
     """The same for a handler that asks for nothing: half the cost, which is all of a small task's."""
     try:
-        payload = task.payload
-        if not spec.arguments.suits(payload):  # type: ignore[union-attr]
-            spec.arguments.refuse(payload)  # type: ignore[union-attr]
-        result = spec.function(**payload)
+        assert spec.arguments is not None
+        result = spec.function(**spec.arguments.checked(task.payload))
         return DONE if result is None else judged(result, None)
     except BaseException as error:  # noqa: BLE001 - an outcome comes of it
         return failed(spec, task, None, error)
@@ -54,6 +52,15 @@ async def run_async(spec: Spec, task: Task, context: AnyContext | None) -> Outco
         if cancelled(error):
             raise
         return failed(spec, task, context, error)
+
+
+async def run_quickly_async(spec: Spec, task: Task) -> Outcome:
+    try:
+        assert spec.arguments is not None
+        result = await spec.function(**spec.arguments.checked(task.payload))
+        return DONE if result is None else judged(result, None)
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - an outcome comes of it
+        return failed(spec, task, None, error)
 
 
 def run_batch(spec: Spec, tasks: Sequence[Task]) -> dict[int, Outcome]:

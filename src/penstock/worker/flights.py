@@ -7,6 +7,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from penstock.errors import LeaseLost, PenstockError, Unavailable
@@ -34,6 +36,7 @@ class Flight(Held):
         self.others: dict[int, Outcome] = {}
         self.busy = False  # a settle is under way
         self.timer: asyncio.TimerHandle | None = None
+        self.waiter: SimpleQueue[bool] | None = None  # a thread that wants to settle it as soon as it is complete
 
     @property
     def token(self) -> str:
@@ -86,9 +89,9 @@ class Desk:
         if not self._told:
             self.ring()
 
-    def lay_down(self, flight: Flight, task: Task, outcome: Outcome, seconds: float) -> None:
+    def lay_down(self, entry: Entry) -> None:
         """The same without waking the loop: whoever lays down many rings once, or somebody looks a little later."""
-        self._entries.append((flight, task, outcome, seconds))
+        self._entries.append(entry)
 
     def ring(self) -> None:
         self._told = True
@@ -115,17 +118,55 @@ class Desk:
         if tasks:
             self._ends.finished(tasks, load, seconds, others)
 
+    def settle_here(self, flight: Flight, entries: list[Entry]) -> bool:
+        """By the thread that ran all of it, where all is plainly done. Anything else goes the usual way."""
+        if len(entries) == len(flight.claim) and all(outcome is DONE for _, _, outcome, _ in entries):
+            with suppress(PenstockError):
+                flight.queue.settle(flight.claim)
+                self._loop.call_soon_threadsafe(self._settled_here, flight, sum(took for *_, took in entries))
+                return True
+        self._entries.extend(entries)
+        self.ring()
+        return False
+
+    def _settled_here(self, flight: Flight, seconds: float) -> None:
+        tasks = len(flight.claim)
+        self._ends.finished(tasks, tasks * flight.unit, seconds, [])
+        self._ends.settled(flight, tasks, {}, set())
+        self._ends.landed(flight)
+
+    def settle_when_complete(self, flight: Flight, complete: SimpleQueue[bool]) -> bool:
+        """The same by a thread that waits for what the loop runs."""
+        if not complete.get():
+            return False
+        with suppress(PenstockError):
+            flight.queue.settle(flight.claim)
+            self._loop.call_soon_threadsafe(self._settled_there, flight)
+            return True
+        self._loop.call_soon_threadsafe(self._settle_soon, flight)
+        return False
+
+    def _settled_there(self, flight: Flight) -> None:
+        self._ends.settled(flight, len(flight.claim), {}, set())
+        self._ends.landed(flight)
+
     def _consider(self, flight: Flight) -> None:
         """At once when it is complete; else a few milliseconds later, together with what comes until then."""
         if flight.busy or not flight.known:
             return
-        if flight.known == flight.left:
+        if flight.waiter is not None and len(flight.done) == len(flight.claim):
+            flight.waiter.put(True)
+            flight.waiter = None
+        elif flight.known == flight.left:
             self._settle_soon(flight)
         elif flight.timer is None:
             flight.timer = self._loop.call_later(FLUSH, self._settle_soon, flight)
             self._timed.add(flight)
 
     def _settle_soon(self, flight: Flight) -> None:
+        if flight.waiter is not None:  # there is more to say than that all is done, or it takes longer
+            flight.waiter.put(False)
+            flight.waiter = None
         if flight.timer is not None:
             flight.timer.cancel()
             flight.timer = None

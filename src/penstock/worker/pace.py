@@ -8,7 +8,8 @@ import time
 
 AHEAD = 0.1  # seconds of work to have in hand
 LARGEST_BATCH = 500
-TINY = 50e-6
+TRUST = 4  # times what was seen
+TINY = 50e-6  # seconds
 ASIDE = 5.0  # seconds
 QUICKEST, SLOWEST = 0.01, 0.6  # seconds between two looks at an empty queue
 
@@ -19,9 +20,11 @@ class Pace:
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.seconds: float | None = None
+        self.seen = 0.0
 
     def note(self, tasks: float, seconds: float) -> None:
         """So many were done in so many seconds of work. What a handler takes at once counts as one."""
+        self.seen += tasks
         mean = seconds / tasks
         weight = min(0.5, tasks / 50)
         self.seconds = mean if self.seconds is None else self.seconds + weight * (mean - self.seconds)
@@ -41,6 +44,7 @@ class Pace:
         if self.seconds is None:
             return self.slots
         ahead = AHEAD * self.slots / max(self.seconds, 1e-7)
+        ahead = min(ahead, TRUST * self.seen)  # the first one may have been an exception
         return self.slots if ahead < self.slots else int(min(ahead, LARGEST_BATCH))
 
     def room(self, in_hand: float) -> int:

@@ -14,7 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from penstock.aio.database import AsyncDatabase
@@ -38,6 +40,7 @@ from penstock.worker.threads import Threads
 
 LOG = logging.getLogger("penstock.worker")
 TICK = 0.25
+STRETCH = 0.2  # seconds that a thread goes on by itself
 STALLED = 1.0  # seconds that a claimed task may wait for a slot before it is given back
 FAREWELL = 5.0  # seconds that hooks for the dead may take when the process is about to end
 RELEASED = Outcome.release()
@@ -61,11 +64,13 @@ class Runner:
         self._turns = Turns(orders.queues)
         self._pace = Pace(slots)
         self._desk = Desk(asyncio.get_running_loop(), self)
+        self._threads = Threads(slots, self._desk)
         self._crews: dict[str, Crew] = self._hired(slots)
         self._flights: dict[str, Flight] = {}
         self._in_hand = 0  # tasks taken and not finished
         self._load = 0.0  # the slots they take
         self._batches = {name: largest_batch(registry, name) for name in orders.queues}
+        self._gone: list[str] = []  # leases that ended, and the supervisor does not know
         self._finished = 0
         self._counts: Counter[str] = Counter()
         self._changed = asyncio.Event()
@@ -74,6 +79,7 @@ class Runner:
         self._grace = orders.grace
         self._why = "stopped"
         self._asked_at: float | None = None  # to stop: the grace period begins
+        self._errand: asyncio.Future[int] | None = None  # a thread claims, runs and settles by itself
         self._alone = False  # somebody has to run alone what killed its worker before: let go of everything first
         self._reconnecting: asyncio.Task[None] | None = None
         self._reconnected_at = 0.0
@@ -82,7 +88,7 @@ class Runner:
     def _hired(self, slots: int) -> dict[str, Crew]:
         queues = {name: AsyncQueue(self._for_coroutines, name) for name in self._orders.queues}
         return {
-            "thread": Threads(slots, self._desk),
+            "thread": self._threads,
             "async": Coroutines(slots, self._desk, queues),
             "process": Processes(slots, self._desk, self._orders),
         }
@@ -104,9 +110,10 @@ class Runner:
         await asyncio.gather(*duties, return_exceptions=True)
         if self._chores:
             await asyncio.wait(self._chores, timeout=FAREWELL)
+        self._report()  # the hooks are somebody else's
         await called(self._registry.stopping)
         await self._for_coroutines.close()
-        self._link.send(bye=self._why, counts=self._counts)
+        self._report(bye=self._why)
         for duty in duties:
             if not duty.cancelled() and (error := duty.exception()) is not None:
                 raise error
@@ -173,7 +180,7 @@ class Runner:
         with suppress(PenstockError):
             await self.apart(flight.queue.release, flight.claim)
             self._counts["release"] += flight.left
-        self._link.send(gone=flight.token)
+        self._gone.append(flight.token)
 
     # --- claiming ---------------------------------------------------------------------------------------------------
 
@@ -192,9 +199,14 @@ class Runner:
     def _room(self) -> int:
         if any(flight.claim.alone for flight in self._flights.values()) or (self._alone and self._flights):
             return 0
-        if self._pace.tiny and self._flights and not self._orders.overlap:
+        if self._in_turn and self._flights:
             return 0
         return self._pace.room(self._load)
+
+    @property
+    def _in_turn(self) -> bool:
+        """Claim, run, settle, then claim; not beside each other."""
+        return self._pace.tiny and not self._orders.overlap
 
     async def _rest(self) -> None:
         with suppress(TimeoutError):
@@ -205,7 +217,13 @@ class Runner:
         queue, lease = self._queues[name], self._leases[name]
         idle, asked_at = not self._flights, time.monotonic()
         try:
-            claim = await self.apart(self._ask, queue, room, idle)
+            if self._in_turn and idle:
+                got = await self._send(queue, room)
+            else:
+                claim = await self.apart(self._ask, queue, room, idle)
+                got = len(claim)
+                if claim:
+                    self._take(Flight(claim, queue, asked_at, lease, 1 / self._batches[name]))
         except Unavailable as error:
             if not self._over.is_set():
                 await self.reconnected(error)
@@ -216,11 +234,9 @@ class Runner:
             if self._turns.put_aside(name):
                 LOG.warning("claim refused", extra={"queue": name, "code": error.code})
             return
-        self._turns.note(name, len(claim), room)
+        self._turns.note(name, got, room)
         if idle:
             self._alone = False  # if one waited here, it has it now
-        if claim:
-            self._take(Flight(claim, queue, asked_at, lease, 1 / self._batches[name]))
 
     def _ask(self, queue: Queue, room: int, idle: bool) -> Claim:
         if self._alone:
@@ -228,22 +244,26 @@ class Runner:
         return queue.claim(room, lease=self._leases[queue.name], worker=self._orders.name, may_alone=idle)
 
     def _take(self, flight: Flight) -> None:
+        self._hold(flight)
+        if self._over.is_set():
+            self._give_back((flight, task) for task in flight.claim.tasks)
+            return
+        for mode, jobs in self._sorted(flight).items():
+            self._crews[mode].put(jobs, alone=self._pace.tiny)
+
+    def _hold(self, flight: Flight) -> None:
         claim = flight.claim
         flight.stopping = self._over.is_set()
         self._flights[flight.token] = flight
         age = time.monotonic() - flight.taken_at
-        self._link.send(held=flight.token, queue=claim.queue, seconds=flight.lease, age=age)
+        self._report(held=flight.token, queue=claim.queue, seconds=flight.lease, age=age)
         self._in_hand += len(claim)
         self._load += len(claim) * flight.unit
         flight.lost = age > flight.lease  # an async handler held the loop: somebody else has them by now
-        if self._over.is_set():
-            self._give_back((flight, task) for task in claim.tasks)
-            return
-        for mode, jobs in self._sorted(flight, claim).items():
-            self._crews[mode].put(jobs, alone=self._pace.tiny)
 
-    def _sorted(self, flight: Flight, claim: Claim) -> dict[str, list[Job]]:
+    def _sorted(self, flight: Flight) -> dict[str, list[Job]]:
         """Who runs what. A kind that nobody knows is put back for later, and shown."""
+        claim = flight.claim
         found: dict[str, list[Job]] = {}
         together: dict[str, tuple[Spec, list[Task]]] = {}
         for task in claim.tasks:
@@ -266,6 +286,63 @@ class Runner:
         except KeyError:
             found = self._specs[queue, kind] = self._registry.find(queue, kind)
             return found
+
+    # --- tiny tasks -------------------------------------------------------------------------------------------------
+
+    async def _send(self, queue: Queue, room: int) -> int:
+        """One thread does it all, from claim to settle, batch after batch: where processes fill the cores, every
+        hand-over waits for one of them, and that takes longer than the tasks. How many its last claim brought."""
+        told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._errand = told
+        self._threads.send(partial(self._go, queue, room, told))
+        return await told
+
+    def _go(self, queue: Queue, room: int, told: asyncio.Future[int]) -> None:
+        """By a thread of the crew. It is back when it got less than it asked for, or there is something else to do."""
+        soon = told.get_loop().call_soon_threadsafe
+        until = time.monotonic() + STRETCH
+        try:
+            while True:
+                asked_at = time.monotonic()
+                claim = self._ask(queue, room, idle=True)
+                flight = Flight(claim, queue, asked_at, self._leases[queue.name], 1 / self._batches[queue.name])
+                if not self._done_in_one_go(flight, soon):
+                    break
+                if len(claim) < room or asked_at > until or told.done() or self._alone or self._over.is_set():
+                    break
+            soon(self._back, told, len(claim))
+        except BaseException as error:  # noqa: BLE001 - whoever sent it shall know
+            soon(self._back, told, error)
+
+    def _done_in_one_go(self, flight: Flight, soon: Callable[..., object]) -> bool:
+        mode = self._quick_mode(flight.claim)
+        if mode == "thread":
+            soon(self._hold, flight)
+            return self._desk.settle_here(flight, self._threads.work_off(self._sorted(flight)[mode]))
+        if mode == "async":
+            complete = flight.waiter = SimpleQueue()
+            soon(self._take, flight)
+            return self._desk.settle_when_complete(flight, complete)
+        if flight.claim:
+            soon(self._take, flight)
+        return False
+
+    def _quick_mode(self, claim: Claim) -> str | None:
+        """How all of it is run, if that is the same quick way for all."""
+        if claim.alone or self._over.is_set():
+            return None
+        specs = [self._spec(claim.queue, kind) for kind in {task.kind for task in claim.tasks}]
+        modes = {spec.mode if spec is not None and spec.quick else None for spec in specs}
+        return modes.pop() if len(modes) == 1 else None
+
+    @staticmethod
+    def _back(told: asyncio.Future[int], got: int | BaseException) -> None:
+        if told.done():  # nobody could wait any longer
+            return
+        if isinstance(got, BaseException):
+            told.set_exception(got)
+        else:
+            told.set_result(got)
 
     # --- what comes of it -------------------------------------------------------------------------------------------
 
@@ -301,8 +378,13 @@ class Runner:
 
     def landed(self, flight: Flight) -> None:
         self._flights.pop(flight.token, None)
-        self._link.send(gone=flight.token, counts=self._counts)
+        self._gone.append(flight.token)
         self._changed.set()
+
+    def _report(self, **news: Any) -> None:
+        """Leases that ended are told of with the next: each message wakes the supervisor, which needs a core for it."""
+        self._link.send(**news, gone=self._gone, counts=self._counts)
+        self._gone = []
 
     def _do(self, chore: Any) -> None:
         task = asyncio.get_running_loop().create_task(chore)
@@ -388,13 +470,17 @@ class Runner:
             oldest = [flight for crew in self._crews.values() if (flight := crew.oldest) is not None]
             for crew in self._crews.values():
                 crew.nudge()
+            if self._in_turn and any(time.monotonic() - flight.taken_at > TICK for flight in self._flights.values()):
+                self._pace.stalled()  # one is not tiny at all: the others need not wait for it
+                if self._errand is not None:
+                    self._back(self._errand, 0)
             if any(time.monotonic() - flight.taken_at > STALLED for flight in oldest):
                 self._pace.stalled()
                 self._give_back(self._withdrawn())
             if self._orders.max_rss is not None and self._finished and memory() > self._orders.max_rss:
                 self._stop("recycled")  # not before it did anything: the limit may be less than anybody needs
             busy = max(0, min(self._in_hand, self._orders.concurrency))
-            self._link.send(busy=busy, counts=self._counts)
+            self._report(busy=busy)
             await asyncio.sleep(TICK)
 
 

@@ -104,10 +104,10 @@ class Member:
             self._note(message)
 
     def _note(self, message: Message) -> None:
+        for token in message.get("gone", ()):
+            self.leases.let_go(token)
         if "held" in message:
             self._supervisor.hold(self, message)
-        elif "gone" in message:
-            self.leases.let_go(message["gone"])
         elif "ready" in message:
             self.ready = True
         elif "failed" in message:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
+from typing import cast
 
 from penstock.handlers import Context, Spec
 from penstock.model import Task
 from penstock.worker import execution
 from penstock.worker.crew import Job, hand_in_all, last_resort, still_wanted
 from penstock.worker.execution import SETTLED
-from penstock.worker.flights import Desk, Flight
+from penstock.worker.flights import Desk, Entry, Flight
 
 RING = 0.001  # seconds between two calls to the loop while tasks are tiny: it would take the interpreter from them
 
@@ -26,6 +27,7 @@ class Threads:
         self.slots = slots
         self._desk = desk
         self._jobs: deque[Job] = deque()
+        self._errands: deque[Callable[[], None]] = deque()
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._idle = 0
         self._spread = True  # who takes a task wakes another thread for the next
@@ -42,6 +44,11 @@ class Threads:
     def put(self, jobs: Iterable[Job], *, alone: bool = False) -> None:
         self._spread = not alone
         self._jobs.extend(jobs)
+        self._wake()
+
+    def send(self, errand: Callable[[], None]) -> None:
+        """Something that one thread shall do as a whole, before anything else."""
+        self._errands.append(errand)
         self._wake()
 
     def nudge(self) -> None:
@@ -80,35 +87,60 @@ class Threads:
                 self._started -= 1
 
     def _work(self) -> None:
-        jobs, rung = self._jobs, 0.0
+        jobs, errands, rung = self._jobs, self._errands, 0.0
         while True:
             try:
+                if errands:
+                    errands.popleft()()
+                    continue
                 job = jobs.popleft()
             except IndexError:
                 self._rest()
                 continue
-            try:
-                flight, spec, work = job
-                if self._spread and jobs and (self._idle or self._started < self.slots):
-                    self._wake()
-                if not spec.quick or flight.lost or flight.revoked:
-                    self._run(flight, spec, work)
-                    continue
-                began = time.perf_counter()
-                outcome = execution.run_quickly(spec, work)  # type: ignore[arg-type]
-            except BaseException as error:  # noqa: BLE001 - no task is ever stuck
-                last_resort(self._desk, job, error)
+            entry = self._do(job)
+            if entry is None:
                 continue
+            self._desk.lay_down(entry)
             now = time.perf_counter()
-            self._desk.lay_down(flight, work, outcome, now - began)  # type: ignore[arg-type]
             if self._spread or not jobs or now - rung > RING:
                 rung = now
                 self._desk.ring()
 
+    def work_off(self, jobs: Iterable[Job]) -> list[Entry]:
+        """On an errand: these, until they are done or others came to help. What became of them is the caller's to hand
+        in."""
+        self._spread = False
+        self._jobs.extend(jobs)
+        entries: list[Entry] = []
+        while True:
+            try:
+                job = self._jobs.popleft()
+            except IndexError:
+                return entries
+            if (entry := self._do(job)) is not None:
+                entries.append(entry)
+
+    def _do(self, job: Job) -> Entry | None:
+        """What became of it; None: somebody was told already."""
+        flight, spec, work = job
+        try:
+            if self._spread and self._jobs and (self._idle or self._started < self.slots):
+                self._wake()
+            if not spec.quick or flight.lost or flight.revoked:
+                self._run(flight, spec, work)
+                return None
+            began = time.perf_counter()
+            task = cast("Task", work)
+            outcome = execution.run_quickly(spec, task)
+        except BaseException as error:  # noqa: BLE001 - no task is ever stuck
+            last_resort(self._desk, job, error)
+            return None
+        return flight, task, outcome, time.perf_counter() - began
+
     def _rest(self) -> None:
         with self._lock:
             self._idle += 1
-        if self._jobs:  # came between the look and the note; whoever notices takes the place back
+        if self._jobs or self._errands:  # came between the look and the note; whoever notices takes the place back
             self._wake()
         self._bell.get()
 
