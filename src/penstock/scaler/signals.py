@@ -1,0 +1,148 @@
+"""What a policy sees: the promise and the limits, how the queue stands and stood, the fleet, what is known to come.
+
+Times are seconds on one clock, which somebody else reads: nothing here knows what time it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock.errors import ConfigError, shown
+
+MOST_WORKERS = 100_000
+LONGEST = 10 * 365 * 86_400.0
+STALE_AFTER = 3  # intervals without a new sample
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What was promised, and what may be used for it."""
+
+    sla: float  # no task waits longer between due and start
+    min_workers: int = 1
+    max_workers: int = 10
+    slots: int = 1  # tasks that one worker runs at a time
+    interval: float = 5.0  # between two decisions
+    start_latency: float = 20.0  # from asking for a worker to its first claim, until it was measured
+
+    def __post_init__(self) -> None:
+        for name, least in (("sla", 0.001), ("interval", 0.001), ("start_latency", 0.0)):
+            number(name, getattr(self, name), least, LONGEST)
+        for name, least in (("min_workers", 0), ("max_workers", 1), ("slots", 1)):
+            whole(name, getattr(self, name), least, MOST_WORKERS)
+        if self.min_workers > self.max_workers:
+            raise ConfigError(f"min_workers: {self.min_workers} is more than max_workers, {self.max_workers}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look at the queue. What is counted is counted since the beginning of time."""
+
+    at: float
+    pending: int  # due and waiting
+    active: int = 0  # running
+    oldest_age: float = 0.0  # of those that wait
+    arrived: int = 0  # fell due, ever
+    finished: int = 0  # attempts that ended, ever
+    busy_seconds: float = 0.0  # spent in tasks, ever, those that still run included
+    workers: int = 0  # asked for and not told to go
+
+    def __post_init__(self) -> None:
+        number("at", self.at, -LONGEST, LONGEST * 100)
+        for name in ("pending", "active", "arrived", "finished", "workers"):
+            whole(name, getattr(self, name), 0, 2**62)
+        for name in ("oldest_age", "busy_seconds"):
+            number(name, getattr(self, name), 0.0, math.inf if name == "busy_seconds" else LONGEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The workers there are. One that was told to go is not among them."""
+
+    ready: int = 0
+    starting: tuple[float, ...] = ()  # seconds until each is ready, soonest first
+    draining: int = 0
+
+    @property
+    def workers(self) -> int:
+        return self.ready + len(self.starting)
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """Everything that a decision is made of, beside what the policy remembers."""
+
+    now: float
+    limits: Limits
+    samples: tuple[Sample, ...] = ()  # oldest first, not more than SAMPLES; the last may be old
+    fleet: Fleet = field(default_factory=Fleet)
+    waiting: tuple[tuple[float, int], ...] = ()  # (age, tasks) oldest first; empty: only the sample is known
+    running: tuple[float, ...] = ()  # how long each of them has been running
+    planned: tuple[tuple[float, int], ...] = ()  # (seconds from now, tasks) that will fall due, soonest first
+    service: float | None = None  # seconds in a slot that a task takes; None: nobody knows yet
+    dispersion: float = 1.0  # of service times: standard deviation / mean
+    start_latency: float | None = None  # measured
+
+    @property
+    def latest(self) -> Sample | None:
+        return self.samples[-1] if self.samples else None
+
+    @property
+    def stale(self) -> bool:
+        """Nobody has looked for a while: what is seen here may be over."""
+        latest = self.latest
+        return latest is None or self.now - latest.at > STALE_AFTER * self.limits.interval
+
+    @property
+    def pending(self) -> int:
+        return 0 if self.latest is None else self.latest.pending
+
+    @property
+    def active(self) -> int:
+        return 0 if self.latest is None else self.latest.active
+
+    @property
+    def oldest_age(self) -> float:
+        """Now: it has gone on waiting since somebody looked."""
+        latest = self.latest
+        if latest is None or not latest.pending:
+            return 0.0
+        return latest.oldest_age + max(0.0, self.now - latest.at)
+
+    @property
+    def rate(self) -> float | None:
+        """Tasks a second that one worker finishes."""
+        return None if self.service is None else self.limits.slots / self.service
+
+    @property
+    def latency(self) -> float:
+        return self.limits.start_latency if self.start_latency is None else self.start_latency
+
+
+SAMPLES = 61  # five minutes of a look every five seconds
+
+
+def number(name: str, value: object, least: float, most: float) -> None:
+    good = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not good or not least <= value <= most:  # type: ignore[operator]
+        limit = f"at least {least:g}" if most >= LONGEST else f"between {least:g} and {most:g}"
+        raise ConfigError(f"{name}: {shown(value)} is not a number of seconds {limit}")
+
+
+def whole(name: str, value: object, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ConfigError(f"{name}: {shown(value)} is not a whole number between {least} and {most:,}")
+
+
+def rate_between(samples: Sequence[Sample], counted: str, seconds: float) -> float | None:
+    """How fast a counter grew over the last seconds, per second; None: fewer than two looks."""
+    if len(samples) < 2:
+        return None
+    last = samples[-1]
+    first = next((one for one in samples if one.at >= last.at - seconds - 1e-9), last)
+    if first is last:
+        first = samples[-2]
+    span = last.at - first.at
+    return None if span <= 0 else (getattr(last, counted) - getattr(first, counted)) / span
