@@ -48,10 +48,11 @@ class Sample:
     finished: int = 0  # attempts that ended, ever
     busy_seconds: float = 0.0  # spent in tasks, ever, those that still run included
     workers: int = 0  # asked for and not told to go
+    announced: int = 0  # of the arrived, those that were planned before: no forecast is needed for these
 
     def __post_init__(self) -> None:
         number("at", self.at, -LONGEST, LONGEST * 100)
-        for name in ("pending", "active", "arrived", "finished", "workers"):
+        for name in ("pending", "active", "arrived", "finished", "workers", "announced"):
             whole(name, getattr(self, name), 0, 2**62)
         for name in ("oldest_age", "busy_seconds"):
             number(name, getattr(self, name), 0.0, math.inf if name == "busy_seconds" else LONGEST)

@@ -1,0 +1,135 @@
+"""The default policy: the fewest workers with which every task can still be started in time.
+
+What waits, what is planned and what will probably come, each with its deadline, against the starts that slots can
+make, new ones only after they are up (`outlook`). Down it goes only when fewer would have done for a while: the smaller
+the gain, the longer. What a steady stream needs is a floor; so is, where workers start more slowly than tasks may wait,
+what the last bursts needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.scaler.decision import Decision, Memory, ceiling, conclude
+from penstock.scaler.forecast import Forecast, forecast, slots_for
+from penstock.scaler.outlook import Outlook
+from penstock.scaler.signals import Signals
+
+BUCKET = 300.0  # seconds
+
+Needs = list[list[float]]  # [moment, workers], each the last time that so many were needed, the most first
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """No knob is in tasks or workers: they mean the same for a queue of any size."""
+
+    z: float = 1.0  # standard deviations of arrivals that are provided for
+    rest: float = 1.0  # start latencies for which a worker that is not needed stays in any case
+    patience: float = 30.0  # seconds for which the whole fleet would be kept to spare a change of direction
+    longest_hold: float = 300.0  # seconds
+    recovery: float = 0.5  # share of the SLA within which what can not be saved is to be started
+    late_share: float = 0.001  # of a steady stream that may wait longer than the SLA
+    remembered: float = 3600.0  # seconds for which a burst keeps the fleet warm
+
+    @property
+    def name(self) -> str:
+        return "deadline"
+
+    def decide(self, signals: Signals, memory: Memory = None) -> Decision:
+        memory = memory or {}
+        if signals.service is None:
+            return self._feel_forward(signals, memory)
+        coming = forecast(signals.samples)
+        outlook = Outlook(signals, coming, z=self.z, recovery=self.recovery)
+        peaks = self._peaks(signals, coming, memory)
+        rules = {
+            "deadlines": outlook.fewest,
+            "steady": self._steady(signals, coming.steady, coming),
+            "warm": max((int(need) for _, need in peaks), default=0),
+        }
+        rule = max(rules, key=lambda name: rules[name])
+        needed = rules[rule]
+        needs = remember(memory.get("needs", []), signals.now, needed, self.longest_hold)
+        held = self._held(signals, needs)
+        said = sentence(signals, outlook, coming, rules, rule)
+        if held > needed:
+            rule, said = "hold", f"{said}; {held} stay until fewer have done for longer"
+        rules["hold"] = held
+        return conclude(signals, held, rule, rules, said, memory={"needs": needs, "peaks": peaks})
+
+    def _steady(self, signals: Signals, rate: float, coming: Forecast) -> int:
+        limits = signals.limits
+        slots = slots_for(
+            rate,
+            signals.service or 1.0,
+            limits.sla,
+            self.late_share,
+            variability=(coming.dispersion + signals.dispersion**2) / 2,
+            most=limits.max_workers * limits.slots,
+        )
+        return ceiling(slots / limits.slots)
+
+    def _peaks(self, signals: Signals, coming: Forecast, memory: Memory) -> Needs:
+        """Where a worker that is asked for when a burst comes is up too late for it: the most that bursts needed, of
+        every five minutes of the last hour. Elsewhere nothing."""
+        if signals.latency + signals.limits.interval < signals.limits.sla:
+            return []
+        kept = [[at, need] for at, need in memory.get("peaks", []) if at > signals.now - self.remembered]
+        bucket, need = signals.now // BUCKET * BUCKET, float(self._steady(signals, coming.rate, coming))
+        if kept and kept[-1][0] == bucket:
+            kept[-1][1] = max(kept[-1][1], need)
+        else:
+            kept.append([bucket, need])
+        return kept
+
+    def _held(self, signals: Signals, needs: Needs) -> int:
+        """The fewest to which it may go now. Fewer must have been enough for a time that is the shorter the more that
+        saves: a worker that is let go and wanted again costs a start, and a change of direction costs trust."""
+        fleet, newest = signals.fleet.workers, len(needs) - 1
+        for place in range(newest, 0, -1):
+            fewer, last_time = int(needs[place][1]), needs[place - 1][0]
+            if fewer >= fleet or signals.now - last_time >= self._hold(signals, fleet, fewer):
+                return fewer
+        return int(needs[0][1])
+
+    def _hold(self, signals: Signals, fleet: int, fewer: int) -> float:
+        return min(self.longest_hold, self.rest * signals.latency + self.patience * fleet / (fleet - fewer))
+
+    def _feel_forward(self, signals: Signals, memory: Memory) -> Decision:
+        """Nobody knows how long a task takes: twice as many at most each time that new workers are up."""
+        fleet, limits = signals.fleet, signals.limits
+        work = signals.pending + signals.active
+        wanted, since = fleet.workers, memory.get("doubled", -1e18)
+        if not work:
+            wanted = min(fleet.workers, limits.min_workers)
+        elif not fleet.workers:
+            wanted, since = 1, signals.now
+        elif signals.pending and not fleet.starting and signals.now - since >= signals.latency:
+            wanted, since = min(2 * fleet.workers, max(fleet.workers, ceiling(work / limits.slots))), signals.now
+        said = f"{signals.pending} waiting, {signals.active} running, none has finished yet: at most twice as many"
+        return conclude(signals, wanted, "unknown", {"unknown": wanted}, said, memory={**memory, "doubled": since})
+
+
+def remember(needs: Needs, now: float, needed: int, longest: float) -> Needs:
+    """Needs that are no more than the present one do not matter any longer."""
+    return [*([at, most] for at, most in needs if at >= now - longest and most > needed), [now, float(needed)]]
+
+
+def sentence(signals: Signals, outlook: Outlook, coming: Forecast, rules: dict[str, int], rule: str) -> str:
+    expected = coming.expected(signals.latency + signals.limits.interval)
+    parts = [f"{signals.pending} waiting"]
+    if signals.pending:
+        parts[0] += f", the oldest for {signals.oldest_age:.0f} of {signals.limits.sla:g} s"
+    planned = sum(count for seconds, count in signals.planned if seconds <= signals.latency + signals.limits.interval)
+    parts.append(
+        f"{expected:.0f} expected" + (f" and {planned} planned" if planned else "") + " until new workers are up"
+    )
+    miss = outlook.shortfall
+    if miss is not None:
+        able = f"start {miss.started:.0f} of the {miss.due:.0f} that are due in {miss.seconds:.0f} s"
+        parts.append(f"the {signals.fleet.workers} there are {able}")
+    parts.append(f"{rules['deadlines']} keep every deadline")
+    if rule != "deadlines":
+        parts.append(f"{rules[rule]} for {'a steady stream' if rule == 'steady' else 'bursts as before'}")
+    return "; ".join(parts)

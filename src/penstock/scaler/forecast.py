@@ -1,0 +1,98 @@
+"""What will probably arrive, and how many slots a steady stream needs. Pure; a forecast may only raise a target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from penstock.scaler.signals import Sample
+
+FAST, SLOW, LONG = 15.0, 60.0, 300.0  # seconds
+SURPRISE = 2.5  # standard deviations that are no accident
+MOST_DISPERSED = 25.0
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Tasks that come unannounced, per second."""
+
+    rate: float  # now, as far as one can tell
+    steady: float  # without what may be a whim
+    growth: float  # per second and second, never negative
+    dispersion: float  # variance of counts / mean: 1 for independent arrivals
+
+    def expected(self, seconds: float) -> float:
+        """How many within the next seconds. Growth goes on, more and more slowly."""
+        damped = min(seconds, SLOW)
+        return self.rate * seconds + self.growth * damped * (seconds - damped / 2)
+
+    def at_most(self, seconds: float, z: float) -> float:
+        """The same with a margin of z standard deviations."""
+        mean = self.expected(seconds)
+        return mean + z * math.sqrt(self.dispersion * mean)
+
+
+def forecast(samples: Sequence[Sample]) -> Forecast:
+    counts = [(one.at, one.arrived - one.announced) for one in samples]
+    fast, slow = rate_over(counts, FAST), rate_over(counts, SLOW)
+    spread = dispersion(counts)
+    noise = math.sqrt(spread * max(slow, 1 / FAST) / FAST)
+    rate = fast if abs(fast - slow) > SURPRISE * noise else slow
+    return Forecast(max(rate, 0.0), max(slow, 0.0), growth(counts, noise), spread)
+
+
+def rate_over(counts: Sequence[tuple[float, int]], seconds: float) -> float:
+    if len(counts) < 2:
+        return 0.0
+    last, total = counts[-1]
+    first, before = next(one for one in counts if one[0] >= last - seconds - 1e-9)
+    if first >= last:
+        first, before = counts[-2]
+    return (total - before) / (last - first) if last > first else 0.0
+
+
+def growth(counts: Sequence[tuple[float, int]], noise: float) -> float:
+    """How fast the rate rises, between the last minute and the one before; 0: it does not, or that may be chance."""
+    if len(counts) < 3:
+        return 0.0
+    last = counts[-1][0]
+    earlier = [one for one in counts if one[0] <= last - SLOW + 1e-9]
+    if len(earlier) < 2 or earlier[-1][0] - earlier[0][0] < SLOW / 2:
+        return 0.0
+    rise = rate_over(counts, SLOW) - rate_over(earlier, SLOW)
+    return max(0.0, rise / SLOW) if rise > noise * math.sqrt(2 * FAST / SLOW) else 0.0
+
+
+def dispersion(counts: Sequence[tuple[float, int]]) -> float:
+    """How much more than by chance the counts of equal times differ from one to the next. Differences of neighbours: a
+    slow change is no dispersion."""
+    steps = [after[1] - before[1] for before, after in pairwise(counts)]
+    if len(steps) < 8:
+        return 1.0
+    mean = sum(steps) / len(steps)
+    if mean <= 0:
+        return 1.0
+    jumps = sum((b - a) ** 2 for a, b in pairwise(steps)) / (2 * (len(steps) - 1))
+    return min(MOST_DISPERSED, max(1.0, jumps / mean))
+
+
+def slots_for(rate: float, service: float, wait: float, share: float, *, variability: float = 1.0, most: int) -> int:
+    """The fewest slots with which not more than a share of a steady stream waits longer: Erlang's C, with the exponent
+    of Allen and Cunneen for arrivals and services that vary more or less than by chance."""
+    load = rate * service
+    if load <= 0:
+        return 0
+    if load >= most:
+        return most
+    blocked, slots = 1.0, 0  # Erlang's B, slot by slot
+    while slots < most:
+        slots += 1
+        blocked = load * blocked / (slots + load * blocked)
+        if slots <= load:
+            continue
+        waiting = slots * blocked / (slots - load * (1 - blocked))
+        if waiting * math.exp(-(slots - load) * wait / service / max(variability, 0.1)) <= share:
+            return slots
+    return most

@@ -1,0 +1,335 @@
+"""A queue, its workers and a policy, task by task: what a policy would have done, and what it would have cost.
+
+First due, first served; a task runs to its end; a worker is paid from the moment it is asked for until it is gone.
+Every policy meets the same tasks and the same delays, and sees only what a scaler can see.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from penstock.scaler.decision import Decision, Memory, Policy
+from penstock.scaler.signals import SAMPLES, Fleet, Limits, Sample, Signals
+from penstock.scaler.traces import Trace
+
+BINS = 40  # of the age histogram, to one promise
+HALF_LIFE = 600.0  # seconds after which what was learned of service times counts half
+ENDLESS = 30 * 86_400.0  # a queue that is not empty so long after the last arrival never will be
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One decision, for a picture."""
+
+    at: float
+    pending: int
+    oldest_age: float
+    ready: int
+    workers: int  # those that start included
+    arrived: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    tasks: int
+    breaches: int
+    worker_seconds: float
+    busy_seconds: float
+    starts: int
+    flips: int  # changes of direction
+    hours: float
+    peak_workers: int
+    waits: tuple[float, ...] = field(repr=False)  # of all tasks, ascending
+    moments: tuple[Moment, ...] = field(default=(), repr=False)
+
+    @property
+    def breach_rate(self) -> float:
+        return self.breaches / self.tasks if self.tasks else 0.0
+
+    @property
+    def flips_per_hour(self) -> float:
+        return self.flips / self.hours if self.hours else 0.0
+
+    def wait(self, share: float) -> float:
+        """So many of the tasks did not wait longer."""
+        if not self.waits:
+            return 0.0
+        return self.waits[min(len(self.waits) - 1, max(0, math.ceil(share * len(self.waits)) - 1))]
+
+
+def simulate(trace: Trace, policy: Policy, limits: Limits, *, watch: Callable[[float], None] | None = None) -> Result:
+    """`watch` is told now and then how far it is, as a share of the trace."""
+    return Simulation(trace, policy, limits).run(watch)
+
+
+class Worker:
+    __slots__ = ("asked_at", "busy", "draining", "gone", "ready_at")
+
+    def __init__(self, asked_at: float, ready_at: float) -> None:
+        self.asked_at = asked_at
+        self.ready_at = ready_at
+        self.busy = 0
+        self.draining = False
+        self.gone = False
+
+
+class Simulation:
+    def __init__(self, trace: Trace, policy: Policy, limits: Limits) -> None:
+        self._trace, self._policy, self._limits = trace, policy, limits
+        self._arrived = 0  # tasks whose time has come; those from _begun on wait
+        self._begun = 0
+        self._finished = 0
+        self._waits: list[float] = []
+        self._running: list[tuple[float, int, Worker]] = []  # heap of (end, task, worker)
+        self._began: dict[int, float] = {}
+        self._free: deque[Worker] = deque()  # one entry for each free slot, the longest idle last
+        self._ready: set[Worker] = set()
+        self._starting: list[Worker] = []  # soonest ready first
+        self._draining = 0
+        self._paid = 0.0  # for workers that are gone
+        self._worked = 0.0  # in tasks that are finished
+        self._starts = 0
+        self._peak = 0
+        self._look = Look(trace, limits)
+        for _ in range(limits.min_workers):
+            self._open(Worker(0.0, 0.0))
+
+    def run(self, watch: Callable[[float], None] | None) -> Result:
+        moments, memory, target, direction, flips, now = [], None, self._limits.min_workers, 0, 0, 0.0
+        tasks, every = len(self._trace.due), max(1, round(self._trace.duration / self._limits.interval / 100))
+        for tick, now in enumerate(self._ticks()):
+            self._advance(now)
+            decision, memory = self._decide(now, memory)
+            change = (decision.workers > target) - (decision.workers < target)
+            flips += bool(change and direction and change != direction)
+            direction, target = change or direction, decision.workers
+            self._resize(target, now)
+            moments.append(self._moment(now))
+            if watch is not None and tick % every == 0:
+                watch(self._finished / tasks if tasks else 1.0)
+        paid = self._paid + sum(now - worker.asked_at for worker in [*self._ready, *self._starting])
+        self._waits.sort()
+        return Result(
+            tasks=tasks,
+            breaches=tasks - bisect_right(self._waits, self._limits.sla + 1e-9),
+            worker_seconds=paid,
+            busy_seconds=self._worked,
+            starts=self._starts,
+            flips=flips,
+            hours=now / 3600,
+            peak_workers=self._peak,
+            waits=tuple(self._waits),
+            moments=tuple(moments),
+        )
+
+    def _ticks(self) -> Iterator[float]:
+        """Until the trace is over and everything in it is done."""
+        tick = 0
+        while True:
+            now = tick * self._limits.interval
+            yield now
+            over = now >= self._trace.duration and self._finished == len(self._trace.due)
+            if over or now > self._trace.duration + ENDLESS:
+                return
+            tick += 1
+
+    # --- what happens by itself -------------------------------------------------------------------------------------
+
+    def _advance(self, until: float) -> None:
+        due, running, starting = self._trace.due, self._running, self._starting
+        count = len(due)
+        while True:
+            arrival = due[self._arrived] if self._arrived < count else math.inf
+            end = running[0][0] if running else math.inf
+            ready = starting[0].ready_at if starting else math.inf
+            now = min(arrival, end, ready)
+            if now > until:
+                return
+            if end == now:
+                self._end(now)
+            elif ready == now:
+                self._open(starting.pop(0))
+            else:
+                self._arrived += 1
+            if self._begun < self._arrived and self._free:
+                self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        """Whoever waits first, in the slot that was free last: the others may be let go."""
+        trace, running, free = self._trace, self._running, self._free
+        while self._begun < self._arrived and free:
+            worker = free.pop()
+            if worker.gone or worker.draining:
+                continue
+            task = self._begun
+            self._begun += 1
+            worker.busy += 1
+            self._began[task] = now
+            self._waits.append(now - trace.due[task])
+            heapq.heappush(running, (now + trace.service[task], task, worker))
+
+    def _end(self, now: float) -> None:
+        _, task, worker = heapq.heappop(self._running)
+        self._worked += now - self._began.pop(task)
+        self._look.note_service(self._trace.service[task])
+        self._finished += 1
+        worker.busy -= 1
+        if not worker.draining:
+            self._free.append(worker)
+        elif not worker.busy:
+            self._draining -= 1
+            self._close(worker, now)
+
+    # --- what the fleet does ----------------------------------------------------------------------------------------
+
+    def _resize(self, target: int, now: float) -> None:
+        present = len(self._ready) + len(self._starting)
+        for _ in range(target - present):
+            self._starting.append(Worker(now, now + self._limits.start_latency))
+            self._starts += 1
+        self._peak = max(self._peak, target)
+        if target < present:
+            for worker in self._dismissed(present - target):
+                self._dismiss(worker, now)
+
+    def _dismissed(self, count: int) -> list[Worker]:
+        """Idle ones first, then those that only start, then those with least to do."""
+        ready = sorted(self._ready, key=lambda worker: (worker.busy, worker.asked_at))
+        idle = sum(not worker.busy for worker in ready)
+        return [*ready[:idle], *reversed(self._starting), *ready[idle:]][:count]
+
+    def _dismiss(self, worker: Worker, now: float) -> None:
+        if worker in self._ready:
+            self._ready.remove(worker)
+        else:
+            self._starting.remove(worker)
+        worker.draining = True
+        if worker.busy:
+            self._draining += 1
+        else:
+            self._close(worker, now)
+
+    def _open(self, worker: Worker) -> None:
+        self._ready.add(worker)
+        self._free.extendleft([worker] * self._limits.slots)
+
+    def _close(self, worker: Worker, now: float) -> None:
+        worker.gone = True
+        self._paid += now - worker.asked_at
+
+    # --- what the policy sees and says ------------------------------------------------------------------------------
+
+    def _decide(self, now: float, memory: Memory) -> tuple[Decision, Memory]:
+        if not any(begin <= now < end for begin, end in self._trace.outages):
+            began = self._began.values()
+            busy = self._worked + len(began) * now - sum(began)
+            workers = len(self._ready) + len(self._starting)
+            self._look.take(now, self._arrived, self._begun, self._finished, busy, workers)
+            self._look.running = tuple(now - start for start in began)
+        starting = tuple(worker.ready_at - now for worker in self._starting)
+        fleet = Fleet(len(self._ready), starting, self._draining)
+        decision = self._policy.decide(self._look.signals(now, fleet), memory)
+        return decision, decision.memory
+
+    def _moment(self, now: float) -> Moment:
+        waiting = self._arrived - self._begun
+        oldest = now - self._trace.due[self._begun] if waiting else 0.0
+        ready = len(self._ready)
+        return Moment(now, waiting, oldest, ready, ready + len(self._starting), self._arrived)
+
+
+class Look:
+    """What was seen last, by whoever collects."""
+
+    def __init__(self, trace: Trace, limits: Limits) -> None:
+        self._trace, self._limits = trace, limits
+        self._samples: deque[Sample] = deque(maxlen=SAMPLES)
+        self._waiting: tuple[tuple[float, int], ...] = ()
+        self._announced = sorted((known, due) for known, due in zip(trace.known, trace.due, strict=True) if known < due)
+        self._heard = 0
+        self._known = self._known_until = 0  # so many of the first so many were announced
+        self._planned: list[float] = []
+        self.running: tuple[float, ...] = ()
+        self._learned = Learned()
+
+    def note_service(self, seconds: float) -> None:
+        self._learned.note(seconds)
+
+    def take(self, now: float, arrived: int, begun: int, finished: int, busy: float, workers: int) -> None:  # noqa: PLR0917
+        due = self._trace.due
+        oldest = now - due[begun] if begun < arrived else 0.0
+        active = begun - finished
+        while self._known_until < arrived:
+            self._known += self._trace.known[self._known_until] < due[self._known_until]
+            self._known_until += 1
+        waiting = arrived - begun
+        self._samples.append(Sample(now, waiting, active, oldest, arrived, finished, busy, workers, self._known))
+        self._waiting = self._histogram(now, begun, arrived)
+        self._learned.forget(self._limits.interval)
+        while self._heard < len(self._announced) and self._announced[self._heard][0] <= now:
+            insort(self._planned, self._announced[self._heard][1])
+            self._heard += 1
+        del self._planned[: bisect_right(self._planned, now)]
+
+    def _histogram(self, now: float, begun: int, arrived: int) -> tuple[tuple[float, int], ...]:
+        """(age, tasks), the age of a bin's oldest: never thought younger than they are."""
+        due, width, found, first = self._trace.due, self._limits.sla / BINS, [], begun
+        while first < arrived:
+            last = bisect_right(due, due[first] + width, first, arrived)
+            found.append((now - due[first], last - first))
+            first = last
+        return tuple(found)
+
+    def signals(self, now: float, fleet: Fleet) -> Signals:
+        service, dispersion = self._learned.service(sum(self.running))
+        horizon = now + self._limits.start_latency + self._limits.interval + 2 * self._limits.sla
+        return Signals(
+            now=now,
+            limits=self._limits,
+            samples=tuple(self._samples),
+            fleet=fleet,
+            waiting=self._waiting,
+            running=self.running,
+            planned=tuple(grouped(self._planned[: bisect_right(self._planned, horizon)], now)),
+            service=service,
+            dispersion=dispersion,
+            start_latency=self._limits.start_latency,
+        )
+
+
+def grouped(dues: list[float], now: float) -> Iterator[tuple[float, int]]:
+    """(seconds from now, tasks), those of one second together."""
+    first = 0
+    while first < len(dues):
+        last = bisect_right(dues, dues[first] + 1.0, first)
+        yield max(0.0, dues[first] - now), last - first
+        first = last
+
+
+class Learned:
+    """Mean and dispersion of service times, the recent ones counting more."""
+
+    def __init__(self) -> None:
+        self._count = self._sum = self._squares = 0.0
+
+    def note(self, seconds: float) -> None:
+        self._count += 1
+        self._sum += seconds
+        self._squares += seconds * seconds
+
+    def forget(self, seconds: float) -> None:
+        kept = 0.5 ** (seconds / HALF_LIFE)
+        self._count, self._sum, self._squares = self._count * kept, self._sum * kept, self._squares * kept
+
+    def service(self, running: float) -> tuple[float | None, float]:
+        """Those that run count with the seconds they have had: without them the long ones would be missing."""
+        if self._count < 0.5 or self._sum <= 0:
+            return None, 1.0
+        mean = self._sum / self._count
+        variance = max(0.0, self._squares / self._count - mean * mean)
+        return (self._sum + running) / self._count, math.sqrt(variance) / mean
