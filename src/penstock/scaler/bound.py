@@ -43,17 +43,43 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    sla: float
+    start_latency: float
+    step: float
+    min_workers: int
+    max_workers: int | None
+    slots: int
+
+    def __post_init__(self) -> None:
+        for name, least in (("sla", 0.0), ("start_latency", 0.0), ("step", 0.001)):
+            number(name, getattr(self, name), least, LONGEST)
+        whole("min_workers", self.min_workers, 0, MOST_WORKERS)
+        whole("slots", self.slots, 1, MOST_WORKERS)
+        if self.max_workers is None:
+            return
+        whole("max_workers", self.max_workers, 1, MOST_WORKERS)
+        if self.min_workers > self.max_workers:
+            raise ConfigError(f"min_workers: {self.min_workers} is more than max_workers, {self.max_workers}")
+
+    @property
+    def work(self) -> float:
+        """Seconds of it that a worker does in a step."""
+        return self.step * self.slots
+
+    @property
+    def most(self) -> float:
+        return math.inf if self.max_workers is None else float(self.max_workers)
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One value for each step; what is cumulative is meant at its end."""
 
+    terms: Terms
     possible: Floats
     needed: Floats
     least: Floats  # workers
-    most: float
-    work: float  # seconds of work that a worker does in a step
-    step: float
-    start_latency: float
-    before: float  # workers that are there already
 
 
 def bound(
@@ -66,25 +92,12 @@ def bound(
     slots: int = 1,
     max_workers: int | None = None,
 ) -> Bound:
-    """The floor for this trace. Steps cut shorter, into equal parts, never lower it; they take longer."""
-    check(sla, start_latency, step, min_workers, slots, max_workers)
-    problem = posed(trace, sla, start_latency, step, min_workers, slots, max_workers)
+    """The floor for this trace. Steps cut into equal parts never lower it; they take longer."""
+    terms = Terms(sla, start_latency, step, min_workers, max_workers, slots)
+    problem = posed(trace, terms)
     if not len(problem.needed):
         return Bound(0.0, 0.0, (), True, step)
     return solved(problem, late=not enough(problem))
-
-
-def check(
-    sla: float, start_latency: float, step: float, min_workers: int, slots: int, max_workers: int | None
-) -> None:
-    for name, value, least in (("sla", sla, 0.0), ("start_latency", start_latency, 0.0), ("step", step, 0.001)):
-        number(name, value, least, LONGEST)
-    whole("min_workers", min_workers, 0, MOST_WORKERS)
-    whole("slots", slots, 1, MOST_WORKERS)
-    if max_workers is not None:
-        whole("max_workers", max_workers, 1, MOST_WORKERS)
-        if min_workers > max_workers:
-            raise ConfigError(f"min_workers: {min_workers} is more than max_workers, {max_workers}")
 
 
 def tools() -> tuple[Any, Any, Any]:
@@ -99,18 +112,10 @@ def tools() -> tuple[Any, Any, Any]:
     return np, sparse, optimize.linprog
 
 
-def posed(
-    trace: Trace,
-    sla: float,
-    start_latency: float,
-    step: float,
-    min_workers: int,
-    slots: int,
-    max_workers: int | None,
-) -> Problem:
+def posed(trace: Trace, terms: Terms) -> Problem:
     np, _, _ = tools()
-    due, service = np.asarray(trace.due, dtype=float), np.asarray(trace.service, dtype=float)
-    end = max(trace.duration, float((due + service).max()) + sla) if len(due) else trace.duration
+    due, service, step = np.asarray(trace.due, dtype=float), np.asarray(trace.service, dtype=float), terms.step
+    end = max(trace.duration, float((due + service).max()) + terms.sla) if len(due) else trace.duration
     if end / step > MOST_STEPS:
         raise ConfigError(
             f"step: {end:.0f} seconds are more than {MOST_STEPS:,} steps of {step:g}",
@@ -118,17 +123,9 @@ def posed(
         )
     steps = math.ceil(end / step)
     possible = worked(due, service, step, steps)
-    running = np.clip((trace.duration - step * np.arange(steps)) / step, 0.0, 1.0)  # the share of a step before the end
-    return Problem(
-        possible=possible,
-        needed=np.minimum(worked(due + sla, service, step, steps), possible),
-        least=min_workers * running,
-        most=math.inf if max_workers is None else float(max_workers),
-        work=step * slots,
-        step=step,
-        start_latency=start_latency,
-        before=float(min_workers),
-    )
+    needed = np.minimum(worked(due + terms.sla, service, step, steps), possible)
+    before_end = np.clip((trace.duration - step * np.arange(steps)) / step, 0.0, 1.0)  # shares of each step
+    return Problem(terms, possible, needed, terms.min_workers * before_end)
 
 
 def worked(begin: Floats, service: Floats, step: float, steps: int) -> Floats:
@@ -153,7 +150,7 @@ def enough(problem: Problem) -> bool:
     """Can the largest fleet keep the promise? It can when it does by working as early as there is work."""
     done, slack = 0.0, 1e-9 * float(problem.needed[-1])
     for possible, needed in zip(problem.possible.tolist(), problem.needed.tolist(), strict=True):
-        done = min(possible, done + problem.most * problem.work)
+        done = min(possible, done + problem.terms.most * problem.terms.work)
         if done < needed - slack:
             return False
     return True
@@ -161,20 +158,19 @@ def enough(problem: Problem) -> bool:
 
 def solved(problem: Problem, *, late: bool) -> Bound:
     np, sparse, linprog = tools()
-    program = with_late_work(problem) if late else on_time(problem)
-    cost, rows, limits, bounds = program
+    cost, rows, limits, bounds = with_late_work(problem) if late else on_time(problem)
     found = linprog(cost, A_ub=sparse.block_array(rows, format="csr"), b_ub=limits, bounds=bounds, method="highs")
     if found.status != 0:
         raise PenstockError(f"bound: the solver gave up: {found.message}")
-    steps = len(problem.needed)
+    terms, steps = problem.terms, len(problem.needed)
     capacity, starts, _, *more = np.split(found.x, len(cost) // steps)
-    seconds = problem.step * float(capacity.sum()) + problem.start_latency * float(starts.sum())
+    seconds = terms.step * float(capacity.sum()) + terms.start_latency * float(starts.sum())
     share = 0.0
     if more:
         left, given_up = more
-        seconds += float(left[-1]) * problem.step / problem.work
+        seconds += float(left[-1]) / terms.slots
         share = float(given_up.sum()) / float(problem.needed[-1])
-    return Bound(seconds, float(capacity.max()), tuple(capacity.tolist()), not late, problem.step, share)
+    return Bound(seconds, float(capacity.max()), tuple(capacity.tolist()), not late, terms.step, share)
 
 
 Program = tuple["Floats", list[list[Any]], "Floats", "Floats"]  # costs, blocks of rows, their limits, variables' bounds
@@ -183,17 +179,18 @@ Program = tuple["Floats", list[list[Any]], "Floats", "Floats"]  # costs, blocks 
 def on_time(problem: Problem) -> Program:
     """Variables, each for every step: workers; those started; the work done beyond what is needed."""
     np, sparse, _ = tools()
-    steps = len(problem.needed)
-    one, change = sparse.eye_array(steps), sparse.eye_array(steps) - sparse.eye_array(steps, k=-1)
+    terms, steps = problem.terms, len(problem.needed)
+    one = sparse.eye_array(steps)
+    change = one - sparse.eye_array(steps, k=-1)  # from the step before to this one
     falling_due = np.diff(problem.needed, prepend=0.0)
     first = np.zeros(steps)
-    first[0] = problem.before
-    cost = np.concatenate([np.full(steps, problem.step), np.full(steps, problem.start_latency), np.zeros(steps)])
-    rows = [[-problem.work * one, None, change], [change, -one, None]]
+    first[0] = terms.min_workers
+    cost = np.concatenate([np.full(steps, terms.step), np.full(steps, terms.start_latency), np.zeros(steps)])
+    rows = [[-terms.work * one, None, change], [change, -one, None]]
     zero, endless = np.zeros(steps), np.full(steps, np.inf)
     bounds = np.concatenate(
         [
-            np.column_stack([problem.least, np.full(steps, problem.most)]),
+            np.column_stack([problem.least, np.full(steps, terms.most)]),
             np.column_stack([zero, endless]),
             np.column_stack([zero, problem.possible - problem.needed]),
         ]
@@ -206,12 +203,11 @@ def with_late_work(problem: Problem) -> Program:
     comes. Any schedule fits in: the work of its late tasks is given up, and done after its deadline or in the end."""
     np, sparse, _ = tools()
     cost, (doing, starting), limits, bounds = on_time(problem)
-    steps = len(problem.needed)
-    one, change = sparse.eye_array(steps), sparse.eye_array(steps) - sparse.eye_array(steps, k=-1)
-    falling_due = np.diff(problem.needed, prepend=0.0)
+    terms, steps = problem.terms, len(problem.needed)
+    one, change, falling_due = sparse.eye_array(steps), doing[-1], np.diff(problem.needed, prepend=0.0)
     undone = np.zeros(steps)
-    undone[-1] = problem.step / problem.work  # whenever it is done, somebody is paid for it
-    penalty = DEARER * (problem.step + problem.start_latency) / problem.work
+    undone[-1] = 1 / terms.slots  # whenever it is done, somebody is paid for it
+    penalty = DEARER * (terms.step + terms.start_latency) / terms.work
     rows = [
         [*doing, -change, None],
         [*starting, None, None],

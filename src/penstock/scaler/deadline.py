@@ -14,6 +14,7 @@ from penstock.scaler.decision import Decision, Memory, ceiling, conclude
 from penstock.scaler.forecast import Forecast, forecast, slots_for
 from penstock.scaler.outlook import Outlook
 from penstock.scaler.signals import Signals
+from penstock.scaler.trial import Trial
 
 BUCKET = 300.0  # seconds
 
@@ -25,12 +26,14 @@ class Deadline:
     """No knob is in tasks or workers: they mean the same for a queue of any size."""
 
     z: float = 1.0  # standard deviations of arrivals that are provided for
+    z_service: float = 3.0  # and of service times
     rest: float = 1.0  # start latencies for which a worker that is not needed stays in any case
     patience: float = 30.0  # seconds for which the whole fleet would be kept to spare a change of direction
     longest_hold: float = 300.0  # seconds
     recovery: float = 0.5  # share of the SLA within which what can not be saved is to be started
-    late_share: float = 0.001  # of a steady stream that may wait longer than the SLA
+    late_share: float = 0.005  # of a steady stream that may wait longer than the SLA
     remembered: float = 3600.0  # seconds for which a burst keeps the fleet warm
+    least_gain: float = 0.1  # share of the expected gain below which more workers are not worth having
 
     @property
     def name(self) -> str:
@@ -41,27 +44,30 @@ class Deadline:
         if signals.service is None:
             return self._feel_forward(signals, memory)
         coming = forecast(signals.samples)
-        outlook = Outlook(signals, coming, z=self.z, recovery=self.recovery)
+        outlook = Outlook(signals, coming, z=self.z, z_service=self.z_service, recovery=self.recovery)
         peaks = self._peaks(signals, coming, memory)
         rules = {
             "deadlines": outlook.fewest,
-            "steady": self._steady(signals, coming.steady, coming),
-            "warm": max((int(need) for _, need in peaks), default=0),
+            "steady": self._steady(signals, coming),
+            "warm": self._warm(signals, peaks),
         }
         rule = max(rules, key=lambda name: rules[name])
         needed = rules[rule]
         needs = remember(memory.get("needs", []), signals.now, needed, self.longest_hold)
-        held = self._held(signals, needs)
+        rules["hold"] = wanted = self._held(signals, needs)
         said = sentence(signals, outlook, coming, rules, rule)
-        if held > needed:
-            rule, said = "hold", f"{said}; {held} stay until fewer have done for longer"
-        rules["hold"] = held
-        return conclude(signals, held, rule, rules, said, memory={"needs": needs, "peaks": peaks})
+        if wanted > needed:
+            rule, said = "hold", f"{said}; {wanted} stay until fewer have done for longer"
+        trial = Trial.after(signals, memory.get("trial"), wanted, self.least_gain)
+        if trial.useless and wanted > signals.fleet.workers:
+            wanted, rule, said = signals.fleet.workers, "no gain", f"{said}; {trial.told}"
+        memory = {"needs": needs, "peaks": peaks, "trial": trial.memory}
+        return conclude(signals, wanted, rule, rules, said, memory=memory)
 
-    def _steady(self, signals: Signals, rate: float, coming: Forecast) -> int:
+    def _steady(self, signals: Signals, coming: Forecast) -> int:
         limits = signals.limits
         slots = slots_for(
-            rate,
+            coming.steady,
             signals.service or 1.0,
             limits.sla,
             self.late_share,
@@ -76,12 +82,19 @@ class Deadline:
         if signals.latency + signals.limits.interval < signals.limits.sla:
             return []
         kept = [[at, need] for at, need in memory.get("peaks", []) if at > signals.now - self.remembered]
-        bucket, need = signals.now // BUCKET * BUCKET, float(self._steady(signals, coming.rate, coming))
+        bucket, need = signals.now // BUCKET * BUCKET, float(self._steady(signals, coming))
         if kept and kept[-1][0] == bucket:
             kept[-1][1] = max(kept[-1][1], need)
         else:
             kept.append([bucket, need])
         return kept
+
+    @staticmethod
+    def _warm(signals: Signals, peaks: Needs) -> int:
+        """Enough of them that nobody waits too long before the others are up: in that time tasks come that may wait a
+        promise longer, so all there ever were are not needed."""
+        late = signals.latency + signals.limits.interval
+        return ceiling(max((need for _, need in peaks), default=0.0) * late / (late + signals.limits.sla))
 
     def _held(self, signals: Signals, needs: Needs) -> int:
         """The fewest to which it may go now. Fewer must have been enough for a time that is the shorter the more that

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from penstock.scaler.signals import Signals
+from penstock.scaler.signals import LONGEST, Signals
 
+MOST = 2**31 - 1
 Memory = Any  # what a policy wants to be told next time: plain JSON, so that another process can go on with it
 URGENCIES = ("NORMAL", "ELEVATED", "WARNING", "CRITICAL", "BREACH")
 THRESHOLDS = (0.6, 0.8, 0.9, 1.0)  # shares of the SLA where one ends and the next begins
@@ -58,21 +59,23 @@ def drain_rate(signals: Signals, samples: int = 5) -> float | None:
     return (recent[0].pending - recent[-1].pending) / span if span > 0 else None
 
 
-def predicted_breach(signals: Signals) -> float | None:
-    """Seconds until somebody waits too long at the present pace; 0: somebody does. A queue that grows is predicted too:
-    nothing says that its oldest will be served before it is late."""
+def predicted_breach(signals: Signals, samples: int = 5) -> float | None:
+    """Seconds until somebody waits too long at the present pace; 0: somebody does. A queue that grows is predicted too,
+    if its oldest task is older than the oldest was before."""
     left = time_to_breach(signals)
-    if left is None:
+    if left is None or left <= 0:
+        return None if left is None else 0.0
+    recent, pace = signals.samples[-samples:], drain_rate(signals, samples)
+    if pace is None or (pace > 0 and signals.pending / pace < left):
         return None
-    pace = drain_rate(signals)
-    if left > 0 and pace is not None and pace > 0 and signals.pending / pace < left:
-        return None
-    return None if pace is None and left > 0 else max(0.0, left)
+    ageing = (recent[-1].oldest_age - recent[0].oldest_age) / (recent[-1].at - recent[0].at)
+    return None if ageing * LONGEST <= left else left / min(1.0, ageing)
 
 
 def ceiling(value: float) -> int:
-    """The next whole number, not one more for what floating point adds in the last digit."""
-    return math.ceil(value - 1e-9)
+    """The next whole number, not one more for what floating point adds in the last digit; never more than a column
+    of a decision can hold."""
+    return math.ceil(min(value, MOST) - 1e-9)
 
 
 def within(signals: Signals, wanted: int) -> int:

@@ -11,6 +11,7 @@ from penstock.scaler.signals import Signals
 
 STEPS = 48  # into which it is cut
 NEGLIGIBLE = 0.5  # tasks
+MOST_DOUBT = 0.25  # by which service is taken to be slower, because so many tasks may happen to be long ones
 FARTHEST = 64  # times the allowed workers: what is wanted beyond is told as that
 
 
@@ -28,7 +29,7 @@ class Outlook:
     ahead. Tasks are a fluid: how many slots are free at which moment is a matter of chance, how many become free in a
     while is not."""
 
-    def __init__(self, signals: Signals, coming: Forecast, *, z: float, recovery: float) -> None:
+    def __init__(self, signals: Signals, coming: Forecast, *, z: float, z_service: float, recovery: float) -> None:
         limits = signals.limits
         self._signals = signals
         self._service = max(signals.service or 1.0, 1e-6)
@@ -37,6 +38,7 @@ class Outlook:
         self._times = [self._step * (n + 1) for n in range(STEPS)]
         self._available = self._curve(coming, z, 0.0)
         self._demanded = self._curve(coming, z, limits.sla)
+        self._service *= 1 + min(MOST_DOUBT, z_service * signals.dispersion / math.sqrt(1 + self._demanded[-1]))
         present = self._starts(signals.fleet.workers)
         self._required = self._savable(present, recovery * limits.sla)
         self.shortfall = self._first_miss(present)
@@ -110,6 +112,11 @@ class Outlook:
     def _enough(self, workers: int) -> bool:
         found = self._starts(workers, self._required)
         return len(found) == STEPS and found[-1] >= self._required[-1] - NEGLIGIBLE
+
+    def late(self, workers: int) -> float:
+        """Tasks that so many would start too late, of those that anybody could start in time."""
+        found = self._starts(workers)
+        return max(0.0, *(due - started for due, started in zip(self._required, found, strict=True)))
 
     def _fewest(self) -> int:
         fleet = self._signals.fleet.workers

@@ -1,4 +1,4 @@
-"""The rules that people write for queues, complete and right: Little's law, trend, backlog drain, and what is made of them.
+"""The rules that people write for queues, complete and right: Little's law, trend, drain, and what is made of them.
 
 They come from one page of another scaler, its numbers too. Where that page contradicts itself, ours is what its formula
 says and its prose does not:
@@ -10,10 +10,9 @@ says and its prose does not:
 - it answers nothing waiting with the least number of workers. Then tasks pile up until it asks for all, which empty the
   queue, and so on for ever. Here nothing waiting is no reason to send home who works: see `running` and `law`.
 
-One fault is kept, because it is the rule: backlog drain wants the whole backlog started before the oldest one's deadline.
-Where ages are spread that is 1 / (1 - usage) too many, five times at 80 %. And waiting for 80 % is too late wherever a
-worker takes longer to start than a fifth of the SLA. `deadline.py` has neither; these are for those who know them, and to
-be measured against.
+Two faults are kept, because they are the rule. The drain wants the whole backlog started before the oldest one's
+deadline: where ages are spread that is 1 / (1 - usage) times too many, five times at 80 %. And waiting for 80 % is too
+late wherever a worker with its decision takes longer to start than a fifth of the SLA.
 
 Each rule jumps where it changes its mind, at 80 % or when a queue begins to grow. Between jumps it never wants fewer
 workers for more tasks, older ones, longer ones or a shorter SLA.
@@ -36,9 +35,8 @@ from penstock.scaler.decision import (
     predicted_breach,
     urgency,
 )
-from penstock.scaler.signals import LONGEST, Signals, rate_between
+from penstock.scaler.signals import Signals, rate_between
 
-MOST = 2**31 - 1  # workers that anybody may want: still an integer in a column
 LARGE = 1e18  # more of anything a second is as much
 
 
@@ -67,22 +65,8 @@ class Said:
 # -- What the rules are made of ---------------------------------------------------------------------------------------
 
 
-def whole_workers(value: float) -> int:
-    """Rounded up, whatever the number: cut before it is made an integer, because infinity cannot be."""
-    return ceiling(min(value, float(MOST))) if value > 0 else 0
-
-
 def plain(value: float) -> str:
     return f"{value:.0f}" if 100 <= abs(value) < 1e6 else f"{value:.3g}"
-
-
-def pace(signals: Signals) -> float | None:
-    """Tasks a second that one worker finishes; None: nobody knows. Time that is not a positive number is not known:
-    asking a float whether it is zero would let a cold queue divide by zero."""
-    service = signals.service
-    if service is None or not 0 < service < math.inf:
-        return None
-    return signals.limits.slots / min(max(service, 1e-9), LONGEST)
 
 
 def usage(signals: Signals) -> float:
@@ -103,14 +87,14 @@ def unknown(signals: Signals, numbers: Numbers) -> Said:
     why = (
         f"{signals.pending} pending and nobody knows yet how long a task takes: {plain(numbers.unknown)} of max {most}"
     )
-    return Said("unknown-rate", whole_workers(most * numbers.unknown), why)
+    return Said("unknown-rate", ceiling(most * numbers.unknown), why)
 
 
 def running(signals: Signals) -> Said:
     """Those that are needed for what runs now: Little's L, counted instead of computed. It keeps workers and never
     starts any, because what runs has one, perhaps one that was told to go. A worker that is sent home while it is
     busy saves nothing: somebody has to be started in its place."""
-    busy, workers = whole_workers(signals.active / signals.limits.slots), signals.fleet.workers
+    busy, workers = ceiling(signals.active / signals.limits.slots), signals.fleet.workers
     why = f"{signals.active} running, {signals.limits.slots} to a worker, of {workers} workers: who is busy stays"
     return Said("running", min(busy, workers), why)
 
@@ -124,11 +108,11 @@ def law(
     """L = λ·W: what arrives in a second, times how long a task takes, is how many are being worked on. That much keeps
     pace; the backlog comes on top of it, spread over one SLA: pending / SLA × service. The page has only the second
     half, and so has this while arrivals are unknown. `more` are tasks foreseen to wait beside those that do."""
-    rate = pace(signals)
+    rate = signals.rate
     if rate is None:
         return unknown(signals, numbers)
     arrivals, sla = arriving(signals, numbers), signals.limits.sla
-    workers = whole_workers(((arrivals or 0.0) / rate + (signals.pending + more) / sla / rate) * factor)
+    workers = ceiling(((arrivals or 0.0) / rate + (signals.pending + more) / sla / rate) * factor)
     backlog = f"({signals.pending} + {plain(more)} foreseen)" if more else f"{signals.pending} pending"
     arrived = f" + {plain(arrivals)} arriving per s" if arrivals is not None else ""
     by = "the trend" if rule == "trend" else "Little's law"
@@ -155,14 +139,14 @@ def drain(
     if left <= 0:
         most = signals.limits.max_workers
         return Said("breach", most, f"{signals.pending} pending, the oldest {plain(-left)} s late: all {most}")
-    rate = pace(signals)
+    rate = signals.rate
     if rate is None:
         return unknown(signals, numbers)
-    base = whole_workers(signals.pending / left / rate)
+    base = ceiling(signals.pending / left / rate)
     margin = 1 + max(0.0, usage(signals) - numbers.warning) * numbers.steepness if factor is None else factor
     times = f", × {plain(margin)} {note or f'at {percent(signals)}'}" if margin != 1 else f" at {percent(signals)}"
     why = f"{signals.pending} pending / {plain(left)} s left / {plain(rate)} per s = {base}{times}"
-    return Said(rule, whole_workers(base * margin), why)
+    return Said(rule, ceiling(base * margin), why)
 
 
 def percent(signals: Signals) -> str:
@@ -204,8 +188,8 @@ def others(chosen: Said, rules: dict[str, float]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LittlesLaw:
-    """What keeps pace with arrivals, and clears the backlog within one SLA. `Numbers(arrivals=False)` makes it the page's
-    form, pending / SLA × service, which lets a queue that keeps pace look like one that needs nobody."""
+    """What keeps pace with arrivals, and clears the backlog within one SLA. `Numbers(arrivals=False)` makes it the
+    page's form, pending / SLA × service, to which a queue that keeps pace looks like one that needs nobody."""
 
     name: ClassVar[str] = "littles-law"
     numbers: Numbers = field(default_factory=Numbers)
@@ -216,8 +200,8 @@ class LittlesLaw:
 
 @dataclass(frozen=True, slots=True)
 class BacklogDrain:
-    """Little's law until the oldest task has used up 80 % of the SLA; then whatever starts the whole backlog before that
-    task is late, with a margin. Late: max. Nobody knows how long a task takes: 80 % of max.
+    """Little's law until the oldest task has used up 80 % of the SLA; then whatever starts the whole backlog before
+    that task is late, with a margin. Late: max. Nobody knows how long a task takes: 80 % of max.
 
     It never wants fewer than Little's law, not even above 80 %: the drain sees only what waits, and would send home
     those who keep pace with arrivals when they are needed most. Nothing waiting is Little's law on arrivals, and who is
@@ -251,8 +235,7 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """From 80 % of the SLA the backlog is drained; else a trend is followed; else Little's law. It is what the page ends
-    with, and what its authors run."""
+    """From 80 % of the SLA the backlog is drained; else a trend is followed; else Little's law."""
 
     name: ClassVar[str] = "hybrid"
     numbers: Numbers = field(default_factory=Numbers)
@@ -281,9 +264,9 @@ class Tiered:
 
 @dataclass(frozen=True, slots=True)
 class Cascade:
-    """Half as many again as the drain wants, as soon as a breach is foreseen within two minutes: one late task is seldom
-    alone. A queue that grows is foreseen too; the page knows nothing just then. With an SLA of less than two minutes
-    every queue that does not shrink is foreseen to breach, and this is the drain × 1.5 at any age."""
+    """Half as many again as the drain wants without its margin, as soon as a breach is foreseen within two minutes:
+    one late task is seldom alone. A queue that grows is foreseen too; the page knows nothing just then. With an SLA of
+    less than two minutes every queue that does not shrink is foreseen to breach: it gets the drain × 1.5 at any age."""
 
     name: ClassVar[str] = "cascade"
     soon: float = 120.0  # seconds
@@ -301,8 +284,8 @@ class Cascade:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """An answer for each urgency. NORMAL: Little's law. ELEVATED: a little more. WARNING: the drain. CRITICAL: the drain,
-    aggressively. BREACH: max. The page names the second and fourth and gives no numbers: ours are those of its tiers."""
+    """An answer for each urgency. NORMAL: Little's law. ELEVATED: a little more. WARNING: the drain. CRITICAL: the
+    drain, aggressively. BREACH: max. The page has no numbers for the second and fourth: they are those of its tiers."""
 
     name: ClassVar[str] = "levels"
     elevated: float = 1.2  # × Little's law
@@ -328,8 +311,8 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Escalating:
-    """A tenth more for each look in a row that found 80 % of the SLA used up, up to twice as many: what did not help so far
-    was not enough. It goes up to max and does not call the rest short: a margin is not a need."""
+    """A tenth more for each look in a row that found 80 % of the SLA used up, up to twice as many: what did not help so
+    far was not enough. It goes up to max and does not call the rest short: a margin is not a need."""
 
     name: ClassVar[str] = "escalating"
     policy: Policy = field(default_factory=BacklogDrain)
@@ -342,8 +325,9 @@ class Escalating:
         looks, at = self.looks(signals, memory)
         remembered = {"looks": looks, "at": at, "policy": found.memory}
         factor = min(self.most, 1 + self.step * looks)
-        raised = min(whole_workers(found.wanted * factor), signals.limits.max_workers)
-        why = f"{found.wanted} × {plain(factor)} after {looks} looks in a row at {100 * self.high:.0f} % of the SLA or more"
+        raised = min(ceiling(found.wanted * factor), signals.limits.max_workers)
+        high = f"{100 * self.high:.0f} % of the SLA"
+        why = f"{found.wanted} × {plain(factor)} after {looks} {'look' if looks == 1 else 'looks in a row'} at {high}"
         return at_least(signals, self.policy, found, Said(self.name, raised, why), remembered)
 
     def looks(self, signals: Signals, memory: Memory) -> tuple[int, float | None]:
@@ -371,7 +355,7 @@ class Recovering:
         remembered = {"breached": breached, "policy": found.memory}
         if not 0 <= since < self.seconds:
             return replace(found, memory=remembered)
-        floor, most = whole_workers(signals.limits.max_workers * self.share), signals.limits.max_workers
+        floor, most = ceiling(signals.limits.max_workers * self.share), signals.limits.max_workers
         why = f"{plain(self.share)} of max {most} for {plain(self.seconds)} s after a breach, {plain(since)} s ago"
         return at_least(signals, self.policy, found, Said(self.name, floor, why), remembered)
 

@@ -13,6 +13,7 @@ from penstock.errors import ConfigError, shown
 
 MOST_WORKERS = 100_000
 LONGEST = 10 * 365 * 86_400.0
+SHORTEST_SERVICE = 1e-9
 STALE_AFTER = 3  # intervals without a new sample
 
 
@@ -85,6 +86,13 @@ class Signals:
     service: float | None = None  # seconds in a slot that a task takes; None: nobody knows yet
     dispersion: float = 1.0  # of service times: standard deviation / mean
     start_latency: float | None = None  # measured
+
+    def __post_init__(self) -> None:
+        number("now", self.now, -LONGEST, LONGEST * 100)
+        if self.service is not None:
+            number("service", self.service, SHORTEST_SERVICE, LONGEST)
+        if self.start_latency is not None:
+            number("start_latency", self.start_latency, 0.0, LONGEST)
 
     @property
     def latest(self) -> Sample | None:

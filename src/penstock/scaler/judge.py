@@ -1,0 +1,140 @@
+"""Policies against each other: the same traces, seeds and limits for all, and the least anybody could have paid."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from penstock.scaler.bound import Bound, bound
+from penstock.scaler.decision import Policy
+from penstock.scaler.rivals import Static
+from penstock.scaler.signals import Limits
+from penstock.scaler.simulate import Result, simulate
+from penstock.scaler.traces import Trace
+
+HEADROOM = 1.5  # times the peak of the bound that a policy may use, if nobody says how many
+TOLERATED = 0.005  # breaches of the best fixed fleet in hindsight
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One trace with its seed, the limits, and what a clairvoyant would have paid."""
+
+    trace: Trace
+    limits: Limits
+    bound: Bound | None  # None: without a solver
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Means over the seeds; of waits, the worst."""
+
+    trace: str
+    policy: str
+    seeds: int
+    tasks: int
+    breach_rate: float
+    excess_breach_rate: float  # beyond those that no fleet within the limits could have avoided
+    cost_ratio: float | None  # worker-seconds / those of the bound
+    worker_seconds: float
+    utilization: float
+    starts: float
+    flips_per_hour: float
+    p50_wait: float
+    p99_wait: float
+    max_wait: float
+    peak_workers: int
+    max_workers: int
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def case(trace: Trace, limits: Limits, *, max_workers: int | None = None, solve: bool = True) -> Case:
+    """With as many workers as are allowed, or else half as many again as a clairvoyant would use at most."""
+    found = None
+    if solve:
+        found = clairvoyant(trace, limits, max_workers)
+        most = math.ceil(HEADROOM * found.peak) if max_workers is None else max_workers
+    else:
+        most = limits.max_workers if max_workers is None else max_workers
+    return Case(trace, replace(limits, max_workers=max(1, limits.min_workers, most)), found)
+
+
+def clairvoyant(trace: Trace, limits: Limits, max_workers: int | None) -> Bound:
+    return bound(
+        trace,
+        limits.sla,
+        limits.start_latency,
+        step=limits.interval,
+        min_workers=limits.min_workers,
+        slots=limits.slots,
+        max_workers=max_workers,
+    )
+
+
+def judge(policy: Policy, cases: Sequence[Case], *, watch: Callable[[float], None] | None = None) -> Score:
+    results = []
+    for n, one in enumerate(cases):
+        results.append(simulate(one.trace, policy, one.limits, watch=part(watch, n, len(cases))))
+    return score(policy.name, cases, results)
+
+
+def part(watch: Callable[[float], None] | None, n: int, of: int) -> Callable[[float], None] | None:
+    return None if watch is None else lambda share: watch((n + share) / of)
+
+
+def score(name: str, cases: Sequence[Case], results: Sequence[Result]) -> Score:
+    mean = statistics.fmean
+    pairs = [*zip(cases, results, strict=True)]
+    solved = [(one.bound, result) for one, result in pairs if one.bound is not None and one.bound.worker_seconds > 0]
+    return Score(
+        trace=cases[0].trace.name,
+        policy=name,
+        seeds=len(cases),
+        tasks=round(mean(result.tasks for result in results)),
+        breach_rate=mean(result.breach_rate for result in results),
+        excess_breach_rate=mean(excess(one, result) for one, result in pairs),
+        cost_ratio=mean(result.worker_seconds / least.worker_seconds for least, result in solved) if solved else None,
+        worker_seconds=mean(result.worker_seconds for result in results),
+        utilization=mean(utilization(one, result) for one, result in pairs),
+        starts=mean(result.starts for result in results),
+        flips_per_hour=mean(result.flips_per_hour for result in results),
+        p50_wait=mean(result.wait(0.5) for result in results),
+        p99_wait=max(result.wait(0.99) for result in results),
+        max_wait=max(result.wait(1.0) for result in results),
+        peak_workers=max(result.peak_workers for result in results),
+        max_workers=max(one.limits.max_workers for one in cases),
+    )
+
+
+def excess(one: Case, result: Result) -> float:
+    return max(0.0, result.breach_rate - (one.bound.late_share if one.bound is not None else 0.0))
+
+
+def utilization(one: Case, result: Result) -> float:
+    paid = result.worker_seconds * one.limits.slots
+    return result.busy_seconds / paid if paid else 0.0
+
+
+def best_static(cases: Sequence[Case]) -> Policy:
+    """The smallest fixed fleet that would have kept the promise: what one would have chosen, had one known."""
+    low, high = 1, max(one.limits.max_workers for one in cases)
+    while low < high:
+        middle = (low + high) // 2
+        if judge(Static(workers=middle), cases).excess_breach_rate <= TOLERATED:
+            high = middle
+        else:
+            low = middle + 1
+    return Static(workers=high)
+
+
+def frontier(scores: Sequence[Score]) -> Iterator[Score]:
+    """Those that nobody beats: no other is cheaper with as few breaches."""
+    best = math.inf
+    for one in sorted(scores, key=lambda one: (one.cost_ratio or one.worker_seconds, one.breach_rate)):
+        if one.breach_rate < best:
+            best = one.breach_rate
+            yield one

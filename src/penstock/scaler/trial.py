@@ -1,0 +1,59 @@
+"""Whether more workers brought more. Where something else is the limit (a database, somebody's service), each that is
+added makes all of them slower, and the slower they are the more a policy wants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.scaler.signals import Signals, rate_between
+
+WINDOW = 30.0  # seconds over which a rate is measured, at least
+LONGEST = 240.0  # a rate over longer can not be measured with the samples there are
+PAUSE = 300.0  # seconds until it is tried again
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One raise, from the moment it was asked for until it is judged."""
+
+    memory: dict[str, float] | None = None
+    useless: bool = False
+    told: str = ""
+
+    @staticmethod
+    def after(signals: Signals, memory: dict[str, Any] | None, wanted: int, least: float) -> Trial:
+        now, fleet = signals.now, signals.fleet.workers
+        if memory is not None and "until" in memory:
+            return Trial(memory, useless=True, told=told(memory)) if now < memory["until"] else Trial()
+        window = max(WINDOW, 3 * (signals.service or 0.0))
+        rate = rate_between(signals.samples, "finished", window)
+        if rate is None or window > LONGEST or not saturated(signals, window):
+            return Trial()
+        if memory is None:
+            return Trial({"at": now, "workers": fleet, "rate": rate} if wanted > fleet > 0 and rate > 0 else None)
+        if now < memory["at"] + signals.latency + window:
+            return Trial(memory)
+        return judged(signals, memory, rate, window, least)
+
+
+def judged(signals: Signals, memory: dict[str, Any], rate: float, window: float, least: float) -> Trial:
+    """Against those that were up all the time: what was asked for a start latency before it began."""
+    since = signals.now - window - signals.latency
+    up = min(one.workers for one in signals.samples if one.at >= since)
+    expected, gain = up / memory["workers"] - 1, rate / memory["rate"] - 1
+    if expected <= 0 or gain >= least * expected:
+        return Trial()
+    found = {"until": signals.now + PAUSE, "more": up - memory["workers"], "gain": gain}
+    return Trial(found, useless=True, told=told(found))
+
+
+def saturated(signals: Signals, window: float) -> bool:
+    """All the time everybody was busy and somebody waited: the rate says what so many workers can do."""
+    since = signals.now - window
+    seen = [one for one in signals.samples if one.at >= since]
+    return all(one.pending > 0 and one.finished > 0 for one in seen) and signals.fleet.ready > 0
+
+
+def told(judged: dict[str, float]) -> str:
+    return f"not more, because the last {judged['more']:.0f} brought {100 * judged['gain']:.0f} % more"
