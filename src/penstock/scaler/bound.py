@@ -212,13 +212,12 @@ def with_late_work(problem: Problem) -> Program:
         [*doing, -change, None],
         [*starting, None, None],
         [None, None, None, change, -one],  # late work grows only by what is given up
-        [None, None, -change, None, one],  # work that is done stays done
     ]
     zero, endless = np.zeros(steps), np.full(steps, np.inf)
     more = np.concatenate([np.column_stack([zero, endless]), np.column_stack([zero, falling_due])])
     return (
         np.concatenate([cost, undone, np.full(steps, penalty)]),
         rows,
-        np.concatenate([limits, zero, falling_due]),
+        np.concatenate([limits, zero]),
         np.concatenate([bounds, more]),
     )

@@ -8,15 +8,16 @@ what the last bursts needed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.scaler.decision import Decision, Memory, ceiling, conclude
-from penstock.scaler.forecast import Forecast, forecast, slots_for
+from penstock.scaler.forecast import SLOW, Forecast, forecast, slots_for
 from penstock.scaler.outlook import Outlook
 from penstock.scaler.signals import Signals
 from penstock.scaler.trial import Trial
 
 BUCKET = 300.0  # seconds
+GUESS = 0.1  # seconds that a task takes, if nothing at all is known
 
 Needs = list[list[float]]  # [moment, workers], each the last time that so many were needed, the most first
 
@@ -26,9 +27,9 @@ class Deadline:
     """No knob is in tasks or workers: they mean the same for a queue of any size."""
 
     z: float = 1.0  # standard deviations of arrivals that are provided for
-    z_service: float = 3.0  # and of service times
+    z_service: float = 2.0  # and of service times
     rest: float = 1.0  # start latencies for which a worker that is not needed stays in any case
-    patience: float = 30.0  # seconds for which the whole fleet would be kept to spare a change of direction
+    patience: float = 25.0  # seconds for which the whole fleet would be kept to spare a change of direction
     longest_hold: float = 300.0  # seconds
     recovery: float = 0.5  # share of the SLA within which what can not be saved is to be started
     late_share: float = 0.005  # of a steady stream that may wait longer than the SLA
@@ -82,6 +83,8 @@ class Deadline:
         if signals.latency + signals.limits.interval < signals.limits.sla:
             return []
         kept = [[at, need] for at, need in memory.get("peaks", []) if at > signals.now - self.remembered]
+        if not signals.samples or signals.now - signals.samples[0].at < SLOW:
+            return kept  # the rate of a moment would be remembered for an hour
         bucket, need = signals.now // BUCKET * BUCKET, float(self._steady(signals, coming))
         if kept and kept[-1][0] == bucket:
             kept[-1][1] = max(kept[-1][1], need)
@@ -91,8 +94,8 @@ class Deadline:
 
     @staticmethod
     def _warm(signals: Signals, peaks: Needs) -> int:
-        """Enough of them that nobody waits too long before the others are up: in that time tasks come that may wait a
-        promise longer, so all there ever were are not needed."""
+        """Enough for the greatest of these bursts that nobody waits too long before others are up. What comes until then
+        may wait a promise longer, so not all that the burst takes are needed."""
         late = signals.latency + signals.limits.interval
         return ceiling(max((need for _, need in peaks), default=0.0) * late / (late + signals.limits.sla))
 
@@ -110,17 +113,17 @@ class Deadline:
         return min(self.longest_hold, self.rest * signals.latency + self.patience * fleet / (fleet - fewer))
 
     def _feel_forward(self, signals: Signals, memory: Memory) -> Decision:
-        """Nobody knows how long a task takes: twice as many at most each time that new workers are up."""
-        fleet, limits = signals.fleet, signals.limits
-        work = signals.pending + signals.active
-        wanted, since = fleet.workers, memory.get("doubled", -1e18)
-        if not work:
-            wanted = min(fleet.workers, limits.min_workers)
-        elif not fleet.workers:
-            wanted, since = 1, signals.now
-        elif signals.pending and not fleet.starting and signals.now - since >= signals.latency:
-            wanted, since = min(2 * fleet.workers, max(fleet.workers, ceiling(work / limits.slots))), signals.now
-        said = f"{signals.pending} waiting, {signals.active} running, none has finished yet: at most twice as many"
+        """No task has ever finished. Those that run have taken as long as they have: what would be wanted if that were
+        all, and not more than twice as many at a time, four times while a worker starts."""
+        fleet, since = signals.fleet.workers, memory.get("doubled", -1e18)
+        guess = replace(signals, service=max(sum(signals.running), GUESS))
+        wanted = Outlook(guess, forecast(signals.samples), z=0.0, z_service=0.0, recovery=self.recovery).fewest
+        if signals.pending + signals.active:
+            wanted = max(wanted, fleet, 1)
+        if wanted > fleet:
+            ready = signals.now - since >= signals.latency / 4 - 1e-9
+            wanted, since = (min(wanted, max(1, 2 * fleet)), signals.now) if ready else (fleet, since)
+        said = f"{signals.pending} waiting, {signals.active} running, none has ever finished: at most twice as many"
         return conclude(signals, wanted, "unknown", {"unknown": wanted}, said, memory={**memory, "doubled": since})
 
 

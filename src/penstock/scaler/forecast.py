@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from penstock.scaler.signals import Sample
 
-FAST, SLOW, LONG = 15.0, 60.0, 300.0  # seconds
+FAST, SLOW, LONG = 15.0, 120.0, 300.0  # seconds
 SURPRISE = 2.5  # standard deviations that are no accident
 MOST_DISPERSED = 25.0
 
@@ -40,7 +40,7 @@ def forecast(samples: Sequence[Sample]) -> Forecast:
     spread = dispersion(counts)
     noise = math.sqrt(spread * max(slow, 1 / FAST) / FAST)
     rate = fast if abs(fast - slow) > SURPRISE * noise else slow
-    return Forecast(max(rate, 0.0), max(slow, 0.0), growth(counts, noise), spread)
+    return Forecast(max(rate, 0.0), max(min(slow, rate), 0.0), growth(counts, noise), spread)
 
 
 def rate_over(counts: Sequence[tuple[float, int]], seconds: float) -> float:

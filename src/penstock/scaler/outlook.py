@@ -37,7 +37,7 @@ class Outlook:
         self._step = (self._latency + limits.interval + limits.sla) / STEPS
         self._times = [self._step * (n + 1) for n in range(STEPS)]
         self._available = self._curve(coming, z, 0.0)
-        self._demanded = self._curve(coming, z, limits.sla)
+        self._demanded = self._curve(coming, z, max(0.0, limits.sla - self._step))  # within a step is too late
         self._service *= 1 + min(MOST_DOUBT, z_service * signals.dispersion / math.sqrt(1 + self._demanded[-1]))
         present = self._starts(signals.fleet.workers)
         self._required = self._savable(present, recovery * limits.sla)
