@@ -261,18 +261,19 @@ def compare(
         if name != HINDSIGHT:
             policies.find(name)
     texts = [*dict.fromkeys(trace or traces.SYNTHETIC)]
-    for text in texts:
-        found(setup, text, seed=0)  # the last one may be wrong, and is told before the first is played
+    for text in texts[1:]:
+        found(setup, text, seed=0)  # what is wrong with the last one is told before the first is played
     blocks = compared(setup, texts, chosen)
-    if len(blocks) > 1:
-        blocks.append(overall(blocks))
+    together = overall(blocks) if len(blocks) > 1 else None
+    drawn = together or blocks[0]
     if setup.plot is not None:
-        said = f"{blocks[-1].trace}: late tasks and cost, {age(setup.limits.sla)} promised"
-        setup.plot.write_text(chart.frontier(blocks[-1].scores, said), encoding="utf-8")
+        said = f"{drawn.trace}: late tasks and cost, {age(setup.limits.sla)} promised"
+        setup.plot.write_text(chart.frontier(drawn.scores, said), encoding="utf-8")
     if setup.json:
-        emit({"inputs": setup.inputs(), "traces": [block.to_json() for block in blocks]})
+        each = [block.to_json() for block in blocks]
+        emit({"inputs": setup.inputs(), "traces": each, "overall": together and together.to_json()})
     else:
-        tell_all(setup, blocks)
+        tell_all(setup, [*blocks, *([together] if together else [])])
 
 
 @app.command("traces")

@@ -29,7 +29,7 @@ class Deadline:
     z: float = 1.0  # standard deviations of arrivals that are provided for
     z_service: float = 2.0  # and of service times
     rest: float = 1.0  # start latencies for which a worker that is not needed stays in any case
-    patience: float = 25.0  # seconds for which the whole fleet would be kept to spare a change of direction
+    patience: float = 20.0  # seconds for which the whole fleet would be kept to spare a change of direction
     longest_hold: float = 300.0  # seconds
     recovery: float = 0.5  # share of the SLA within which what can not be saved is to be started
     late_share: float = 0.005  # of a steady stream that may wait longer than the SLA
@@ -46,11 +46,11 @@ class Deadline:
             return self._feel_forward(signals, memory)
         coming = forecast(signals.samples)
         outlook = Outlook(signals, coming, z=self.z, z_service=self.z_service, recovery=self.recovery)
-        peaks = self._peaks(signals, coming, memory)
+        peaks = self._peaks(signals, self._warm(signals, coming), memory)
         rules = {
             "deadlines": outlook.fewest,
             "steady": self._steady(signals, coming),
-            "warm": self._warm(signals, peaks),
+            "warm": ceiling(max((need for _, need in peaks), default=0.0)),
         }
         rule = max(rules, key=lambda name: rules[name])
         needed = rules[rule]
@@ -77,27 +77,24 @@ class Deadline:
         )
         return ceiling(slots / limits.slots)
 
-    def _peaks(self, signals: Signals, coming: Forecast, memory: Memory) -> Needs:
-        """Where a worker that is asked for when a burst comes is up too late for it: the most that bursts needed, of
-        every five minutes of the last hour. Elsewhere nothing."""
-        if signals.latency + signals.limits.interval < signals.limits.sla:
-            return []
+    def _peaks(self, signals: Signals, warm: float, memory: Memory) -> Needs:
+        """The most that would have had to be there before a burst, of every five minutes of the last hour."""
         kept = [[at, need] for at, need in memory.get("peaks", []) if at > signals.now - self.remembered]
-        if not signals.samples or signals.now - signals.samples[0].at < SLOW:
-            return kept  # the rate of a moment would be remembered for an hour
-        bucket, need = signals.now // BUCKET * BUCKET, float(self._steady(signals, coming))
+        bucket = signals.now // BUCKET * BUCKET
         if kept and kept[-1][0] == bucket:
-            kept[-1][1] = max(kept[-1][1], need)
-        else:
-            kept.append([bucket, need])
+            kept[-1][1] = max(kept[-1][1], warm)
+        elif warm > 0:
+            kept.append([bucket, warm])
         return kept
 
-    @staticmethod
-    def _warm(signals: Signals, peaks: Needs) -> int:
-        """Enough for the greatest of these bursts that nobody waits too long before others are up. What comes until then
-        may wait a promise longer, so not all that the burst takes are needed."""
-        late = signals.latency + signals.limits.interval
-        return ceiling(max((need for _, need in peaks), default=0.0) * late / (late + signals.limits.sla))
+    def _warm(self, signals: Signals, coming: Forecast) -> float:
+        """How many have to be there before a burst such as this, where a new worker is up only after tasks are late:
+        enough that nobody waits too long before the others are up. What comes until then may wait a promise longer, so
+        not all that the stream needs."""
+        limits, late = signals.limits, signals.latency + signals.limits.interval
+        if late < limits.sla or signals.stale or signals.now - signals.samples[0].at < SLOW:
+            return 0.0  # the rate of a moment would be remembered for an hour
+        return self._steady(signals, coming) * late / (late + limits.sla)
 
     def _held(self, signals: Signals, needs: Needs) -> int:
         """The fewest to which it may go now. Fewer must have been enough for a time that is the shorter the more that
