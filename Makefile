@@ -57,9 +57,10 @@ generate: .venv/ready  ## write the sync client anew from the async one
 schema: .venv/ready  ## write src/penstock/sql/schema.sql anew
 	@$(BIN)/python scripts/dump_schema.py
 
-bench: .venv/ready  ## all benchmarks of the queue and its workers; results in bench/results/
+bench: .venv/ready  ## all benchmarks: the queue, its workers, the scaler; results in bench/results/
 	@$(BIN)/python bench/queue.py all
 	@$(BIN)/python bench/worker.py all
+	@$(BIN)/python bench/scaler.py
 
 clean:  ## remove what can be made again (not the embedded server's data)
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -84,7 +85,7 @@ def kill_again_and_again(
         if n % 5 == 4:
             runner.append(begun_again(log, children(busy.pid)))
         standby = start(dsn, log)
-        wait_until(lambda: registered(dsn, standby.pid))  # noqa: B023
+        wait_until(partial(registered, dsn, standby.pid))
         whole.append(begun_again(log, [busy.pid, *children(busy.pid)]))
         busy.wait()
         busy = standby
@@ -125,7 +126,7 @@ def after_a_restart(home: Path, rounds: int) -> list[float]:
         with worker(server.dsn, home / "unused", "--concurrency", "4"):
             for n in range(rounds):
                 time.sleep(0.5)
-                (server.kill if n % 2 else lambda: server.stop("immediate"))()  # noqa: B023
+                (server.kill if n % 2 else partial(server.stop, "immediate"))()
                 time.sleep(0.3 * (n % 6))  # short and long outages
                 accepted: list[float] = []
                 prober = threading.Thread(target=probe, args=(server.dsn, accepted))

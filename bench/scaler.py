@@ -205,8 +205,8 @@ def summary(scores: Sequence[Score], policy: str) -> Score:
 PAGE = """# The policies, side by side
 
 Written by `python bench/scaler.py --grid --write docs`; [the scaler](scaler.md) says what each of them does. Late are
-tasks that waited longer than promised, beyond those that no fleet could have saved; cost is worker-seconds over those of
-a clairvoyant; a flip is a change of direction. The first number is the median of the traces, the second the worst.
+tasks that waited longer than promised, beyond those that no fleet could have saved; cost is worker-seconds over those
+of a clairvoyant; a flip is a change of direction. The first number is the median of the traces, the second the worst.
 
 ![late tasks against cost](scaler-frontier.svg)
 

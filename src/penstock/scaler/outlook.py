@@ -87,10 +87,13 @@ class Outlook:
     def _slots(self, workers: int) -> list[float]:
         """Slots that are up at each moment: the ready ones, those that start, and new ones a start latency from now."""
         fleet, each = self._signals.fleet, self._signals.limits.slots
-        up = [0.0] * min(workers, fleet.ready)
-        up += fleet.starting[: max(0, workers - fleet.ready)]
-        up += [self._latency] * (workers - len(up))
-        return [float(each * bisect_right(up, moment)) for moment in self._times]
+        ready = min(workers, fleet.ready)
+        starting = fleet.starting[: workers - ready]
+        new = workers - ready - len(starting)
+        return [
+            float(each * (ready + bisect_right(starting, moment) + (new if moment >= self._latency else 0)))
+            for moment in self._times
+        ]
 
     def _starts(self, workers: int, required: list[float] | None = None) -> list[float]:
         """Tasks started by each moment; cut short where it is less than required."""

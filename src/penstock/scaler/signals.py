@@ -134,8 +134,8 @@ SAMPLES = 61  # five minutes of a look every five seconds
 
 
 def number(name: str, value: object, least: float, most: float) -> None:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not good or not least <= value <= most:  # type: ignore[operator]
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+    if not good:
         limit = f"at least {least:g}" if most >= LONGEST else f"between {least:g} and {most:g}"
         raise ConfigError(f"{name}: {shown(value)} is not a number of seconds {limit}")
 
