@@ -21,7 +21,7 @@ if __name__ == "__main__":
 from bench.harness import judged, report
 from penstock.scaler import chart, traces
 from penstock.scaler.decision import Policy
-from penstock.scaler.judge import Case, Score, best_static, case, judge
+from penstock.scaler.judge import Case, Score, best_static, case, judge, merged
 from penstock.scaler.policies import DEFAULT, POLICIES
 from penstock.scaler.rivals import RIVALS, grid
 from penstock.scaler.signals import Limits
@@ -174,7 +174,7 @@ def speed() -> float:
 
 def write(directory: Path, scores: Sequence[Score], hasty: Score) -> None:
     """The table and the picture for the docs."""
-    means = [summary(scores, name) for name in dict.fromkeys(one.policy for one in scores)]
+    means = [merged("all", of(scores, name)) for name in dict.fromkeys(one.policy for one in scores)]
     (directory / "scaler-frontier.svg").write_text(
         chart.frontier(means, "Late tasks and cost, mean of all traces"), "utf-8"
     )
@@ -190,16 +190,6 @@ def write(directory: Path, scores: Sequence[Score], hasty: Score) -> None:
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
-
-
-def summary(scores: Sequence[Score], policy: str) -> Score:
-    mine = of(scores, policy)
-    return replace(
-        mine[0],
-        trace="all",
-        breach_rate=statistics.fmean(one.excess_breach_rate for one in mine),
-        cost_ratio=statistics.fmean(map(cost, mine)),
-    )
 
 
 PAGE = """# The policies, side by side

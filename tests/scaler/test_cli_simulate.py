@@ -12,7 +12,7 @@ import pytest
 
 from penstock.cli import app
 from penstock.cli import simulate as cli_simulate
-from penstock.cli.simulate import HINDSIGHT, percent, unbeaten
+from penstock.cli.simulate import HINDSIGHT, percent
 from penstock.errors import PenstockError
 from penstock.scaler import judge
 from penstock.scaler.judge import Score
@@ -259,4 +259,4 @@ def test_one_late_task_among_many_is_not_none() -> None:
 def test_who_is_as_good_as_the_best_is_among_them() -> None:
     one = Score("t", "a", 1, 10, 0.0, 0.0, 1.5, 150.0, 0.5, 1, 0, 0, 0, 0, 3, 9)
     scores = [one, replace(one, policy="b"), replace(one, policy="c", worker_seconds=160.0, cost_ratio=1.6)]
-    assert [each.policy for each in unbeaten(scores)] == ["a", "b"]
+    assert [each.policy for each in judge.frontier(scores)] == ["a", "b"]

@@ -403,7 +403,7 @@ class Block:
     bound: dict[str, Any] | None
 
     def to_json(self) -> dict[str, Any]:
-        best = unbeaten(self.scores)
+        best = judge.frontier(self.scores)
         scores = [{**one.to_json(), "frontier": one in best} for one in self.scores]
         return {"trace": self.trace, "bound": self.bound, "scores": scores}
 
@@ -431,12 +431,6 @@ def ranked(scores: Iterable[Score]) -> list[Score]:
     return sorted(scores, key=lambda one: (one.breach_rate, one.cost_ratio or math.inf, one.worker_seconds))
 
 
-def unbeaten(scores: Sequence[Score]) -> list[Score]:
-    """The frontier, and those that are as good as somebody on it."""
-    best = {(one.breach_rate, one.worker_seconds) for one in judge.frontier(scores)}
-    return [one for one in scores if (one.breach_rate, one.worker_seconds) in best]
-
-
 def about(setup: Setup, score: Score, cases: Sequence[Case]) -> str:
     seeds = f", {many(setup.seeds, 'seed')}" if setup.seeds > 1 else ""
     parts = [
@@ -459,29 +453,8 @@ def overall(blocks: Sequence[Block]) -> Block:
         for one in block.scores:
             by_policy.setdefault(one.policy, []).append(one)
     name = f"all {len(blocks)} traces"
-    return Block(name, "means; the longest waits", ranked(merged(name, each) for each in by_policy.values()), None)
-
-
-def merged(name: str, scores: Sequence[Score]) -> Score:
-    mean = statistics.fmean
-    ratios = [one.cost_ratio for one in scores if one.cost_ratio is not None]
-    return Score(
-        trace=name,
-        policy=scores[0].policy,
-        seeds=scores[0].seeds,
-        tasks=round(mean(one.tasks for one in scores)),
-        breach_rate=mean(one.breach_rate for one in scores),
-        excess_breach_rate=mean(one.excess_breach_rate for one in scores),
-        cost_ratio=mean(ratios) if len(ratios) == len(scores) else None,
-        worker_seconds=mean(one.worker_seconds for one in scores),
-        utilization=mean(one.utilization for one in scores),
-        starts=mean(one.starts for one in scores),
-        flips_per_hour=mean(one.flips_per_hour for one in scores),
-        p50_wait=mean(one.p50_wait for one in scores),
-        p99_wait=max(one.p99_wait for one in scores),
-        max_wait=max(one.max_wait for one in scores),
-        peak_workers=max(one.peak_workers for one in scores),
-        max_workers=max(one.max_workers for one in scores),
+    return Block(
+        name, "means; the longest waits", ranked(judge.merged(name, each) for each in by_policy.values()), None
     )
 
 
@@ -499,7 +472,7 @@ def tell_all(setup: Setup, blocks: Sequence[Block]) -> None:
 
 
 def rows(scores: Sequence[Score]) -> Iterator[tuple[str, ...]]:
-    best = unbeaten(scores)
+    best = judge.frontier(scores)
     for one in scores:
         yield (
             "*" if one in best else "",

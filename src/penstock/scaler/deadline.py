@@ -24,7 +24,8 @@ Needs = list[list[float]]  # [moment, workers], each the last time that so many 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """No knob is in tasks or workers: they mean the same for a queue of any size."""
+    """The fewest workers with which every task can still be started in time. No knob is in tasks or workers: they mean
+    the same for a queue of any size."""
 
     z: float = 1.0  # standard deviations of arrivals that are provided for
     z_service: float = 2.0  # and of service times
@@ -113,7 +114,7 @@ class Deadline:
         """No task has ever finished. Those that run have taken as long as they have: what would be wanted if that were
         all, and not more than twice as many at a time, four times while a worker starts."""
         fleet, since = signals.fleet.workers, memory.get("doubled", -1e18)
-        guess = replace(signals, service=max(sum(signals.running), GUESS))
+        guess = replace(signals, service=max(GUESS, self._so_far(signals)))
         wanted = Outlook(guess, forecast(signals.samples), z=0.0, z_service=0.0, recovery=self.recovery).fewest
         if signals.pending + signals.active:
             wanted = max(wanted, fleet, 1)
@@ -122,6 +123,12 @@ class Deadline:
             wanted, since = (min(wanted, max(1, 2 * fleet)), signals.now) if ready else (fleet, since)
         said = f"{signals.pending} waiting, {signals.active} running, none has ever finished: at most twice as many"
         return conclude(signals, wanted, "unknown", {"unknown": wanted}, said, memory={**memory, "doubled": since})
+
+    @staticmethod
+    def _so_far(signals: Signals) -> float:
+        """Seconds in a slot without a result. Where nobody tells how long tasks have run: as long as others waited."""
+        busy = signals.active >= signals.fleet.ready * signals.limits.slots
+        return sum(signals.running) or (signals.oldest_age if signals.active and busy else 0.0)
 
 
 def remember(needs: Needs, now: float, needed: int, longest: float) -> Needs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from penstock.scaler.bound import Bound, bound
@@ -131,10 +131,40 @@ def best_static(cases: Sequence[Case]) -> Policy:
     return Static(workers=high)
 
 
-def frontier(scores: Sequence[Score]) -> Iterator[Score]:
-    """Those that nobody beats: no other is cheaper with as few breaches."""
-    best = math.inf
-    for one in sorted(scores, key=lambda one: (one.cost_ratio or one.worker_seconds, one.breach_rate)):
-        if one.breach_rate < best:
-            best = one.breach_rate
-            yield one
+def merged(name: str, scores: Sequence[Score]) -> Score:
+    """One policy's scores on several traces as one: means; of waits and peaks the worst."""
+    mean = statistics.fmean
+    ratios = [one.cost_ratio for one in scores if one.cost_ratio is not None]
+    return Score(
+        trace=name,
+        policy=scores[0].policy,
+        seeds=scores[0].seeds,
+        tasks=round(mean(one.tasks for one in scores)),
+        breach_rate=mean(one.breach_rate for one in scores),
+        excess_breach_rate=mean(one.excess_breach_rate for one in scores),
+        cost_ratio=mean(ratios) if len(ratios) == len(scores) else None,
+        worker_seconds=mean(one.worker_seconds for one in scores),
+        utilization=mean(one.utilization for one in scores),
+        starts=mean(one.starts for one in scores),
+        flips_per_hour=mean(one.flips_per_hour for one in scores),
+        p50_wait=mean(one.p50_wait for one in scores),
+        p99_wait=max(one.p99_wait for one in scores),
+        max_wait=max(one.max_wait for one in scores),
+        peak_workers=max(one.peak_workers for one in scores),
+        max_workers=max(one.max_workers for one in scores),
+    )
+
+
+def frontier(scores: Sequence[Score]) -> list[Score]:
+    """Those that nobody beats: no other has fewer breaches for the same money, or costs less with as few. Cheapest
+    first; who is as good as somebody on it is on it too."""
+    found: list[Score] = []
+    for one in sorted(scores, key=lambda one: (price(one), one.breach_rate)):
+        same = found and (price(found[-1]), found[-1].breach_rate) == (price(one), one.breach_rate)
+        if not found or one.breach_rate < found[-1].breach_rate or same:
+            found.append(one)
+    return found
+
+
+def price(one: Score) -> float:
+    return one.worker_seconds if one.cost_ratio is None else one.cost_ratio

@@ -153,9 +153,10 @@ def line(points: list[tuple[float, float]]) -> tuple[float, float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Cboxdk:
-    """Version 3, hybrid. It does not count arrivals: it adds the growth of the backlog to what was finished in the last
-    minute. It tells ages in whole seconds and takes 0 for unknown, so that it acts at once on what has just come.
-    Active workers are those that are ready; both limits of a way down count from the fleet there is."""
+    """cboxdk's queue autoscaler, version 3, hybrid. It does not count arrivals: it adds the growth of the backlog to
+    what was finished in the last minute. It tells ages in whole seconds and takes 0 for unknown, so that it acts at
+    once on what has just come. Active workers are those that are ready; both limits of a way down count from the fleet
+    there is."""
 
     name: str = "cboxdk"
     every: float = 5.0
@@ -300,8 +301,8 @@ NEEDS: dict[str, Callable[[Signals, float], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Keda:
-    """A query's value over a target, by the autoscaler's rules. The name says which query; the target is a multiple of
-    what the row says: the tasks a slot does within the promise, or one task a slot."""
+    """KEDA: a query's value over a target, by the pod autoscaler's rules. The name says which query; the target is a
+    multiple of what the row says: the tasks a slot does within the promise, or one task a slot."""
 
     name: str = "keda-pending"
     target: float = 1.0
@@ -318,8 +319,9 @@ class Keda:
 
 @dataclass(frozen=True, slots=True)
 class HpaBusy:
-    """Workers × busy share / target. The share is that of the workers that are ready; with `idle_starts` those that are
-    starting count as idle ones, as the real one does on its way up, and are not multiplied."""
+    """The pod autoscaler on a busy share: workers × share / target. The share is that of the workers that are ready;
+    with `idle_starts` those that are starting count as idle ones, as the real one does on its way up, and are not
+    multiplied."""
 
     name: str = "hpa-busy"
     target: float = 0.7
@@ -343,9 +345,9 @@ class HpaBusy:
 
 @dataclass(frozen=True, slots=True)
 class AwsBacklog:
-    """Backlog per instance, target tracking. A metric a minute, as it stands then. Out as fast as it can: an alarm that
-    is on acts every minute. In "more gradually", as documented without a number: here by a tenth, and then its alarms
-    are counted anew; an empty queue would otherwise send everybody home (`most_in` 1 does)."""
+    """AWS: backlog per instance, target tracking. A metric a minute, as it stands then. Out as fast as it can: an alarm
+    that is on acts every minute. In "more gradually", as documented without a number: here by a tenth, and then its
+    alarms are counted anew; an empty queue would otherwise send everybody home (`most_in` 1 does)."""
 
     name: str = "aws-backlog"
     target: float = 1.0  # × the tasks a slot does within the promise
@@ -373,9 +375,9 @@ class AwsBacklog:
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """One queue: a worker for each task that waits, a step every three seconds. Called less often, it makes the steps
-    that it would have made; what is left of three seconds counts next time. With `balance` it shares its most by time
-    to clear, and the share of the only queue is all of it as long as anything waits."""
+    """Laravel Horizon, one queue: a worker for each task that waits, a step every three seconds. Called less often, it
+    makes the steps that it would have made; what is left of three seconds counts next time. With `balance` it shares
+    its most by time to clear, and the share of the only queue is all of it as long as anything waits."""
 
     name: str = "horizon"
     shift: int = 1
@@ -406,8 +408,9 @@ class Horizon:
 
 @dataclass(frozen=True, slots=True)
 class Judoscale:
-    """A band of queue times. The tool's is in seconds; somebody who promised so many puts it inside the promise: here
-    up above half of it, down below a quarter. The way down waits again after each step, as documented."""
+    """As Judoscale does: a band of queue times. The tool's is in seconds; somebody who promised so many puts it inside
+    the promise: here up above half of it, down below a quarter. The way down waits again after each step, as
+    documented."""
 
     name: str = "judoscale"
     jump: int = 2
@@ -440,9 +443,9 @@ class Judoscale:
 
 @dataclass(frozen=True, slots=True)
 class Flink:
-    """Room for the arrivals, for the backlog and for what comes during a restart, caught up within the promise. Rates
-    are of the last minute; before anything was finished, the service time tells them. Down to the highest of the last
-    minute: the tool's own hour would only cost it more here."""
+    """Flink's operator: room for the arrivals, for the backlog and for what comes during a restart, caught up within
+    the promise. Rates are of the last minute; before anything was finished, the service time tells them. Down to the
+    highest of the last minute: the tool's own hour would only cost it more here."""
 
     name: str = "flink"
     utilisation: float = 0.7
