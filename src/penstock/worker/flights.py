@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -61,6 +62,26 @@ class Flight(Held):
 Entry = tuple[Flight, Task, Outcome, float]  # what became of one task, and how long it took
 
 
+class Tray:
+    """What one thread has done so far and not handed in: it means to settle all of it at once."""
+
+    def __init__(self) -> None:
+        self.entries: deque[Entry] = deque()
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def close(self) -> list[Entry]:
+        """By the thread, when it is through: what it did and nobody took away."""
+        with self._lock:
+            self._closed = True
+            return [*self.entries]
+
+    def take(self) -> list[Entry]:
+        """By somebody else, when that takes too long: what is done shall not wait for what is not."""
+        with self._lock:
+            return [] if self._closed else [self.entries.popleft() for _ in range(len(self.entries))]
+
+
 class Ends(Protocol):
     """What a desk tells whoever runs it."""
 
@@ -89,9 +110,9 @@ class Desk:
         if not self._told:
             self.ring()
 
-    def lay_down(self, entry: Entry) -> None:
+    def lay_down(self, *entries: Entry) -> None:
         """The same without waking the loop: whoever lays down many rings once, or somebody looks a little later."""
-        self._entries.append(entry)
+        self._entries.extend(entries)
 
     def ring(self) -> None:
         self._told = True
@@ -125,7 +146,7 @@ class Desk:
                 flight.queue.settle(flight.claim)
                 self._loop.call_soon_threadsafe(self._settled_here, flight, sum(took for *_, took in entries))
                 return True
-        self._entries.extend(entries)
+        self.lay_down(*entries)
         self.ring()
         return False
 

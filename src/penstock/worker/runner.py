@@ -31,7 +31,7 @@ from penstock.validate import LARGEST_CLAIM
 from penstock.worker.coroutines import Coroutines
 from penstock.worker.crew import Crew, Job, called
 from penstock.worker.execution import EXITS, SETTLED, UNKNOWN_KIND
-from penstock.worker.flights import AT_ONCE, Desk, Entry, Flight
+from penstock.worker.flights import AT_ONCE, Desk, Entry, Flight, Tray
 from penstock.worker.link import Link, Message
 from penstock.worker.orders import Orders
 from penstock.worker.pace import Pace, Turns
@@ -41,6 +41,7 @@ from penstock.worker.threads import Threads
 LOG = logging.getLogger("penstock.worker")
 TICK = 0.25
 STRETCH = 0.2  # seconds that a thread goes on by itself
+LOITERING = 0.5  # seconds after which a batch of tiny tasks should long be over
 STALLED = 1.0  # seconds that a claimed task may wait for a slot before it is given back
 FAREWELL = 5.0  # seconds that hooks for the dead may take when the process is about to end
 RELEASED = Outcome.release()
@@ -79,7 +80,9 @@ class Runner:
         self._grace = orders.grace
         self._why = "stopped"
         self._asked_at: float | None = None  # to stop: the grace period begins
+        self._beside = False  # one of the tiny ones is not: the others need not wait for it
         self._errand: asyncio.Future[int] | None = None  # a thread claims, runs and settles by itself
+        self._tray = Tray()
         self._alone = False  # somebody has to run alone what killed its worker before: let go of everything first
         self._reconnecting: asyncio.Task[None] | None = None
         self._reconnected_at = 0.0
@@ -206,7 +209,7 @@ class Runner:
     @property
     def _in_turn(self) -> bool:
         """Claim, run, settle, then claim; not beside each other."""
-        return self._pace.tiny and not self._orders.overlap
+        return self._pace.tiny and not self._orders.overlap and not self._beside
 
     async def _rest(self) -> None:
         with suppress(TimeoutError):
@@ -318,7 +321,9 @@ class Runner:
         mode = self._quick_mode(flight.claim)
         if mode == "thread":
             soon(self._hold, flight)
-            return self._desk.settle_here(flight, self._threads.work_off(self._sorted(flight)[mode]))
+            self._tray = tray = Tray()
+            self._threads.work_off(self._sorted(flight)[mode], tray)
+            return self._desk.settle_here(flight, tray.close())
         if mode == "async":
             complete = flight.waiter = SimpleQueue()
             soon(self._take, flight)
@@ -470,10 +475,11 @@ class Runner:
             oldest = [flight for crew in self._crews.values() if (flight := crew.oldest) is not None]
             for crew in self._crews.values():
                 crew.nudge()
-            if self._in_turn and any(time.monotonic() - flight.taken_at > TICK for flight in self._flights.values()):
-                self._pace.stalled()  # one is not tiny at all: the others need not wait for it
-                if self._errand is not None:
-                    self._back(self._errand, 0)
+            since = time.monotonic() - LOITERING
+            self._beside = any(flight.taken_at < since for flight in self._flights.values())
+            if self._beside and self._errand is not None:
+                self._back(self._errand, 0)
+                self._desk.lay_down(*self._tray.take())
             if any(time.monotonic() - flight.taken_at > STALLED for flight in oldest):
                 self._pace.stalled()
                 self._give_back(self._withdrawn())

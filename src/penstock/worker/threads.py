@@ -14,7 +14,7 @@ from penstock.model import Task
 from penstock.worker import execution
 from penstock.worker.crew import Job, hand_in_all, last_resort, still_wanted
 from penstock.worker.execution import SETTLED
-from penstock.worker.flights import Desk, Entry, Flight
+from penstock.worker.flights import Desk, Entry, Flight, Tray
 
 RING = 0.001  # seconds between two calls to the loop while tasks are tiny: it would take the interpreter from them
 
@@ -106,19 +106,17 @@ class Threads:
                 rung = now
                 self._desk.ring()
 
-    def work_off(self, jobs: Iterable[Job]) -> list[Entry]:
-        """On an errand: these, until they are done or others came to help. What became of them is the caller's to hand
-        in."""
+    def work_off(self, jobs: Iterable[Job], tray: Tray) -> None:
+        """On an errand: these, until they are done or others came to help. What becomes of them is not handed in."""
         self._spread = False
         self._jobs.extend(jobs)
-        entries: list[Entry] = []
         while True:
             try:
                 job = self._jobs.popleft()
             except IndexError:
-                return entries
+                return
             if (entry := self._do(job)) is not None:
-                entries.append(entry)
+                tray.entries.append(entry)
 
     def _do(self, job: Job) -> Entry | None:
         """What became of it; None: somebody was told already."""

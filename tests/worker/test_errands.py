@@ -1,0 +1,83 @@
+"""Tiny tasks where processes fill the cores: one thread claims, runs and settles by itself; nothing else changes."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from psycopg import Connection
+
+from penstock import NewTask, Penstock, Queue
+from workers import ends, eventually, work, working
+
+FULL = ("--processes", str(os.cpu_count() or 1), "--concurrency", "4")
+
+STEPS = """
+@app.task(queue="work", retry=Fixed("1h"))
+def step(n: int) -> None:
+    odd(n)
+
+@app.task(queue="work", retry=Fixed("1h"))
+async def step_async(n: int) -> None:
+    odd(n)
+
+def odd(n):
+    if n % 1000 == 999:
+        raise ValueError("odd")
+
+@app.task(queue="work")
+def slow() -> None:
+    note("slow")
+    wait_for("go")
+
+@app.task(queue="work")
+async def slow_async() -> None:
+    note("slow")
+    while not Path("go").exists():
+        await asyncio.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("kind", ["step", "step_async"])
+def test_each_is_settled_once_and_as_it_ended(
+    dsn: str, app: Penstock, queue: Queue, sql: Connection, tmp_path: Path, kind: str
+) -> None:
+    queue.push_many([NewTask({"n": n}, kind=kind) for n in range(8000)])
+    queue.push({"n": "not a number"}, kind=kind)
+    ran = work(tmp_path, dsn, STEPS, *FULL)
+    assert (ran.code, ran.json["done"], ran.json["failed"], ran.json["planned"]) == (0, 7992, 9, 9), ran.err
+    found = Counter((end.outcome, end.error_class) for end in ends(sql))
+    assert found == {("done", None): 7992, ("failed", "ValueError"): 8, ("failed", "ValidationError"): 1}
+    assert sql.execute("select count(*) from penstock.lease").fetchone() == (0,)
+    assert app.verify().ok
+
+
+@pytest.mark.parametrize("kinds", [("step", "slow"), ("step_async", "slow_async"), ("step", "slow_async")])
+def test_one_that_is_slow_holds_nobody_up(dsn: str, queue: Queue, tmp_path: Path, kinds: tuple[str, str]) -> None:
+    """One of them for each process, in the middle of a long queue of tiny ones."""
+    tiny, slow = kinds
+    queue.push_many([NewTask({"n": 0}, kind=tiny) for _ in range(6000)])
+    queue.push_many([NewTask({}, kind=slow) for _ in range(os.cpu_count() or 1)])
+    queue.push_many([NewTask({"n": 0}, kind=tiny) for _ in range(6000)])
+    with working(tmp_path, dsn, STEPS, *FULL) as worker:
+        eventually(lambda: queue.status().pending == 0 and queue.status().active == (os.cpu_count() or 1))
+        assert len(worker.noted) == queue.status().active
+        worker.allow()
+        eventually(lambda: not queue.status().active)
+
+
+def test_a_stop_in_the_middle_loses_nothing(
+    dsn: str, app: Penstock, queue: Queue, sql: Connection, tmp_path: Path
+) -> None:
+    queue.push_many([NewTask({"n": 0}, kind="step") for _ in range(60_000)])
+    with working(tmp_path, dsn, STEPS, *FULL) as worker:
+        eventually(lambda: queue.status().pending < 58_000)
+        worker.terminate()
+        assert worker.wait() == 0
+        done = worker.report["done"]
+    status = queue.status()
+    assert (status.totals["done"], status.active, status.pending) == (done, 0, 60_000 - done)
+    assert sql.execute("select count(*) from penstock.agenda where attempts > 0").fetchone() == (0,)
+    assert app.verify().ok
