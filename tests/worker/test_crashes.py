@@ -125,10 +125,10 @@ def test_a_handler_that_leaves_has_its_process_replaced(
     dsn: str, lasting: Queue, sql: Connection, tmp_path: Path
 ) -> None:
     lasting.push_many([NewTask({}, kind=kind) for kind in ("in_thread", "on_loop", "in_process")])
-    lasting.push_many([NewTask({"n": n}, kind="stays") for n in range(200)])
+    lasting.push_many([NewTask({"n": n}, kind="stays") for n in range(3000)])
     ran = work(tmp_path, dsn, LEAVES, "-c", "2")
-    assert (ran.code, ran.json["done"], ran.json["failed"]) == (0, 203, 0), ran.err
-    assert sorted(noted(tmp_path)) == sorted(f"stays {n}" for n in range(200))
+    assert (ran.code, ran.json["done"], ran.json["failed"]) == (0, 3003, 0), ran.err
+    assert sorted(noted(tmp_path)) == sorted(f"stays {n}" for n in range(3000))
     assert len({one.pid for one in effects(tmp_path)}) >= 2
     found = [end for end in ends(sql) if end.kind != "stays"]
     assert sorted(end for end in found if end.error_class) == [
@@ -137,7 +137,7 @@ def test_a_handler_that_leaves_has_its_process_replaced(
         End("on_loop", "released", 1, "SystemExit"),
     ]
     assert {end.attempt for end in ends(sql)} == {1}
-    assert Counter(end.outcome for end in ends(sql))["done"] == 203
+    assert Counter(end.outcome for end in ends(sql))["done"] == 3003
 
 
 GROWS = """
