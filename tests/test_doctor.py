@@ -632,7 +632,7 @@ def test_a_schedule_that_nobody_fires(dsn: str, app: Penstock, queue: Queue, clo
     found = examined(dsn)
     assert found.bad == {"schedules"}
     assert r"schedule 's\x1b[2J' is overdue by " in found.the("schedules").what
-    app.run_schedules()
+    app.upkeep()
     assert examined(dsn).bad == set()
 
 

@@ -19,6 +19,7 @@ from psycopg import Connection
 
 from conftest import Clock
 from penstock import (
+    AsyncHandler,
     AsyncPenstock,
     ConfigError,
     Context,
@@ -223,7 +224,7 @@ def test_nobody_waits_for_one_that_is_being_fired(app: Penstock, queue: Queue, n
     assert app.run_schedules().pushed == 1
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[str, str | None, list[str | None], str, str]] = {
     "a null": ("s", None, [], "15 12:00", "15 13:00"),
     "a mark after what is decided": ("s", "15 12:00", [], "15 11:00", "15 13:00"),
     "a next tick that is decided": ("s", "15 10:00", [], "15 11:00", "15 11:00"),
@@ -242,11 +243,11 @@ def test_what_can_not_be_fired(app: Penstock, queue: Queue, sql: Connection, noo
     app.set_schedule("s", HOURLY, queue="work")
     before = stands(app)
     name, mark, given, decided, next_at = REFUSED[what]
-    moments = [None if one is None else at(one) for one in given or ()]
+    moments = [None if one is None else at(one) for one in given]
     with pytest.raises(psycopg.Error) as refused:
         sql.execute(
             "select penstock.fire(%s, %s, %s::timestamptz[], %s, %s)",
-            (name, None if mark is None else at(mark), moments, at(str(decided)), at(str(next_at))),
+            (name, None if mark is None else at(mark), moments, at(decided), at(next_at)),
         )
     assert refused.value.sqlstate == "PS400"
     assert (stands(app), queue.tasks()) == (before, [])
@@ -437,9 +438,8 @@ def test_drops_and_fires_do_not_wait_in_a_circle(app: Penstock, queue: Queue, no
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
 
 
-@pytest.mark.parametrize("kind", [Penstock, AsyncPenstock])
-def test_above_and_below_a_handler(kind: type[Penstock | AsyncPenstock]) -> None:
-    app = kind(NOWHERE)
+def test_above_and_below_a_handler() -> None:
+    app = Penstock(NOWHERE)
 
     @app.schedule("0 6 * * *", tz="Europe/Rome")
     @app.task(queue="mail", priority=3)
@@ -455,7 +455,23 @@ def test_above_and_below_a_handler(kind: type[Penstock | AsyncPenstock]) -> None
     assert hourly == ("hourly", "mail", HOURLY, "UTC", "below", {"n": 7}, 1, "all")
     assert (half.name, half.payload) == ("half", {"n": 8})
     assert app.registry.schedules_of("other") == []
-    assert isinstance(above, Handler) is (kind is Penstock)
+    assert isinstance(above, Handler)
+    assert isinstance(below, Handler)
+
+
+def test_in_the_other_colour() -> None:
+    app = AsyncPenstock(NOWHERE)
+
+    @app.schedule("0 6 * * *")
+    @app.task(queue="mail")
+    async def above() -> None: ...
+
+    @app.task(queue="mail")
+    @app.schedule("0 7 * * *")
+    def below() -> None: ...
+
+    assert isinstance(above, AsyncHandler)
+    assert [new.name for new in app.registry.schedules_of("mail")] == ["mail/above", "mail/below"]
 
 
 def test_what_could_not_work_is_refused_at_decoration() -> None:

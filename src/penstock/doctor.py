@@ -701,7 +701,7 @@ def schedules(patient: Patient) -> list[Finding]:
             "schedules",
             "warning",
             f"schedule {shown(name)} is overdue by {spoken(seconds)}: nobody fires it",
-            f"{UPKEEP} If one runs, its log or `penstock upkeep` says why it can not be fired.",
+            f"{UPKEEP} If one runs, `penstock schedules next NAME` says whether its line can be read.",
             {"seconds": round(seconds, 1)},
         )
         for name, seconds in patient.rows(query, (patient.limits.overdue,))
