@@ -28,9 +28,9 @@ test-all: .venv/ready check  ## every test, the long ones too, and test-compat
 test-compat: .venv/ready  ## the queue on PostgreSQL 15, through PgBouncer, and with other plans
 	@PENSTOCK_PG_BIN="$$(scripts/setup-compat)" && export PENSTOCK_PG_BIN && $(BIN)/pytest -m "not slow" \
 	    tests/sql tests/test_queue.py tests/test_upsert.py tests/test_verbs.py tests/test_retry.py \
-	    tests/test_concurrency.py tests/test_properties.py tests/test_migrate.py tests/test_roles.py \
+	    tests/test_concurrency.py tests/test_properties.py tests/test_migrate.py tests/test_roles.py tests/test_schedules.py \
 	    tests/faults/test_restore.py tests/worker/test_run.py tests/worker/test_leases.py
-	@PENSTOCK_TEST_POOLER=1 $(BIN)/pytest tests/test_queue.py tests/test_upsert.py tests/test_verbs.py \
+	@PENSTOCK_TEST_POOLER=1 $(BIN)/pytest tests/test_queue.py tests/test_upsert.py tests/test_verbs.py tests/test_schedules.py \
 	    "tests/test_concurrency.py::test_the_lock_rule_over_hot_subjects[quick]" \
 	    tests/test_migrate.py::test_init_leaves_no_lock_behind tests/worker/test_run.py
 	@PENSTOCK_TEST_SETTINGS="enable_hashjoin=off enable_mergejoin=off enable_material=off" $(BIN)/pytest \

@@ -622,6 +622,20 @@ def test_planned_tasks_that_are_overdue(dsn: str, app: Penstock, queue: Queue, c
     assert found.the("overdue").numbers == {"tasks": 1, "seconds": 65.0}
 
 
+def test_a_schedule_that_nobody_fires(dsn: str, app: Penstock, queue: Queue, clock: Clock) -> None:
+    app.set_schedule("s\x1b[2J", "* * * * *", queue="work")
+    app.set_schedule("later", "* * * * *", queue="work")
+    app.pause_schedule("later")
+    clock.advance(60)
+    assert examined(dsn).bad == set()
+    clock.advance(61)
+    found = examined(dsn)
+    assert found.bad == {"schedules"}
+    assert r"schedule 's\x1b[2J' is overdue by " in found.the("schedules").what
+    app.upkeep()
+    assert examined(dsn).bad == set()
+
+
 def test_a_broken_promise(dsn: str, app: Penstock, queue: Queue, clock: Clock) -> None:
     queue.set(sla="30s")
     queue.push()

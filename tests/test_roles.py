@@ -124,6 +124,7 @@ def test_a_worker_needs_no_other_role_to_work(world: World, tmp_path: Path) -> N
     (tmp_path / "mine.py").write_text(
         "from penstock import Context, Penstock\n"
         "app = Penstock()\n"
+        "@app.schedule('0 6 * * *', payload={'n': 1})\n"
         "@app.task(queue='work', max_attempts=2)\n"
         "def handle(n: int, context: Context) -> None:\n"
         "    with context.transaction():\n"
@@ -131,6 +132,8 @@ def test_a_worker_needs_no_other_role_to_work(world: World, tmp_path: Path) -> N
     )
     ran = penstock("work", "mine:app", "--until-empty", "--json", dsn=world.dsn("worker"), cwd=tmp_path)
     assert (ran.code, ran.json["done"]) == (0, 20), ran.err
+    with world.app("reader") as app:
+        assert [one.name for one in app.schedules()] == ["work/handle"]
 
 
 def test_a_reader_sees_everything(world: World, users: dict[str, str]) -> None:
@@ -189,6 +192,12 @@ VERBS: dict[str, tuple[set[str], Callable[[Penstock, Queue], object]]] = {
     "release": ({"worker", "admin"}, lambda _, queue: queue.release(uuid4())),
     "upkeep": ({"worker", "admin"}, lambda app, _: app.upkeep()),
     "beat": ({"worker", "admin"}, lambda app, _: app.beat("w", ["work"])),
+    "set_schedule": ({"worker", "admin"}, lambda app, _: app.set_schedule("s", "0 6 * * *", queue="work")),
+    "run_schedules": ({"worker", "admin"}, lambda app, _: app.run_schedules()),
+    "schedules": ({"worker", "reader", "admin"}, lambda app, _: app.schedules()),
+    "pause_schedule": ({"admin"}, lambda app, _: app.pause_schedule("s")),
+    "resume_schedule": ({"admin"}, lambda app, _: app.resume_schedule("s")),
+    "drop_schedule": ({"admin"}, lambda app, _: app.drop_schedule("s")),
     "status": (EVERYBODY, lambda _, queue: queue.status()),
     "verify": ({"reader", "admin"}, lambda app, _: app.verify()),
     "tasks": ({"reader", "admin"}, lambda _, queue: queue.tasks()),
@@ -228,17 +237,19 @@ FUNCTIONS = {
         "clock", "contract", "enter_part", "largest_payload", "note_report", "push", "push_many", "status", "the_queue",
     },
     "worker": {
-        "at_place", "beat", "claim", "clock", "contract", "extend", "extend_many", "largest_payload", "leave",
-        "release", "set_kinds", "settle", "status", "the_queue", "upkeep",
+        "at_place", "beat", "claim", "clock", "contract", "due_schedules", "extend", "extend_many", "fire",
+        "largest_payload", "leave", "next_schedule", "release", "schedules", "set_kinds", "set_schedule", "settle",
+        "status", "the_queue", "upkeep",
     },
     "reader": {
-        "clock", "contract", "largest_payload", "mentions", "refuse", "retry_delay", "retry_spread", "status",
-        "the_queue", "verify",
+        "clock", "contract", "largest_payload", "mentions", "refuse", "retry_delay", "retry_spread", "schedules",
+        "status", "the_queue", "verify",
     },
     "stranger": set[str](),
 }  # fmt: skip
 FUNCTIONS["admin"] = set().union(*FUNCTIONS.values()) | {
-    "cancel", "create_queue", "drop_queue", "purge", "redrive", "repair", "reprioritise", "reschedule", "set_queue",
+    "cancel", "create_queue", "drop_queue", "drop_schedule", "pause_schedule", "purge", "redrive", "repair",
+    "reprioritise", "reschedule", "resume_schedule", "set_queue",
 }  # fmt: skip
 
 
@@ -310,6 +321,7 @@ INNER = (
     "penstock.conclude(null, now(), '{1}', '{done}', null, null, null, null, null)",
     "penstock.note_audit('x', null, '{}')",
     "penstock.meet(1)",
+    "penstock.nearest_schedule('s')",
 )
 WRITES = (
     "update penstock.task set payload = '{}'",
@@ -327,6 +339,7 @@ WRITES = (
     "insert into penstock.migration (number, name, checksum) values (99, 'mine', '')",
     "insert into penstock.ledger select * from penstock.ledger",
     "update penstock.queue set paused = true",
+    "update penstock.schedule set paused = true",
     "update penstock.lease set until = now()",
     "delete from penstock.history",
     "delete from penstock.audit",
@@ -649,7 +662,7 @@ def test_the_python_client_beside_a_hostile_schema(world: World) -> None:
 
 # --- B91, B92, B94 ----------------------------------------------------------------------------------------------------
 
-READING = {"status", "verify", "tasks", "task", "queues"}
+READING = {"status", "verify", "tasks", "task", "queues", "schedules"}
 
 
 def test_a_read_only_transaction_reads(world: World) -> None:

@@ -66,6 +66,20 @@ def test_the_calendar_walk(app: Penstock, dsn: str) -> None:
     assert queue.status().totals["again"] == 3
 
 
+def test_the_schedule_walk(app: Penstock, dsn: str) -> None:
+    """The shell sets it, somebody's upkeep fires it, once; the subject says which tick it is."""
+    queue = app.create_queue("reports")
+    added = json.loads(shell(dsn, "schedules", "add", "nightly", "0 6 * * *", "--queue", "reports", "--json"))
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        sql.execute("update penstock_test.clock set shift = %s::timestamptz - now()", (added["next_at"],))
+        sql.execute("update penstock_test.clock set shift = shift + '1 second'")
+        assert json.loads(shell(dsn, "upkeep", "--json"))["parts"]["scheduled"] == 1
+        assert app.run_schedules().pushed == 0
+        (subject,) = sql.execute("select subject from penstock.tasks").fetchone() or (None,)
+    assert str(subject) == f"nightly@{added['next_at'].replace('+00:00', 'Z')}"
+    assert len(queue.claim(10)) == 1
+
+
 def test_the_quickstart_runs_twice(app: Penstock, dsn: str) -> None:
     for expected in ("'created': 1000", "'skipped': 1"):
         said = python(dsn, str(EXAMPLES / "quickstart.py"))

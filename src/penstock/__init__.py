@@ -22,6 +22,7 @@ from penstock.errors import (
 from penstock.handlers import AsyncContext, Context
 from penstock.model import (
     Claim,
+    CronSchedule,
     Extended,
     Listed,
     NewTask,
@@ -48,6 +49,7 @@ __all__ = [
     "ConfigError",
     "Conflict",
     "Context",
+    "CronSchedule",
     "Custom",
     "Exponential",
     "Extended",

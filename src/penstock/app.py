@@ -15,12 +15,15 @@ from penstock import inline, migrate, queue
 from penstock.colour import Items, each, in_thread
 from penstock.database import Database
 from penstock.dsn import find_dsn
-from penstock.errors import ValidationError, shown
+from penstock.errors import ConfigError, ValidationError, shown
 from penstock.handlers import Registry, Spec
-from penstock.handlers.registry import Hook, Mode, spec_of
+from penstock.handlers.registry import Asked, Hook, Mode, spec_of
 from penstock.model import (
+    Backfill,
+    CronSchedule,
     Duration,
     Json,
+    NewSchedule,
     NewTask,
     OnConflict,
     Pushed,
@@ -31,10 +34,14 @@ from penstock.model import (
     Verification,
 )
 from penstock.queue import Queue
+from penstock.queue import set_schedule as store_schedule
 from penstock.retry import Custom, Policy, Strategy
+from penstock.schedule import checked, decide, next_run, schedule_name
+from penstock.statements import Round
 from penstock.validate import at, queue_name
 
 H = TypeVar("H", bound=Hook)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Penstock:
@@ -180,6 +187,34 @@ class Penstock:
 
         return decorate if function is None else decorate(function)
 
+    def schedule(
+        self,
+        cron: str,
+        *,
+        tz: str = "UTC",
+        name: str | None = None,
+        backfill: Backfill = "last",
+        payload: Json | None = None,
+        priority: int | None = None,
+    ) -> Callable[[F], F]:
+        """Pushes a task for the handler at every tick of a cron line; above or below `@app.task`.
+
+        Workers store it at their start. Its name is by default queue/kind. `backfill` says what becomes of ticks that
+        passed while nothing ran: none, last (the most recent one) or all.
+        """
+        asked = Asked(cron, tz, name, backfill, payload, priority)
+
+        def decorate(given: F) -> F:
+            if not isinstance(given, Handler):
+                self.registry.early.append((given, asked))
+            elif given.app is not self:
+                raise ConfigError(f"schedule: {given.spec.name} is a handler of another application")
+            else:
+                self.registry.schedule(given.spec, asked)
+            return given
+
+        return decorate
+
     def on_start(self, hook: H) -> H:
         """Called in each worker process before its first task."""
         self.registry.starting.append(hook)
@@ -223,8 +258,10 @@ class Penstock:
         return queue.repair(self._database, name)
 
     def upkeep(self) -> dict[str, int]:
-        """What anybody may do at any time: expire, promote, squeeze, sample, history partitions, retention."""
-        return queue.upkeep(self._database)
+        """What anybody may do at any time: expire, promote, squeeze, sample, history's days, retention, schedules."""
+        parts = queue.upkeep(self._database)
+        fired = self.run_schedules()
+        return parts | {"scheduled": fired.pushed, "schedules failed": len(fired.failed)}
 
     def beat(
         self, worker: str, queues: list[str], *, slots: int = 1, busy: int = 0, host: str = "", pid: int | None = None
@@ -232,6 +269,45 @@ class Penstock:
         """A worker lives: idle ones are woken by pushes. Answers the channel of each queue, to LISTEN on."""
         found = queue.beat(self._database, worker, queues, slots=slots, busy=busy, host=host, pid=pid)
         return {name: standing.channel for name, standing in found.items()}
+
+    # --- schedules --------------------------------------------------------------------------------------------------
+
+    def schedules(self) -> list[CronSchedule]:
+        return queue.schedules(self._database)
+
+    def set_schedule(
+        self,
+        name: str,
+        cron: str,
+        *,
+        queue: str,
+        kind: str = "default",
+        payload: Json | None = None,
+        tz: str = "UTC",
+        backfill: Backfill = "last",
+        priority: int = 5,
+    ) -> CronSchedule:
+        """A task like this at every tick of a cron line: a new schedule, or this one changed. Another line or time zone
+        counts from now; a paused one stays paused."""
+        new = checked(NewSchedule(name, queue, cron, tz, kind, payload, priority, backfill))
+        return store_schedule(self._database, new, next_run)
+
+    def drop_schedule(self, name: str) -> None:
+        """It pushes nothing any more; what it pushed stays."""
+        queue.drop_schedule(self._database, schedule_name(name))
+
+    def pause_schedule(self, name: str) -> CronSchedule:
+        """No ticks until `resume_schedule`; those that pass meanwhile are not made up for."""
+        return queue.pause_schedule(self._database, schedule_name(name))
+
+    def resume_schedule(self, name: str) -> CronSchedule:
+        """It goes on from now."""
+        return queue.resume_schedule(self._database, schedule_name(name), next_run)
+
+    def run_schedules(self) -> Round:
+        """Pushes the tasks of all schedules that are due. Workers do it by themselves, and so does `upkeep`; any number
+        at once push one task per tick. Of one schedule at most 1,000 a call: the rest is due again at once."""
+        return queue.run_schedules(self._database, decide)
 
 
 class Handler:

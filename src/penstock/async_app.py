@@ -15,13 +15,17 @@ from penstock.aio import queue
 from penstock.aio.colour import Items, each, in_thread
 from penstock.aio.database import AsyncDatabase
 from penstock.aio.queue import AsyncQueue
+from penstock.aio.queue import set_schedule as store_schedule
 from penstock.dsn import find_dsn
-from penstock.errors import ValidationError, shown
+from penstock.errors import ConfigError, ValidationError, shown
 from penstock.handlers import Registry, Spec
-from penstock.handlers.registry import Hook, Mode, spec_of
+from penstock.handlers.registry import Asked, Hook, Mode, spec_of
 from penstock.model import (
+    Backfill,
+    CronSchedule,
     Duration,
     Json,
+    NewSchedule,
     NewTask,
     OnConflict,
     Pushed,
@@ -32,9 +36,12 @@ from penstock.model import (
     Verification,
 )
 from penstock.retry import Custom, Policy, Strategy
+from penstock.schedule import checked, decide, next_run, schedule_name
+from penstock.statements import Round
 from penstock.validate import at, queue_name
 
 H = TypeVar("H", bound=Hook)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class AsyncPenstock:
@@ -180,6 +187,34 @@ class AsyncPenstock:
 
         return decorate if function is None else decorate(function)
 
+    def schedule(
+        self,
+        cron: str,
+        *,
+        tz: str = "UTC",
+        name: str | None = None,
+        backfill: Backfill = "last",
+        payload: Json | None = None,
+        priority: int | None = None,
+    ) -> Callable[[F], F]:
+        """Pushes a task for the handler at every tick of a cron line; above or below `@app.task`.
+
+        Workers store it at their start. Its name is by default queue/kind. `backfill` says what becomes of ticks that
+        passed while nothing ran: none, last (the most recent one) or all.
+        """
+        asked = Asked(cron, tz, name, backfill, payload, priority)
+
+        def decorate(given: F) -> F:
+            if not isinstance(given, AsyncHandler):
+                self.registry.early.append((given, asked))
+            elif given.app is not self:
+                raise ConfigError(f"schedule: {given.spec.name} is a handler of another application")
+            else:
+                self.registry.schedule(given.spec, asked)
+            return given
+
+        return decorate
+
     def on_start(self, hook: H) -> H:
         """Called in each worker process before its first task."""
         self.registry.starting.append(hook)
@@ -223,8 +258,10 @@ class AsyncPenstock:
         return await queue.repair(self._database, name)
 
     async def upkeep(self) -> dict[str, int]:
-        """What anybody may do at any time: expire, promote, squeeze, sample, history partitions, retention."""
-        return await queue.upkeep(self._database)
+        """What anybody may do at any time: expire, promote, squeeze, sample, history's days, retention, schedules."""
+        parts = await queue.upkeep(self._database)
+        fired = await self.run_schedules()
+        return parts | {"scheduled": fired.pushed, "schedules failed": len(fired.failed)}
 
     async def beat(
         self, worker: str, queues: list[str], *, slots: int = 1, busy: int = 0, host: str = "", pid: int | None = None
@@ -232,6 +269,45 @@ class AsyncPenstock:
         """A worker lives: idle ones are woken by pushes. Answers the channel of each queue, to LISTEN on."""
         found = await queue.beat(self._database, worker, queues, slots=slots, busy=busy, host=host, pid=pid)
         return {name: standing.channel for name, standing in found.items()}
+
+    # --- schedules --------------------------------------------------------------------------------------------------
+
+    async def schedules(self) -> list[CronSchedule]:
+        return await queue.schedules(self._database)
+
+    async def set_schedule(
+        self,
+        name: str,
+        cron: str,
+        *,
+        queue: str,
+        kind: str = "default",
+        payload: Json | None = None,
+        tz: str = "UTC",
+        backfill: Backfill = "last",
+        priority: int = 5,
+    ) -> CronSchedule:
+        """A task like this at every tick of a cron line: a new schedule, or this one changed. Another line or time zone
+        counts from now; a paused one stays paused."""
+        new = checked(NewSchedule(name, queue, cron, tz, kind, payload, priority, backfill))
+        return await store_schedule(self._database, new, next_run)
+
+    async def drop_schedule(self, name: str) -> None:
+        """It pushes nothing any more; what it pushed stays."""
+        await queue.drop_schedule(self._database, schedule_name(name))
+
+    async def pause_schedule(self, name: str) -> CronSchedule:
+        """No ticks until `resume_schedule`; those that pass meanwhile are not made up for."""
+        return await queue.pause_schedule(self._database, schedule_name(name))
+
+    async def resume_schedule(self, name: str) -> CronSchedule:
+        """It goes on from now."""
+        return await queue.resume_schedule(self._database, schedule_name(name), next_run)
+
+    async def run_schedules(self) -> Round:
+        """Pushes the tasks of all schedules that are due. Workers do it by themselves, and so does `upkeep`; any number
+        at once push one task per tick. Of one schedule at most 1,000 a call: the rest is due again at once."""
+        return await queue.run_schedules(self._database, decide)
 
 
 class AsyncHandler:

@@ -689,6 +689,26 @@ def overdue(patient: Patient) -> list[Finding]:
     return found or ok("overdue", "no planned task is overdue")
 
 
+def schedules(patient: Patient) -> list[Finding]:
+    query = """
+        select s.name, extract(epoch from (select penstock.clock()) - s.next_at)::float8 as seconds
+        from penstock.schedule as s join penstock.queue as q on q.id = s.queue_id
+        where not s.paused and s.next_at <= (select penstock.clock()) - make_interval(secs => %s)
+        order by s.next_at, s.name
+    """
+    found = [
+        Finding(
+            "schedules",
+            "warning",
+            f"schedule {shown(name)} is overdue by {spoken(seconds)}: nobody fires it",
+            f"{UPKEEP} If one runs, `penstock schedules next NAME` says whether its line can be read.",
+            {"seconds": round(seconds, 1)},
+        )
+        for name, seconds in patient.rows(query, (patient.limits.overdue,))
+    ]
+    return found or ok("schedules", "no schedule is overdue")
+
+
 def workers(patient: Patient) -> list[Finding]:
     query = """
         select w.name, w.host, w.busy, extract(epoch from (select penstock.clock()) - w.beat)::float8 as seconds
@@ -797,6 +817,7 @@ LOOKS = (
     Look("queues", "dead_tasks", dead_tasks, ours=True),
     Look("queues", "leases", leases, ours=True),
     Look("queues", "overdue", overdue, ours=True),
+    Look("queues", "schedules", schedules, ours=True),
     Look("queues", "workers", workers, ours=True),
     Look("queues", "unknown_kinds", unknown_kinds, ours=True, slow=True),
     Look("books", "books", books, ours=True, slow=True),

@@ -14,6 +14,7 @@ from uuid import UUID
 Json = dict[str, Any]
 State = Literal["planned", "pending", "active", "done", "dead", "cancelled"]
 OnConflict = Literal["skip", "update", "error"]
+Backfill = Literal["none", "last", "all"]
 Duration = str | int | float | timedelta  # "1m30s", seconds, or a timedelta
 PUSH_RESULTS = ("created", "updated", "renewed", "reopened", "skipped", "superseded")
 GAUGES = ("planned", "pending", "active", "done", "dead", "cancelled")
@@ -243,6 +244,51 @@ class Listed(NamedTuple):
     reason: str | None
     error: str | None
     payload: Json | None  # None: nested deeper than Python can read
+
+
+class NewSchedule(NamedTuple):
+    """What is asked of a schedule: a task like this one at every tick of a cron line."""
+
+    name: str
+    queue: str
+    cron: str
+    tz: str = "UTC"
+    kind: str = "default"
+    payload: Json | None = None
+    priority: int = 5
+    backfill: Backfill = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class CronSchedule:
+    """A schedule as it stands `at` a moment. Up to `mark` every tick is decided; `last_tick` is the last one that was
+    pushed; at `next_at` somebody has to look again."""
+
+    name: str
+    queue: str
+    kind: str
+    payload: Json | None  # None: nested deeper than Python can read
+    priority: int
+    cron: str
+    tz: str
+    backfill: str
+    paused: bool
+    mark: datetime
+    next_at: datetime
+    last_tick: datetime | None
+    created: datetime
+    updated: datetime
+    who: str
+    size: int  # of the payload, in bytes
+    at: datetime
+
+
+class Firing(NamedTuple):
+    """What becomes of a schedule's ticks: these are pushed, all up to `decided` are decided, the next is `next_at`."""
+
+    ticks: list[datetime]
+    decided: datetime
+    next_at: datetime
 
 
 class Repair(NamedTuple):

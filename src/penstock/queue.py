@@ -19,14 +19,17 @@ from penstock import validate
 from penstock.borrowed import Run, borrow, refusals
 from penstock.colour import Items, batches, sleep
 from penstock.database import Connection, Database, fetch_raw, still_lent
-from penstock.errors import LeaseLost, NotFound, PartialPush, Taken, Unavailable
+from penstock.errors import LeaseLost, NotFound, PartialPush, PenstockError, Taken, Unavailable
 from penstock.model import (
     Claim,
+    CronSchedule,
     Duration,
     Extended,
+    Firing,
     Json,
     Kept,
     Listed,
+    NewSchedule,
     NewTask,
     OnConflict,
     Outcome,
@@ -632,3 +635,72 @@ def leave(database: Database, worker: str) -> None:
     """A worker goes."""
     with database.transaction() as connection:
         connection.execute(say.LEAVE, (worker,))
+
+
+# --- schedules ------------------------------------------------------------------------------------------------------
+# When a cron line fires is not known here: `next_run` and `decide` are given (see penstock.schedule).
+
+
+def schedules(database: Database, name: str | None = None) -> list[CronSchedule]:
+    with database.transaction() as connection:
+        return say.schedules(connection.execute(say.SCHEDULES, (name,)).fetchall())
+
+
+def set_schedule(database: Database, new: NewSchedule, next_run: Callable[[CronSchedule], datetime]) -> CronSchedule:
+    """A schedule, new or changed. Another line counts from now: what was decided stays so."""
+    with database.transaction() as connection:
+        connection.execute(say.SET_SCHEDULE, say.set_schedule(new))
+        return aimed(connection, new.name, next_run)
+
+
+def drop_schedule(database: Database, name: str) -> None:
+    with database.transaction() as connection:
+        connection.execute(say.DROP_SCHEDULE, (name,))
+
+
+def pause_schedule(database: Database, name: str) -> CronSchedule:
+    with database.transaction() as connection:
+        connection.execute(say.PAUSE_SCHEDULE, (name,))
+        return say.schedules(connection.execute(say.SCHEDULES, (name,)).fetchall())[0]
+
+
+def resume_schedule(database: Database, name: str, next_run: Callable[[CronSchedule], datetime]) -> CronSchedule:
+    with database.transaction() as connection:
+        connection.execute(say.RESUME_SCHEDULE, (name,))
+        return aimed(connection, name, next_run)
+
+
+def aimed(connection: Connection, name: str, next_run: Callable[[CronSchedule], datetime]) -> CronSchedule:
+    """Its next tick, if that has to be worked out, while what changed it still holds it."""
+    (found,) = say.schedules(connection.execute(say.SCHEDULES, (name,)).fetchall())
+    if found.paused or found.next_at > found.at:
+        return found
+    next_at = next_run(found)
+    connection.execute(say.FIRE, say.firing(found, Firing([], found.mark, next_at)))
+    return replace(found, next_at=next_at)
+
+
+def next_schedule(database: Database) -> float | None:
+    """Seconds until a schedule is due; None: none is waiting."""
+    with database.transaction() as connection:
+        row = connection.execute(say.NEXT_SCHEDULE).fetchone()
+    return None if row is None or row[0] is None else float(row[0])
+
+
+def run_schedules(database: Database, decide: Callable[[CronSchedule], Firing]) -> say.Round:
+    """Fires what is due, each in a transaction of its own: one that can not be fired holds up no other."""
+    with database.transaction() as connection:
+        found = say.schedules(connection.execute(say.DUE_SCHEDULES).fetchall())
+    pushed, failed = 0, dict[str, PenstockError]()
+    for one in found:
+        try:
+            told = decide(one)
+            with database.transaction() as connection:
+                row = connection.execute(say.FIRE, say.firing(one, told)).fetchone()
+        except Unavailable:
+            raise
+        except PenstockError as error:
+            failed[one.name] = error
+        else:
+            pushed += int(row[0] or 0) if row else 0
+    return say.Round(pushed, failed)

@@ -9,20 +9,23 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import orjson
 
 from penstock import validate
-from penstock.errors import Conflict, LeaseLost, NotFound, ValidationError, shown
+from penstock.errors import Conflict, LeaseLost, NotFound, PenstockError, ValidationError, shown
 from penstock.model import (
     GAUGES,
     Claim,
+    CronSchedule,
     Duration,
     Extended,
     Finding,
+    Firing,
     Listed,
+    NewSchedule,
     Outcome,
     QueueSettings,
     QueueStatus,
@@ -417,6 +420,41 @@ UPKEEP = "select part, rows from penstock.upkeep()"
 BEAT = "select queue, channel, alone from penstock.beat(%s, %s::text[], %s, %s, %s, %s, %s)"
 LEAVE = "select penstock.leave(%s)"
 SET_KINDS = "select penstock.set_kinds(%s, %s::jsonb)"
+
+SCHEDULES = """
+    select name, queue, kind, payload, priority, cron, tz, backfill, paused, mark, next_at, last_tick, created, updated,
+           who, size, at
+    from penstock.schedules(%s)
+"""
+DUE_SCHEDULES = "select s.* from penstock.due_schedules() as d(name), penstock.schedules(d.name) as s"
+NEXT_SCHEDULE = "select penstock.next_schedule()"
+SET_SCHEDULE = "select penstock.set_schedule(%s, %s, %s, %s, %s, %s::jsonb, %s::smallint, %s)"
+DROP_SCHEDULE = "select penstock.drop_schedule(%s)"
+PAUSE_SCHEDULE = "select penstock.pause_schedule(%s)"
+RESUME_SCHEDULE = "select penstock.resume_schedule(%s)"
+FIRE = "select penstock.fire(%s, %s, %s::timestamptz[], %s, %s)"
+
+
+class Round(NamedTuple):
+    """What a look at the schedules did: how many tasks it pushed, and which could not be fired, and why."""
+
+    pushed: int
+    failed: Mapping[str, PenstockError]
+
+
+def set_schedule(new: NewSchedule) -> tuple[Any, ...]:
+    """The parameters of SET_SCHEDULE."""
+    payload = validate.payload(new.payload, validate.LARGEST_EVER).decode()
+    return (new.name, new.queue, new.cron, new.tz, new.kind, payload, new.priority, new.backfill)
+
+
+def schedules(rows: list[tuple[Any, ...]]) -> list[CronSchedule]:
+    return [CronSchedule(*(*row[:3], validate.decode_text(row[3]), *row[4:])) for row in rows]
+
+
+def firing(schedule: CronSchedule, told: Firing) -> tuple[Any, ...]:
+    """The parameters of FIRE."""
+    return (schedule.name, schedule.mark, told.ticks, told.decided, told.next_at)
 
 
 def create_queue(name: str, exist_ok: bool, options: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:

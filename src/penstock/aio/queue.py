@@ -18,14 +18,17 @@ from penstock import validate
 from penstock.aio.borrowed import Run, borrow, refusals
 from penstock.aio.colour import Items, batches, sleep
 from penstock.aio.database import AsyncConnection, AsyncDatabase, fetch_raw, still_lent
-from penstock.errors import LeaseLost, NotFound, PartialPush, Taken, Unavailable
+from penstock.errors import LeaseLost, NotFound, PartialPush, PenstockError, Taken, Unavailable
 from penstock.model import (
     Claim,
+    CronSchedule,
     Duration,
     Extended,
+    Firing,
     Json,
     Kept,
     Listed,
+    NewSchedule,
     NewTask,
     OnConflict,
     Outcome,
@@ -639,3 +642,76 @@ async def leave(database: AsyncDatabase, worker: str) -> None:
     """A worker goes."""
     async with database.transaction() as connection:
         await connection.execute(say.LEAVE, (worker,))
+
+
+# --- schedules ------------------------------------------------------------------------------------------------------
+# When a cron line fires is not known here: `next_run` and `decide` are given (see penstock.schedule).
+
+
+async def schedules(database: AsyncDatabase, name: str | None = None) -> list[CronSchedule]:
+    async with database.transaction() as connection:
+        return say.schedules(await (await connection.execute(say.SCHEDULES, (name,))).fetchall())
+
+
+async def set_schedule(
+    database: AsyncDatabase, new: NewSchedule, next_run: Callable[[CronSchedule], datetime]
+) -> CronSchedule:
+    """A schedule, new or changed. Another line counts from now: what was decided stays so."""
+    async with database.transaction() as connection:
+        await connection.execute(say.SET_SCHEDULE, say.set_schedule(new))
+        return await aimed(connection, new.name, next_run)
+
+
+async def drop_schedule(database: AsyncDatabase, name: str) -> None:
+    async with database.transaction() as connection:
+        await connection.execute(say.DROP_SCHEDULE, (name,))
+
+
+async def pause_schedule(database: AsyncDatabase, name: str) -> CronSchedule:
+    async with database.transaction() as connection:
+        await connection.execute(say.PAUSE_SCHEDULE, (name,))
+        return say.schedules(await (await connection.execute(say.SCHEDULES, (name,))).fetchall())[0]
+
+
+async def resume_schedule(
+    database: AsyncDatabase, name: str, next_run: Callable[[CronSchedule], datetime]
+) -> CronSchedule:
+    async with database.transaction() as connection:
+        await connection.execute(say.RESUME_SCHEDULE, (name,))
+        return await aimed(connection, name, next_run)
+
+
+async def aimed(connection: AsyncConnection, name: str, next_run: Callable[[CronSchedule], datetime]) -> CronSchedule:
+    """Its next tick, if that has to be worked out, while what changed it still holds it."""
+    (found,) = say.schedules(await (await connection.execute(say.SCHEDULES, (name,))).fetchall())
+    if found.paused or found.next_at > found.at:
+        return found
+    next_at = next_run(found)
+    await connection.execute(say.FIRE, say.firing(found, Firing([], found.mark, next_at)))
+    return replace(found, next_at=next_at)
+
+
+async def next_schedule(database: AsyncDatabase) -> float | None:
+    """Seconds until a schedule is due; None: none is waiting."""
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.NEXT_SCHEDULE)).fetchone()
+    return None if row is None or row[0] is None else float(row[0])
+
+
+async def run_schedules(database: AsyncDatabase, decide: Callable[[CronSchedule], Firing]) -> say.Round:
+    """Fires what is due, each in a transaction of its own: one that can not be fired holds up no other."""
+    async with database.transaction() as connection:
+        found = say.schedules(await (await connection.execute(say.DUE_SCHEDULES)).fetchall())
+    pushed, failed = 0, dict[str, PenstockError]()
+    for one in found:
+        try:
+            told = decide(one)
+            async with database.transaction() as connection:
+                row = await (await connection.execute(say.FIRE, say.firing(one, told))).fetchone()
+        except Unavailable:
+            raise
+        except PenstockError as error:
+            failed[one.name] = error
+        else:
+            pushed += int(row[0] or 0) if row else 0
+    return say.Round(pushed, failed)

@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn, TextIO
 
 import typer
 
-from penstock.cli import dead, leases, queues, retry, scale, server, simulate, status, tasks, work
+from penstock.cli import dead, leases, queues, retry, scale, schedules, server, simulate, status, tasks, work
 from penstock.cli.demo import demo
 from penstock.cli.doctor import doctor
 from penstock.cli.output import fail
@@ -42,6 +42,7 @@ app.add_typer(queues.app, name="queues")
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(dead.app, name="dead")
 app.add_typer(retry.app, name="retry")
+app.add_typer(schedules.app, name="schedules")
 app.add_typer(scale.app, name="scale")
 app.add_typer(simulate.app, name="simulate")
 app.command()(doctor)

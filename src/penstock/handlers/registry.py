@@ -14,8 +14,9 @@ from penstock import validate
 from penstock.errors import ConfigError, ValidationError, shown
 from penstock.handlers.arguments import Arguments, hints_of, name_of
 from penstock.handlers.context import AsyncContext, Context
-from penstock.model import Duration, Json, Task
+from penstock.model import Backfill, Duration, Json, NewSchedule, Task
 from penstock.retry import Custom, Policy, Strategy, parse
+from penstock.schedule import checked
 
 ANY_KIND = "*"  # handles what nobody else does
 SHORTEST_TIMEOUT = timedelta(milliseconds=1)
@@ -65,6 +66,38 @@ class Spec:
         if given:
             raise ConfigError(f"{self.name}: a batch handler's arguments are pushed by name")
         return named
+
+    def scheduled(self, asked: Asked) -> NewSchedule:
+        """Its tasks at the ticks of a cron line, checked: a payload it would not take is refused at decoration."""
+        if self.kind == ANY_KIND:
+            raise ConfigError(f"{self.name}: a schedule pushes tasks of one kind", hint="Give the handler a kind=.")
+        payload = {} if asked.payload is None else asked.payload
+        if self.arguments is not None and type(payload) is dict:
+            self.arguments.checked(payload)
+        return checked(
+            NewSchedule(
+                name=self.name if asked.name is None else asked.name,
+                queue=self.queue,
+                cron=asked.cron,
+                tz=asked.tz,
+                kind=self.kind,
+                payload=payload,
+                priority=self.priority if asked.priority is None else asked.priority,
+                backfill=asked.backfill,
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `@app.schedule` says; the rest its handler knows."""
+
+    cron: str
+    tz: str
+    name: str | None
+    backfill: Backfill
+    payload: Json | None
+    priority: int | None
 
 
 def spec_of(
@@ -145,9 +178,11 @@ def strategy_of(retry: Any) -> tuple[Strategy | None, Policy | None]:
 
 @dataclass(slots=True)
 class Registry:
-    """The handlers of an application, and what it does when a worker starts, stops, or a task dies."""
+    """The handlers and schedules of an application, and what it does when a worker starts, stops, or a task dies."""
 
     specs: dict[tuple[str, str], Spec] = field(default_factory=dict)
+    schedules: dict[str, NewSchedule] = field(default_factory=dict)
+    early: list[tuple[Callable[..., Any], Asked]] = field(default_factory=list)  # scheduled before they are handlers
     starting: list[Hook] = field(default_factory=list)
     stopping: list[Hook] = field(default_factory=list)
     dying: list[Hook] = field(default_factory=list)
@@ -160,7 +195,26 @@ class Registry:
                 hint="Give one of them another kind=.",
             )
         self.specs[spec.queue, spec.kind] = spec
+        ours = [asked for function, asked in self.early if function is spec.function]
+        self.early = [one for one in self.early if one[0] is not spec.function]
+        for asked in ours:
+            self.schedule(spec, asked)
         return spec
+
+    def schedule(self, spec: Spec, asked: Asked) -> None:
+        new = spec.scheduled(asked)
+        if self.schedules.setdefault(new.name, new) != new:
+            raise ConfigError(
+                f"schedule: there is another one called {shown(new.name)}", hint="Give one of them another name=."
+            )
+
+    def schedules_of(self, queue: str) -> list[NewSchedule]:
+        """Those that push to a queue. A function that is scheduled has to be a handler by now."""
+        if self.early:
+            raise ConfigError(
+                f"schedule: {name_of(self.early[0][0])} is not a handler", hint="Decorate it with @app.task too."
+            )
+        return [new for new in self.schedules.values() if new.queue == queue]
 
     def find(self, queue: str, kind: str) -> Spec | None:
         return self.specs.get((queue, kind)) or self.specs.get((queue, ANY_KIND))

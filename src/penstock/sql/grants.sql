@@ -46,11 +46,12 @@ begin
             ('penstock_producer', array['contract', 'clock', 'push', 'push_many', 'enter_part', 'note_report', 'the_queue',
                                         'largest_payload', 'status']),
             ('penstock_worker', array['contract', 'clock', 'claim', 'extend', 'extend_many', 'settle', 'release', 'at_place', 'the_queue',
-                                      'largest_payload', 'status', 'upkeep', 'beat', 'leave', 'set_kinds']),
+                                      'largest_payload', 'status', 'upkeep', 'beat', 'leave', 'set_kinds', 'schedules', 'next_schedule',
+                                      'due_schedules', 'set_schedule', 'fire']),
             ('penstock_reader', array['contract', 'clock', 'the_queue', 'largest_payload', 'status', 'verify', 'mentions', 'retry_delay',
-                                      'retry_spread', 'refuse']),    -- the last two: retry_delay runs as its caller
+                                      'retry_spread', 'refuse', 'schedules']),    -- retry_spread and refuse: retry_delay runs as its caller
             ('penstock_admin', array['create_queue', 'set_queue', 'drop_queue', 'cancel', 'redrive', 'reschedule',
-                                     'reprioritise', 'purge', 'repair'])
+                                     'reprioritise', 'purge', 'repair', 'drop_schedule', 'pause_schedule', 'resume_schedule'])
         ) as g(role, functions) on p.proname = any(g.functions)
         where p.pronamespace = 'penstock'::pg_catalog.regnamespace
     loop

@@ -291,6 +291,60 @@ begin
     end if;
 end
 $$;
+CREATE TABLE penstock.schedule (
+    name text NOT NULL COLLATE pg_catalog."C",
+    queue_id integer NOT NULL,
+    kind text NOT NULL COLLATE pg_catalog."C",
+    payload jsonb NOT NULL,
+    priority smallint NOT NULL,
+    cron text NOT NULL,
+    tz text NOT NULL,
+    backfill text NOT NULL COLLATE pg_catalog."C",
+    paused boolean DEFAULT false NOT NULL,
+    mark timestamp with time zone NOT NULL,
+    next_at timestamp with time zone NOT NULL,
+    last_tick timestamp with time zone,
+    created timestamp with time zone NOT NULL,
+    updated timestamp with time zone NOT NULL,
+    who text NOT NULL,
+    CONSTRAINT backfill_is_known CHECK ((backfill = ANY (ARRAY['none'::text, 'last'::text, 'all'::text]))),
+    CONSTRAINT name_fits CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 200))),
+    CONSTRAINT payload_is_object CHECK ((jsonb_typeof(payload) = 'object'::text))
+)
+WITH (fillfactor='50');
+COMMENT ON COLUMN penstock.schedule.mark IS 'every tick up to here is decided: pushed, or left out';
+COMMENT ON COLUMN penstock.schedule.next_at IS 'when somebody has to look: its next tick, or sooner';
+COMMENT ON COLUMN penstock.schedule.last_tick IS 'the last one that was pushed';
+CREATE FUNCTION penstock.check_schedule(p_schedule penstock.schedule, p_largest bigint) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+begin
+    if p_schedule.name is null or octet_length(p_schedule.name) not between 1 and 200 then
+        perform penstock.refuse('PS400', 'name: it is null, or not 1 to 200 bytes long');
+    elsif p_schedule.kind is null or octet_length(p_schedule.kind) not between 1 and 128 then
+        perform penstock.refuse('PS400', 'kind: it is null, or not 1 to 128 bytes long');
+    elsif p_schedule.payload is null or jsonb_typeof(p_schedule.payload) <> 'object' then
+        perform penstock.refuse('PS422', 'payload: it is not a JSON object');
+    elsif octet_length(p_schedule.payload::text) > p_largest then
+        perform penstock.refuse('PS413', format('payload: %s bytes are more than %s', octet_length(p_schedule.payload::text), p_largest));
+    elsif p_schedule.priority is null or p_schedule.priority not between 0 and 9 then
+        perform penstock.refuse('PS400', format('priority: %s is not between 0 and 9', coalesce(p_schedule.priority::text, 'null')));
+    elsif p_schedule.cron is null or octet_length(p_schedule.cron) > 200 or p_schedule.cron !~ '^\S+( \S+){4}$' then
+        perform penstock.refuse('PS400', format('cron: %s is not five fields', coalesce(quote_literal(left(p_schedule.cron, 80)), 'null')));
+    elsif p_schedule.backfill is null or p_schedule.backfill not in ('none', 'last', 'all') then
+        perform penstock.refuse('PS400',
+            format('backfill: %s is not none, last or all', coalesce(quote_literal(left(p_schedule.backfill, 80)), 'null')));
+    elsif p_schedule.tz is null then
+        perform penstock.refuse('PS400', 'tz: it is null');
+    end if;
+    begin
+        perform penstock.clock() at time zone p_schedule.tz;
+    exception when invalid_parameter_value then
+        perform penstock.refuse('PS400', format('tz: %L is not a time zone', left(p_schedule.tz, 80)));
+    end;
+end
+$_$;
 CREATE FUNCTION penstock.check_settle(p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -631,7 +685,7 @@ end
 $$;
 CREATE FUNCTION penstock.contract() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 1;
+    RETURN 2;
 CREATE FUNCTION penstock.count_agenda() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -838,6 +892,7 @@ begin
     if p_force is null then
         perform penstock.refuse('PS400', 'force: it is null');
     end if;
+    delete from penstock.schedule as s where s.queue_id = v_queue.id;    -- first: whoever fires one waits for documents next
     perform penstock.stand_still(v_queue.id);
     v_queue := penstock.the_queue(p_queue);    -- somebody else may have dropped it meanwhile
     select s.planned + s.pending + s.active + s.done + s.dead + s.cancelled into v_tasks from penstock.status(p_queue) as s;
@@ -859,9 +914,35 @@ begin
     delete from penstock.sample as s where s.queue_id = v_queue.id;
     delete from penstock.history_dropped as d where d.queue_id = v_queue.id;
     delete from penstock.queue as q where q.id = v_queue.id;
+    -- What was set meanwhile. One that is being fired now stays behind, without a queue: nobody sees it any more.
+    delete from penstock.schedule as s
+    where s.name in (select n.name from penstock.schedule as n where n.queue_id = v_queue.id for update skip locked);
     perform penstock.note_audit('drop', p_queue, jsonb_build_object('tasks', v_tasks));
     return v_tasks;
 end
+$$;
+CREATE FUNCTION penstock.drop_schedule(p_name text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    delete from penstock.schedule as s where s.name = p_name;
+    if not found then
+        perform penstock.miss_schedule(p_name);
+    end if;
+    perform penstock.note_audit('drop schedule', null, jsonb_build_object('schedule', p_name));
+end
+$$;
+CREATE FUNCTION penstock.due_schedules(p_limit integer DEFAULT 1000) RETURNS SETOF text
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select s.name
+    from penstock.schedule as s
+    where not s.paused and s.next_at <= penstock.clock() and exists (select from penstock.queue as q where q.id = s.queue_id)
+    order by s.next_at, s.name
+    limit p_limit
+    for update skip locked
 $$;
 CREATE FUNCTION penstock.enter_part(p_queue text, p_batch_id uuid, p_part integer, p_rows bigint, p_checksum text, p_report jsonb) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1041,6 +1122,61 @@ begin
     return v_gone;
 end
 $$;
+CREATE FUNCTION penstock.fire(p_name text, p_mark timestamp with time zone, p_ticks timestamp with time zone[], p_decided timestamp with time zone, p_next_at timestamp with time zone) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_many     constant int := cardinality(p_ticks);
+    v_schedule penstock.schedule;
+    v_queue    text;
+    v_pushed   int := 0;
+begin
+    if p_mark is null or v_many is null or p_decided is null or p_next_at is null then
+        perform penstock.refuse('PS400', 'mark, ticks, decided, next_at: one is null');
+    elsif v_many > 1000 then
+        perform penstock.refuse('PS400', format('ticks: %s are more than 1000 in one call', v_many));
+    elsif p_decided < p_mark or p_next_at <= p_decided then
+        perform penstock.refuse('PS400', format('decided, next_at: %s, %s are not in order after %s', p_decided, p_next_at, p_mark));
+    elsif p_decided > greatest(p_mark, penstock.clock()) then
+        perform penstock.refuse('PS400', format('decided: %s is yet to come', p_decided));
+    elsif exists (
+        select from unnest(p_ticks) with ordinality as t(tick, n)
+        where t.tick is null or t.tick <= p_mark or t.tick > p_decided or t.tick <= p_ticks[t.n - 1]
+    ) then
+        perform penstock.refuse('PS400', format('ticks: they are not in order between %s and %s', p_mark, p_decided));
+    end if;
+    select * into v_schedule
+    from penstock.schedule as s
+    where s.name = p_name and s.mark = p_mark and not s.paused
+    for update skip locked;
+    if not found then
+        return null;
+    end if;
+    if v_many > 0 then
+        select q.name into v_queue from penstock.queue as q where q.id = v_schedule.queue_id;
+        if not found then
+            perform penstock.refuse('PS404', format('schedule %L: its queue was dropped', left(p_name, 80)));
+        elsif v_many > 1 and v_many * octet_length(v_schedule.payload::text)::bigint > 16777216 then
+            perform penstock.refuse('PS400', format('ticks: the payloads of %s are more than 16 MiB in one call', v_many));
+        end if;
+        select count(*) into v_pushed
+        from penstock.push_many(
+            v_queue,
+            array_fill(v_schedule.payload::text, array[v_many]),
+            array(
+                select p_name || '@' || to_char(t.tick at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')
+                from unnest(p_ticks) as t(tick)),
+            array_fill(v_schedule.kind, array[v_many]),
+            p_priorities => array_fill(v_schedule.priority, array[v_many])) as p
+        where p.result = 'created';
+    end if;
+    update penstock.schedule as s
+    set mark = p_decided, next_at = p_next_at, last_tick = coalesce(p_ticks[v_many], s.last_tick)
+    where s.name = p_name;
+    return v_pushed;
+end
+$$;
 CREATE FUNCTION penstock.held_elsewhere(p_ids bigint[]) RETURNS bigint[]
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1169,10 +1305,42 @@ $$;
 CREATE FUNCTION penstock.mentions(p_error text, p_reason text, p_text text) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN (strpos(((COALESCE(p_error, ''::text) || ' '::text) || COALESCE(p_reason, ''::text)), p_text) > 0);
+CREATE FUNCTION penstock.miss_schedule(p_name text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    perform penstock.refuse(
+        'PS404', format('schedule %s does not exist', coalesce(quote_literal(left(p_name, 80)), 'null')),
+        coalesce('Did you mean ' || quote_literal(penstock.nearest_schedule(p_name)) || '?', '`penstock schedules ls` lists them.'));
+end
+$$;
 CREATE FUNCTION penstock.nearest_queue(p_name text) RETURNS text
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN (SELECT q.name FROM (SELECT q_1.name, penstock.distance("left"(nearest_queue.p_name, 80), q_1.name) AS steps FROM penstock.queue q_1 ORDER BY q_1.name LIMIT 1000) q WHERE (q.steps <= GREATEST(2, (length(nearest_queue.p_name) / 3))) ORDER BY q.steps, q.name LIMIT 1);
+CREATE FUNCTION penstock.nearest_schedule(p_name text) RETURNS text
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select n.name
+    from (
+        select s.name, penstock.distance(left(p_name, 80), left(s.name, 80)) as steps
+        from penstock.schedule as s order by s.name limit 1000
+    ) as n
+    where n.steps <= greatest(2, length(p_name) / 3)
+    order by n.steps, n.name limit 1
+$$;
+CREATE FUNCTION penstock.next_schedule() RETURNS double precision
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select extract(epoch from s.next_at - penstock.clock())::float8
+    from penstock.schedule as s
+    where not s.paused and exists (select from penstock.queue as q where q.id = s.queue_id)
+    order by s.next_at
+    limit 1
+$$;
 CREATE FUNCTION penstock.note_audit(p_verb text, p_queue text, p_detail jsonb) RETURNS void
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1184,6 +1352,21 @@ CREATE FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report j
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
     update penstock.ledger as l set report = p_report where l.batch_id = p_batch_id and l.part = p_part
+$$;
+CREATE FUNCTION penstock.pause_schedule(p_name text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    update penstock.schedule as s
+    set paused = true, updated = penstock.clock(), who = session_user
+    where s.name = p_name and not s.paused;
+    if found then
+        perform penstock.note_audit('pause schedule', null, jsonb_build_object('schedule', p_name));
+    elsif not exists (select from penstock.schedule as s where s.name = p_name) then
+        perform penstock.miss_schedule(p_name);
+    end if;
+end
 $$;
 CREATE FUNCTION penstock.promote(p_queue_id integer, p_limit integer DEFAULT 10000) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1762,6 +1945,23 @@ begin
     select o.id, o.result from penstock.left_out(v_queue.id, v_ids, v_waiting) as o;
 end
 $$;
+CREATE FUNCTION penstock.resume_schedule(p_name text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_now constant timestamptz := penstock.clock();
+begin
+    update penstock.schedule as s
+    set paused = false, mark = greatest(s.mark, v_now), next_at = v_now, updated = v_now, who = session_user
+    where s.name = p_name and s.paused;
+    if found then
+        perform penstock.note_audit('resume schedule', null, jsonb_build_object('schedule', p_name));
+    elsif not exists (select from penstock.schedule as s where s.name = p_name) then
+        perform penstock.miss_schedule(p_name);
+    end if;
+end
+$$;
 CREATE FUNCTION penstock.retire(p_limit integer DEFAULT 10000) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1911,6 +2111,18 @@ CREATE FUNCTION penstock.safe_text(p_text text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN CASE WHEN (p_text IS NULL) THEN NULL::text ELSE regexp_replace(CASE WHEN (octet_length(p_text) <= 8192) THEN p_text WHEN (octet_length("left"(p_text, 8000)) <= 8000) THEN ("left"(p_text, 8000) || ' … (cut)'::text) ELSE ("left"(p_text, 2000) || ' … (cut)'::text) END, '[\x01-\x08\x0B-\x1F\x7F\u0080-\u009F]'::text, '?'::text, 'g'::text) END;
+CREATE FUNCTION penstock.schedules(p_name text DEFAULT NULL::text) RETURNS TABLE(name text, queue text, kind text, payload text, priority smallint, cron text, tz text, backfill text, paused boolean, mark timestamp with time zone, next_at timestamp with time zone, last_tick timestamp with time zone, created timestamp with time zone, updated timestamp with time zone, who text, size integer, at timestamp with time zone)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select s.name, q.name, s.kind, s.payload::text, s.priority, s.cron, s.tz, s.backfill, s.paused, s.mark, s.next_at, s.last_tick,
+           s.created, s.updated, s.who, octet_length(s.payload::text), c.at
+    from penstock.schedule as s
+    join penstock.queue as q on q.id = s.queue_id
+    cross join (select penstock.clock() as at) as c
+    where p_name is null or s.name = p_name
+    order by s.name
+$$;
 CREATE FUNCTION penstock.set_kinds(p_queue text, p_kinds jsonb) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1992,6 +2204,38 @@ begin
     end if;
     perform penstock.note_audit('set', p_name, p_changes);
     return v_new;
+end
+$$;
+CREATE FUNCTION penstock.set_schedule(p_name text, p_queue text, p_cron text, p_tz text DEFAULT 'UTC'::text, p_kind text DEFAULT 'default'::text, p_payload jsonb DEFAULT '{}'::jsonb, p_priority smallint DEFAULT 5, p_backfill text DEFAULT 'last'::text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_now   constant timestamptz := penstock.clock();
+    v_new   penstock.schedule;
+begin
+    v_new.name := p_name;
+    v_new.kind := p_kind;
+    v_new.payload := p_payload;
+    v_new.priority := p_priority;
+    v_new.cron := p_cron;
+    v_new.tz := p_tz;
+    v_new.backfill := p_backfill;
+    perform penstock.check_schedule(v_new, penstock.largest_payload(v_queue));
+    insert into penstock.schedule as s (name, queue_id, kind, payload, priority, cron, tz, backfill, mark, next_at, created, updated, who)
+    values (p_name, v_queue.id, p_kind, p_payload, p_priority, p_cron, p_tz, p_backfill, v_now, v_now, v_now, v_now, session_user)
+    on conflict (name) do update
+    set queue_id = excluded.queue_id, kind = excluded.kind, payload = excluded.payload, priority = excluded.priority,
+        cron = excluded.cron, tz = excluded.tz, backfill = excluded.backfill, updated = v_now, who = session_user,
+        mark = case when (s.cron, s.tz) = (excluded.cron, excluded.tz) then s.mark else greatest(s.mark, v_now) end,
+        next_at = case when (s.cron, s.tz) = (excluded.cron, excluded.tz) then s.next_at else v_now end
+    where (s.queue_id, s.kind, s.payload, s.priority, s.cron, s.tz, s.backfill)
+          is distinct from
+          (excluded.queue_id, excluded.kind, excluded.payload, excluded.priority, excluded.cron, excluded.tz, excluded.backfill);
+    if found then
+        perform penstock.note_audit('set schedule', p_queue, jsonb_build_object('schedule', p_name, 'cron', p_cron, 'tz', p_tz));
+    end if;
 end
 $$;
 CREATE FUNCTION penstock.settle(p_token uuid, p_ids bigint[], p_outcomes text[] DEFAULT NULL::text[], p_dues timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_delays interval[] DEFAULT NULL::interval[], p_payloads text[] DEFAULT NULL::text[], p_errors text[] DEFAULT NULL::text[], p_classes text[] DEFAULT NULL::text[]) RETURNS TABLE(id bigint, result text)
@@ -2528,6 +2772,8 @@ ALTER TABLE ONLY penstock.queue
     ADD CONSTRAINT queue_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.sample
     ADD CONSTRAINT sample_pkey PRIMARY KEY (queue_id, at);
+ALTER TABLE ONLY penstock.schedule
+    ADD CONSTRAINT schedule_pkey PRIMARY KEY (name);
 ALTER TABLE ONLY penstock.task
     ADD CONSTRAINT task_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.worker
@@ -2539,6 +2785,7 @@ CREATE INDEX counter_log_xid ON penstock.counter_log USING btree (queue_id, xid)
 CREATE INDEX history_xid ON ONLY penstock.history USING brin (xid);
 CREATE INDEX lease_until ON penstock.lease USING btree (queue_id, until);
 CREATE INDEX ledger_at ON penstock.ledger USING btree (at);
+CREATE INDEX schedule_next ON penstock.schedule USING btree (next_at) WHERE (NOT paused);
 CREATE INDEX task_ended ON penstock.task USING btree (queue_id, ended, ended_at) WHERE (ended IS NOT NULL);
 CREATE UNIQUE INDEX task_subject ON penstock.task USING btree (queue_id, subject) WHERE (subject IS NOT NULL);
 CREATE TRIGGER count_delete AFTER DELETE ON penstock.agenda REFERENCING OLD TABLE AS parted FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_agenda();
@@ -2580,6 +2827,8 @@ GRANT ALL ON FUNCTION penstock.clock() TO penstock_reader;
 GRANT SELECT ON TABLE penstock.queue TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.check_queue(p_queue penstock.queue) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_retry(p_strategy jsonb) FROM PUBLIC;
+GRANT SELECT ON TABLE penstock.schedule TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.check_schedule(p_schedule penstock.schedule, p_largest bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_settle(p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_sizes(p_payloads text[], p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.claim(p_queue text, p_limit integer, p_lease interval, p_worker text, p_hint penstock.place, p_may_alone boolean, p_durable boolean) FROM PUBLIC;
@@ -2612,6 +2861,10 @@ REVOKE ALL ON FUNCTION penstock.distance(p_one text, p_other text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.drop_history(p_before timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.drop_queue(p_queue text, p_force boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.drop_queue(p_queue text, p_force boolean) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.drop_schedule(p_name text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.drop_schedule(p_name text) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.due_schedules(p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.due_schedules(p_limit integer) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.enter_part(p_queue text, p_batch_id uuid, p_part integer, p_rows bigint, p_checksum text, p_report jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.enter_part(p_queue text, p_batch_id uuid, p_part integer, p_rows bigint, p_checksum text, p_report jsonb) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.expire(p_queue_id integer, p_limit integer, p_thorough boolean) FROM PUBLIC;
@@ -2621,6 +2874,8 @@ REVOKE ALL ON FUNCTION penstock.extend_many(p_tokens uuid[], p_lease interval) F
 GRANT ALL ON FUNCTION penstock.extend_many(p_tokens uuid[], p_lease interval) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.find_subjects(p_queue_id integer, p_subjects text[], p_which integer[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.finish(p_lease penstock.lease, p_now timestamp with time zone, p_ids bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.fire(p_name text, p_mark timestamp with time zone, p_ticks timestamp with time zone[], p_decided timestamp with time zone, p_next_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.fire(p_name text, p_mark timestamp with time zone, p_ticks timestamp with time zone[], p_decided timestamp with time zone, p_next_at timestamp with time zone) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.held_elsewhere(p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.hold_live(p_queue_id integer, p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.hold_waiting(p_ids bigint[]) FROM PUBLIC;
@@ -2638,10 +2893,16 @@ REVOKE ALL ON FUNCTION penstock.make_history(p_day date) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.meet(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.mentions(p_error text, p_reason text, p_text text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.mentions(p_error text, p_reason text, p_text text) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.miss_schedule(p_name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.nearest_queue(p_name text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.nearest_schedule(p_name text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.next_schedule() FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.next_schedule() TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.note_audit(p_verb text, p_queue text, p_detail jsonb) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.pause_schedule(p_name text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.pause_schedule(p_name text) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.promote(p_queue_id integer, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.purge(p_queue text, p_states text[], p_ids bigint[], p_kind text, p_error text, p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.purge(p_queue text, p_states text[], p_ids bigint[], p_kind text, p_error text, p_before timestamp with time zone, p_limit integer) TO penstock_admin;
@@ -2665,6 +2926,8 @@ REVOKE ALL ON FUNCTION penstock.reprioritise(p_queue text, p_priority smallint, 
 GRANT ALL ON FUNCTION penstock.reprioritise(p_queue text, p_priority smallint, p_ids bigint[], p_subjects text[]) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.reschedule(p_queue text, p_due timestamp with time zone, p_ids bigint[], p_subjects text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.reschedule(p_queue text, p_due timestamp with time zone, p_ids bigint[], p_subjects text[]) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.resume_schedule(p_name text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.resume_schedule(p_name text) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.retire(p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.retry_delay(p_strategy jsonb, p_failures integer, p_age interval, p_seed bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.retry_delay(p_strategy jsonb, p_failures integer, p_age interval, p_seed bigint) TO penstock_reader;
@@ -2672,10 +2935,15 @@ REVOKE ALL ON FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) 
 GRANT ALL ON FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.revoke(p_queue_id integer, p_ids bigint[], p_now timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.safe_text(p_text text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.schedules(p_name text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.schedules(p_name text) TO penstock_worker;
+GRANT ALL ON FUNCTION penstock.schedules(p_name text) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.set_kinds(p_queue text, p_kinds jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.set_kinds(p_queue text, p_kinds jsonb) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.set_queue(p_name text, p_changes jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.set_queue(p_name text, p_changes jsonb) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.set_schedule(p_name text, p_queue text, p_cron text, p_tz text, p_kind text, p_payload jsonb, p_priority smallint, p_backfill text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.set_schedule(p_name text, p_queue text, p_cron text, p_tz text, p_kind text, p_payload jsonb, p_priority smallint, p_backfill text) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.settle(p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.settle(p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.squeeze(p_queue_id integer) FROM PUBLIC;

@@ -25,13 +25,14 @@ from penstock.aio.queue import AsyncQueue
 from penstock.errors import Conflict, NotFound, PenstockError, Unavailable
 from penstock.handlers import Registry
 from penstock.model import QueueStatus
+from penstock.schedule import decide, next_run
 from penstock.worker import health
 from penstock.worker.keepalive import Lease, Leases, frozen, until
 from penstock.worker.link import Link, Message, close_when_over
 from penstock.worker.orders import Orders, Weights
 
 LOG = logging.getLogger("penstock.worker")
-BEAT, UPKEEP = 2.0, 10.0  # seconds
+BEAT, UPKEEP, LOOK = 2.0, 10.0, 1.0  # seconds
 SILENCE = 60.0  # seconds without a word from a runner after which the probe fails
 STILLBORN = 5
 CRASHED = (None, "failed", "left")  # ends without a word, with an error, or by a handler that exits
@@ -149,7 +150,14 @@ class Supervisor:
         await self._prepare()
         begun()
         self._heed_signals()
-        duties = [self._supervise(), self._keep_alive(), self._beat(), self._keep_up(), self._notified()]
+        duties = [
+            self._supervise(),
+            self._keep_alive(),
+            self._beat(),
+            self._keep_up(),
+            self._keep_time(),
+            self._notified(),
+        ]
         if self._plan.until_empty:
             duties.append(self._watch())
         if self._plan.health is not None:
@@ -168,7 +176,8 @@ class Supervisor:
         return Report(self.counts, time.monotonic() - self._began, self._planned, self._signal)
 
     async def _prepare(self) -> None:
-        """What is wrong is said before anything runs; then PostgreSQL is told what the code knows of its kinds."""
+        """What is wrong is said before anything runs; then PostgreSQL is told what the code knows of its kinds, and of
+        schedules; what those missed is there before anybody asks whether all is drained."""
         for name in self._plan.queues:
             self._registry.check_served(name)
             status = await self._queues[name].status()  # NotFound, with the nearest name
@@ -176,6 +185,9 @@ class Supervisor:
                 raise paused(name)
             self._leases[name] = await self._queues[name].lease()
             await self._queues[name].set_kinds(self._registry.stored(name))
+            for new in self._registry.schedules_of(name):
+                await seam.set_schedule(self._database, new, next_run)
+        await self._fire()
 
     async def _watched(self, duty: Coroutine[Any, Any, None]) -> None:
         """A duty that fails ends the whole, with its error."""
@@ -456,6 +468,27 @@ class Supervisor:
             except PenstockError as error:
                 self._complain("upkeep failed", error)
             await asyncio.sleep(UPKEEP)
+
+    async def _keep_time(self) -> None:
+        """Fires schedules when they are due; somebody may add one at any time, so a second is the longest rest."""
+        while True:
+            rest = LOOK
+            try:
+                ahead = await seam.next_schedule(self._database)
+                if ahead is not None:
+                    rest = min(max(ahead, 0.001), LOOK) if ahead > 0 else await self._fire()
+            except Unavailable as error:
+                await self._reconnected(error)
+            except PenstockError as error:
+                self._complain("schedules not run", error)
+            await asyncio.sleep(rest)
+
+    async def _fire(self) -> float:
+        """Answers how long to rest: what can not be fired is not tried in a hurry."""
+        fired = await seam.run_schedules(self._database, decide)
+        for name, error in fired.failed.items():
+            self._complain(f"schedule {name} not fired", error)
+        return LOOK if fired.failed and not fired.pushed else 0.05
 
     # --- how it stands ----------------------------------------------------------------------------------------------
 

@@ -384,6 +384,7 @@ begin
     if p_force is null then
         perform penstock.refuse('PS400', 'force: it is null');
     end if;
+    delete from penstock.schedule as s where s.queue_id = v_queue.id;    -- first: whoever fires one waits for documents next
     perform penstock.stand_still(v_queue.id);
     v_queue := penstock.the_queue(p_queue);    -- somebody else may have dropped it meanwhile
     select s.planned + s.pending + s.active + s.done + s.dead + s.cancelled into v_tasks from penstock.status(p_queue) as s;
@@ -405,6 +406,9 @@ begin
     delete from penstock.sample as s where s.queue_id = v_queue.id;
     delete from penstock.history_dropped as d where d.queue_id = v_queue.id;
     delete from penstock.queue as q where q.id = v_queue.id;
+    -- What was set meanwhile. One that is being fired now stays behind, without a queue: nobody sees it any more.
+    delete from penstock.schedule as s
+    where s.name in (select n.name from penstock.schedule as n where n.queue_id = v_queue.id for update skip locked);
     perform penstock.note_audit('drop', p_queue, jsonb_build_object('tasks', v_tasks));
     return v_tasks;
 end

@@ -249,6 +249,32 @@ create table penstock.ledger (
 );
 create index ledger_at on penstock.ledger (at);
 
+-- When tasks shall be pushed. Cron lines are read by clients: PostgreSQL keeps what was decided, and pushes each tick once.
+create table penstock.schedule (
+    name      text collate "C" primary key,
+    queue_id  int not null,
+    kind      text collate "C" not null,
+    payload   jsonb not null,
+    priority  smallint not null,
+    cron      text not null,
+    tz        text not null,
+    backfill  text collate "C" not null,
+    paused    boolean not null default false,
+    mark      timestamptz not null,
+    next_at   timestamptz not null,
+    last_tick timestamptz,
+    created   timestamptz not null,
+    updated   timestamptz not null,
+    who       text not null,
+    constraint name_fits check (octet_length(name) between 1 and 200),
+    constraint payload_is_object check (jsonb_typeof(payload) = 'object'),
+    constraint backfill_is_known check (backfill in ('none', 'last', 'all'))
+) with (fillfactor = 50);
+comment on column penstock.schedule.mark is 'every tick up to here is decided: pushed, or left out';
+comment on column penstock.schedule.next_at is 'when somebody has to look: its next tick, or sooner';
+comment on column penstock.schedule.last_tick is 'the last one that was pushed';
+create index schedule_next on penstock.schedule (next_at) where not paused;
+
 create table penstock.audit (
     id     bigint generated always as identity primary key,
     at     timestamptz not null default penstock.clock(),

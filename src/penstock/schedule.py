@@ -1,0 +1,259 @@
+"""Cron lines: which moments they mean in which time zone, and what is done about those that were missed. Pure.
+
+cronsim reads a line and walks the wall clock, always without a zone; what daylight saving makes of that is decided
+here. A line with fixed hours means walls: one in a gap is, once, the first moment after it; one in a fold the first of
+the two. Hours that begin with a star follow elapsed time: every moment whose wall matches, so both in a fold.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
+from functools import lru_cache
+from itertools import islice, takewhile
+from typing import get_args
+from zoneinfo import ZoneInfo, available_timezones
+
+from cronsim import CronSim, CronSimError
+
+from penstock import validate
+from penstock.errors import ValidationError, shown
+from penstock.model import Backfill, CronSchedule, Firing, NewSchedule
+
+SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+GRACE = MINUTE  # a tick is on time until then
+MOST_TICKS = 1000  # in one transaction
+MOST_BYTES = 16 << 20  # of payloads in one transaction
+LONGEST_LINE, LONGEST_NAME = 200, 200
+LONG_AGO = datetime(2000, 1, 1)  # noqa: DTZ001 - a wall
+FIELDS = (
+    ("minute", "0 to 59"),
+    ("hour", "0 to 23"),
+    ("day-of-month", "1 to 31, L or LW"),
+    ("month", "1 to 12 or JAN to DEC"),
+    ("day-of-week", "0 to 7 or SUN to SAT, 5L or MON#1"),
+)
+HINT = "Five fields: minute, hour, day of month, month, day of week. 0 6 * * MON-FRI: at 06:00 on working days."
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """A line and its time zone, checked. Made by `cron_of`."""
+
+    line: str
+    zone: ZoneInfo
+
+    @property
+    def tz(self) -> str:
+        return self.zone.key
+
+    def ticks(self, after: datetime) -> Iterator[datetime]:
+        """The moments it means after this one, in order, in UTC."""
+        hours = self.line.split()[1]
+        return self._elapsed(after) if hours.startswith("*") else self._walls(after)
+
+    def next(self, after: datetime) -> datetime:
+        for tick in self.ticks(after):
+            return tick
+        raise never(self.line)
+
+    def latest(self, after: datetime, until: datetime) -> datetime | None:
+        """The last one in (after, until]. Looked for from the end: between them may be years of minutes."""
+        length = HOUR
+        while True:
+            start = max(after, until - length)
+            found = deque(takewhile(lambda tick: tick <= until, self.ticks(start)), maxlen=1)
+            if found or start == after:
+                return found[0] if found else None
+            length *= 24
+
+    def _walls(self, after: datetime) -> Iterator[datetime]:
+        """Never backwards: in a fold cronsim would answer a moment that has passed."""
+        last = after
+        for wall in CronSim(self.line, after.astimezone(self.zone).replace(tzinfo=None, fold=0)):
+            moment = self._moment(wall)
+            if moment > last:
+                last = moment
+                yield moment
+
+    def _moment(self, wall: datetime) -> datetime:
+        """The first moment with this wall; if there is none, the first one after the gap."""
+        moment = wall.replace(tzinfo=self.zone).astimezone(UTC)
+        if moment.astimezone(self.zone).replace(tzinfo=None, fold=0) == wall:
+            return moment
+        return self._change(wall.replace(tzinfo=self.zone, fold=1).astimezone(UTC), moment)
+
+    def _elapsed(self, after: datetime) -> Iterator[datetime]:
+        """From one change of the offset to the next, time passes as on the wall."""
+        start = after.astimezone(UTC).replace(microsecond=0) + SECOND
+        while True:
+            offset = self._offset(start)
+            wall = next(CronSim(self.line, (start + offset - SECOND).replace(tzinfo=None)), None)
+            if wall is None:
+                return
+            moment = wall.replace(tzinfo=UTC) - offset
+            change = self._changed(start, moment)
+            if change is None:
+                yield moment
+            start = change or moment + SECOND
+
+    def _changed(self, low: datetime, until: datetime) -> datetime | None:
+        """The first change of the offset in (low, until]. Nowhere are there two within a day."""
+        while low < until:
+            high = min(low + DAY, until)
+            if self._offset(low) != self._offset(high):
+                return self._change(low, high)
+            low = high
+        return None
+
+    def _change(self, low: datetime, high: datetime) -> datetime:
+        """The first second at which the offset is that of `high`, and not that of `low`."""
+        offset = self._offset(high)
+        while high - low > SECOND:
+            middle = low + timedelta(seconds=(high - low) // SECOND // 2)
+            low, high = (low, middle) if self._offset(middle) == offset else (middle, high)
+        return high
+
+    def _offset(self, moment: datetime) -> timedelta:
+        return moment.astimezone(self.zone).utcoffset() or timedelta()
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def cron_of(line: str, tz: str = "UTC") -> Cron:
+    """A cron line that fires some day, in a time zone that exists."""
+    return parsed(validate.text(line, "cron", LONGEST_LINE), zone_of(tz))
+
+
+@lru_cache(maxsize=1024)
+def parsed(line: str, zone: ZoneInfo) -> Cron:
+    fields = line.split()
+    if len(fields) != len(FIELDS):
+        raise ValidationError(f"cron: {shown(line)} has {len(fields)} fields, not 5", hint=HINT, field="cron")
+    joined = " ".join(fields)
+    try:
+        first = next(CronSim(joined, LONG_AGO), None)
+    except CronSimError as error:
+        raise refusal(fields, str(error)) from None
+    if first is None:
+        raise never(joined)
+    return Cron(joined, zone)
+
+
+def refusal(fields: list[str], said: str) -> ValidationError:
+    """cronsim says `Bad minute`; of a day that none of the months has, `Bad day-of-month` too."""
+    line = " ".join(fields)
+    for number, (name, allowed) in enumerate(FIELDS):
+        if said != f"Bad {name}":
+            continue
+        if name == "day-of-month" and accepted([*fields[:3], "*", fields[4]]):
+            return never(line)
+        return ValidationError(
+            f"cron: {shown(line)}: its {name} {shown(fields[number])} is not {allowed}, or a list or range of them",
+            hint=HINT,
+            field="cron",
+        )
+    return ValidationError(f"cron: {shown(line)} can not be read", hint=HINT, field="cron")
+
+
+def accepted(fields: list[str]) -> bool:
+    try:
+        CronSim(" ".join(fields), LONG_AGO)
+    except CronSimError:
+        return False
+    return True
+
+
+def never(line: str) -> ValidationError:
+    hint = "No month that it names has such a day."
+    return ValidationError(f"cron: {shown(line)} never fires", hint=hint, field="cron")
+
+
+def zone_of(tz: object) -> ZoneInfo:
+    known = zones()
+    if isinstance(tz, str) and tz in known:
+        return ZoneInfo(tz)
+    if not known:
+        raise ValidationError("tz: this machine knows no time zones", hint="pip install tzdata", field="tz")
+    hint = "Such as UTC or Europe/Rome."
+    if isinstance(tz, str):
+        by_lower = {name.lower(): name for name in sorted(known)}
+        near = get_close_matches(tz.lower()[:80], by_lower, 1)
+        hint = f"Did you mean {by_lower[near[0]]!r}?" if near else hint
+    raise ValidationError(f"tz: {shown(tz)} is not a time zone", hint=hint, field="tz")
+
+
+@lru_cache(maxsize=1)
+def zones() -> frozenset[str]:
+    return frozenset(available_timezones() - {"localtime", "Factory"})  # what is meant by those, only one machine knows
+
+
+def schedule_name(value: object) -> str:
+    return validate.text(value, "name", LONGEST_NAME)
+
+
+def checked(new: NewSchedule) -> NewSchedule:
+    """What is asked of a schedule, before anything is written."""
+    backfill = new.backfill
+    if backfill not in get_args(Backfill):
+        raise ValidationError(f"backfill: {shown(backfill)} is not none, last or all", field="backfill")
+    validate.payload(new.payload, validate.LARGEST_EVER)
+    return new._replace(
+        name=schedule_name(new.name),
+        queue=validate.queue_name(new.queue),
+        kind=validate.text(new.kind, "kind", validate.LARGEST_KIND),
+        priority=validate.whole(new.priority, "priority", 0, 9),
+        cron=cron_of(new.cron, new.tz).line,
+    )
+
+
+# --- what is due ------------------------------------------------------------------------------------------------------
+
+
+def next_run(schedule: CronSchedule) -> datetime:
+    """The first tick that is not decided."""
+    return cron_of(schedule.cron, schedule.tz).next(schedule.mark)
+
+
+def decide(schedule: CronSchedule) -> Firing:
+    """Which ticks of (mark, now] are pushed: `none`, those on time; `last`, the most recent; `all`, each, in rounds."""
+    cron = cron_of(schedule.cron, schedule.tz)
+    now = max(schedule.at, schedule.mark)  # a clock that was put back decides nothing again
+    if schedule.backfill == "all":
+        most = max(1, min(MOST_TICKS, MOST_BYTES // max(schedule.size, 1)))
+        ticks = [*islice(takewhile(lambda tick: tick <= now, cron.ticks(schedule.mark)), most)]
+        decided = ticks[-1] if len(ticks) == most else now
+    else:
+        since = schedule.mark if schedule.backfill == "last" else max(schedule.mark, now - GRACE)
+        found = cron.latest(since, now)
+        ticks = [] if found is None else [found]
+        decided = now
+    return Firing(ticks, decided, cron.next(decided))
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def meaning(cron: Cron) -> str:
+    """`at 06:00 every day, Europe/Rome`"""
+    said = CronSim(cron.line, LONG_AGO).explain()
+    return f"{said[0].lower()}{said[1:]}, {cron.tz}"
+
+
+def in_words(moment: datetime, zone: ZoneInfo, now: datetime) -> str:
+    """`Mon 16 Nov 06:00 (in 12 h)`"""
+    there, here = moment.astimezone(zone), now.astimezone(zone)
+    year = "" if there.year == here.year else f" {there.year}"
+    return f"{there:%a} {there.day} {there:%b}{year} {there:%H:%M} ({distance(moment - now)})"
+
+
+def distance(length: timedelta) -> str:
+    seconds = abs(length.total_seconds())
+    steps = ((172800, 86400, "d"), (3600, 3600, "h"), (60, 60, "min"), (0, 1, "s"))
+    size, unit = next((size, unit) for least, size, unit in steps if seconds >= least)
+    said = f"{seconds / size:.0f} {unit}"
+    return f"in {said}" if length >= timedelta() else f"{said} ago"
