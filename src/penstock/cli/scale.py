@@ -175,7 +175,10 @@ def facts(found: Decision) -> str:
 
 @app.command("policies")
 def names(json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
-    """List the policies: the default, the rules that people write, and how other tools decide."""
+    """List the policies: the default, the rules that people write, and how other tools decide.
+
+    Example: penstock scale policies
+    """
     catalogue([(name, type(policy).__doc__) for name, policy in policies.POLICIES.items()], "policy", json=json)
 
 

@@ -278,7 +278,10 @@ def compare(
 
 @app.command("traces")
 def names(json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
-    """List the traces that can be made up."""
+    """List the traces that can be made up.
+
+    Example: penstock simulate traces
+    """
     catalogue([(name, maker.__doc__) for name, maker in traces.SYNTHETIC.items()], "trace", json=json)
 
 

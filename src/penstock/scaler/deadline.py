@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from penstock.scaler.decision import Decision, Memory, ceiling, conclude
 from penstock.scaler.forecast import SLOW, Forecast, forecast, slots_for
 from penstock.scaler.outlook import Outlook
-from penstock.scaler.signals import Signals
+from penstock.scaler.signals import LONGEST, Signals
 from penstock.scaler.trial import Trial
 
 BUCKET = 300.0  # seconds
@@ -114,7 +114,7 @@ class Deadline:
         """No task has ever finished. Those that run have taken as long as they have: what would be wanted if that were
         all, and not more than twice as many at a time, four times while a worker starts."""
         fleet, since = signals.fleet.workers, memory.get("doubled", -1e18)
-        guess = replace(signals, service=max(GUESS, self._so_far(signals)))
+        guess = replace(signals, service=min(LONGEST, max(GUESS, self._so_far(signals))))
         wanted = Outlook(guess, forecast(signals.samples), z=0.0, z_service=0.0, recovery=self.recovery).fewest
         if signals.pending + signals.active:
             wanted = max(wanted, fleet, 1)

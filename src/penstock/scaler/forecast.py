@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from penstock.scaler.signals import Sample
+from penstock.scaler.signals import INSTANT, Sample
 
 FAST, SLOW, LONG = 15.0, 120.0, 300.0  # seconds
 SURPRISE = 2.5  # standard deviations that are no accident
@@ -50,7 +50,7 @@ def rate_over(counts: Sequence[tuple[float, int]], seconds: float) -> float:
     first, before = next(one for one in counts if one[0] >= last - seconds - 1e-9)
     if first >= last:
         first, before = counts[-2]
-    return (total - before) / (last - first) if last > first else 0.0
+    return (total - before) / (last - first) if last - first >= INSTANT else 0.0
 
 
 def growth(counts: Sequence[tuple[float, int]], noise: float) -> float:
@@ -66,16 +66,17 @@ def growth(counts: Sequence[tuple[float, int]], noise: float) -> float:
 
 
 def dispersion(counts: Sequence[tuple[float, int]]) -> float:
-    """How much more than by chance the counts of equal times differ from one to the next. Differences of neighbours: a
-    slow change is no dispersion."""
-    steps = [after[1] - before[1] for before, after in pairwise(counts)]
+    """How much more than by chance the rates between looks differ from one to the next, however long it is from look to
+    look. Differences of neighbours: a slow change is no dispersion."""
+    steps = [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(counts)]
+    steps = [one for one in steps if one[0] >= INSTANT]
     if len(steps) < 8:
         return 1.0
-    mean = sum(steps) / len(steps)
-    if mean <= 0:
+    rate = sum(count for _, count in steps) / sum(seconds for seconds, _ in steps)
+    if rate <= 0:
         return 1.0
-    jumps = sum((b - a) ** 2 for a, b in pairwise(steps)) / (2 * (len(steps) - 1))
-    return min(MOST_DISPERSED, max(1.0, jumps / mean))
+    jumps = sum((b / d - a / c) ** 2 / (1 / c + 1 / d) for (c, a), (d, b) in pairwise(steps)) / (len(steps) - 1)
+    return min(MOST_DISPERSED, max(1.0, jumps / rate))
 
 
 def slots_for(rate: float, service: float, wait: float, share: float, *, variability: float = 1.0, most: int) -> int:
@@ -86,7 +87,8 @@ def slots_for(rate: float, service: float, wait: float, share: float, *, variabi
         return 0
     if load >= most:
         return most
-    blocked, slots = 1.0, 0  # Erlang's B, slot by slot
+    slots = max(0, int(load - 8 * math.sqrt(load)))  # below, all are busy all the time: exact enough for a float
+    blocked = 1 - slots / load  # Erlang's B, slot by slot
     while slots < most:
         slots += 1
         blocked = load * blocked / (slots + load * blocked)

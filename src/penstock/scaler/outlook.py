@@ -38,7 +38,7 @@ class Outlook:
         self._times = [self._step * (n + 1) for n in range(STEPS)]
         self._available = self._curve(coming, z, 0.0)
         self._demanded = self._curve(coming, z, max(0.0, limits.sla - self._step))  # within a step is too late
-        self._service *= 1 + min(MOST_DOUBT, z_service * signals.dispersion / math.sqrt(1 + self._demanded[-1]))
+        self._doubt = z_service * signals.dispersion
         present = self._starts(signals.fleet.workers)
         self._required = self._savable(present, recovery * limits.sla)
         self.shortfall = self._first_miss(present)
@@ -47,14 +47,14 @@ class Outlook:
     # --- the two curves ---------------------------------------------------------------------------------------------
 
     def _curve(self, coming: Forecast, z: float, delay: float) -> list[float]:
-        """Tasks by each moment: those there are to start (no delay), or that must have been (a promise later)."""
+        """Tasks by each moment: those there are to start (no delay), or that must have been (a promise later). Not
+        those that the next decision can still save: how many they are must not depend on how finely time is cut."""
         waiting = [(delay - age, count) for age, count in self._waiting()]
         planned = [(delay + seconds, count) for seconds, count in self._signals.planned]
         at, sums = summed(waiting + planned)
-        return [
-            sums[bisect_right(at, moment)] + (coming.at_most(moment - delay, z) if moment > delay else 0.0)
-            for moment in self._times
-        ]
+        last = delay + (self._latency + self._signals.limits.interval)
+        moments = (min(moment, last) for moment in self._times)
+        return [sums[bisect_right(at, moment)] + coming.at_most(max(0.0, moment - delay), z) for moment in moments]
 
     def _waiting(self) -> list[tuple[float, int]]:
         """(age, tasks) now. Where nobody counted by age, they are spread between new and the oldest."""
@@ -97,11 +97,11 @@ class Outlook:
 
     def _starts(self, workers: int, required: list[float] | None = None) -> list[float]:
         """Tasks started by each moment; cut short where it is less than required."""
-        step, service, available = self._step, self._service, self._available
+        step, service, available = self._step, self._slow_service(workers), self._available
         stays = math.exp(-step / service)  # the share of running tasks that still run a step later
         begun_stays = (1 - stays) * service / step
         turns = step / service
-        busy, started, found = float(self._signals.active), 0.0, []
+        busy, started, found = self._busy(workers), 0.0, []
         for n, slots in enumerate(self._slots(workers)):
             room = max(0.0, slots - busy) + slots * turns
             begun = min(max(0.0, available[n] - started), room)
@@ -111,6 +111,17 @@ class Outlook:
             if required is not None and started < required[n] - NEGLIGIBLE:
                 break
         return found
+
+    def _busy(self, workers: int) -> float:
+        """Slots that are taken now. What else runs runs in workers that were told to go."""
+        ready = min(workers, self._signals.fleet.ready)
+        return float(min(self._signals.active, ready * self._signals.limits.slots))
+
+    def _slow_service(self, workers: int) -> float:
+        """So many tasks as they do within a promise may happen to be long ones."""
+        limits = self._signals.limits
+        tasks = workers * limits.slots * limits.sla / self._service
+        return self._service * (1 + min(MOST_DOUBT, self._doubt / math.sqrt(1 + tasks)))
 
     def _enough(self, workers: int) -> bool:
         found = self._starts(workers, self._required)

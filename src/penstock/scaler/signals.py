@@ -15,6 +15,8 @@ MOST_WORKERS = 100_000
 LONGEST = 10 * 365 * 86_400.0
 SHORTEST_SERVICE = 1e-9
 STALE_AFTER = 3  # intervals without a new sample
+INSTANT = 0.001  # seconds: two looks closer together than this say nothing about a rate
+MOST_DISPERSED = 1e6  # nobody's service times are: as many as that squared would be needed to measure it
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ class Signals:
             number("service", self.service, SHORTEST_SERVICE, LONGEST)
         if self.start_latency is not None:
             number("start_latency", self.start_latency, 0.0, LONGEST)
+        if not 0 <= self.dispersion <= MOST_DISPERSED:
+            raise ConfigError(f"dispersion: {shown(self.dispersion)} is not between 0 and {MOST_DISPERSED:,.0f}")
 
     @property
     def latest(self) -> Sample | None:
@@ -154,4 +158,4 @@ def rate_between(samples: Sequence[Sample], counted: str, seconds: float) -> flo
     if first is last:
         first = samples[-2]
     span = last.at - first.at
-    return None if span <= 0 else (getattr(last, counted) - getattr(first, counted)) / span
+    return None if span < INSTANT else (getattr(last, counted) - getattr(first, counted)) / span

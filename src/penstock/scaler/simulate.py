@@ -88,7 +88,7 @@ class Simulation:
         self._running: list[tuple[float, int, Worker]] = []  # heap of (end, task, worker)
         self._began: dict[int, float] = {}
         self._free: deque[Worker] = deque()  # one entry for each free slot, the longest idle last
-        self._ready: set[Worker] = set()
+        self._ready: dict[Worker, None] = {}  # in the order in which they came: who is chosen is no accident
         self._starting: list[Worker] = []  # soonest ready first
         self._draining = 0
         self._paid = 0.0  # for workers that are gone
@@ -205,7 +205,7 @@ class Simulation:
 
     def _dismiss(self, worker: Worker, now: float) -> None:
         if worker in self._ready:
-            self._ready.remove(worker)
+            del self._ready[worker]
         else:
             self._starting.remove(worker)
         worker.draining = True
@@ -215,7 +215,7 @@ class Simulation:
             self._close(worker, now)
 
     def _open(self, worker: Worker) -> None:
-        self._ready.add(worker)
+        self._ready[worker] = None
         self._free.extendleft([worker] * self._limits.slots)
 
     def _close(self, worker: Worker, now: float) -> None:
@@ -229,8 +229,8 @@ class Simulation:
             began = self._began.values()
             busy = self._worked + len(began) * now - sum(began)
             workers = len(self._ready) + len(self._starting)
-            self._look.take(now, self._arrived, self._begun, self._finished, busy, workers)
             self._look.running = tuple(now - start for start in began)
+            self._look.take(now, self._arrived, self._begun, self._finished, busy, workers)
         starting = tuple(worker.ready_at - now for worker in self._starting)
         fleet = Fleet(len(self._ready), starting, self._draining)
         decision = self._policy.decide(self._look.signals(now, fleet), memory)
@@ -256,6 +256,7 @@ class Look:
         self._planned: list[float] = []
         self.running: tuple[float, ...] = ()
         self._learned = Learned()
+        self._service = self._learned.service(0.0)
 
     def note_service(self, seconds: float) -> None:
         self._learned.note(seconds)
@@ -275,6 +276,7 @@ class Look:
             insort(self._planned, self._announced[self._heard][1])
             self._heard += 1
         del self._planned[: bisect_right(self._planned, now)]
+        self._service = self._learned.service(sum(self.running))
 
     def _histogram(self, now: float, begun: int, arrived: int) -> tuple[tuple[float, int], ...]:
         """(age, tasks), the age of a bin's oldest: never thought younger than they are."""
@@ -286,7 +288,7 @@ class Look:
         return tuple(found)
 
     def signals(self, now: float, fleet: Fleet) -> Signals:
-        service, dispersion = self._learned.service(sum(self.running))
+        service, dispersion = self._service
         horizon = now + self._limits.start_latency + self._limits.interval + 2 * self._limits.sla
         return Signals(
             now=now,

@@ -3,6 +3,7 @@ added makes all of them slower, and the slower they are the more a policy wants.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from penstock.scaler.signals import Signals, rate_between
 WINDOW = 30.0  # seconds over which a rate is measured, at least
 LONGEST = 240.0  # a rate over longer can not be measured with the samples there are
 PAUSE = 300.0  # seconds until it is tried again
+SURE = 3.0  # standard deviations: a gain that is missed by less may have been missed by chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +27,16 @@ class Trial:
     def after(signals: Signals, memory: dict[str, Any] | None, wanted: int, least: float) -> Trial:
         now, fleet = signals.now, signals.fleet.workers
         if memory is not None and "until" in memory:
-            return Trial(memory, useless=True, told=told(memory)) if now < memory["until"] else Trial()
+            if now < memory["until"]:
+                return Trial(memory, useless=True, told=told(memory))
+            memory = None
         window = max(WINDOW, 3 * (signals.service or 0.0))
         rate = rate_between(signals.samples, "finished", window)
         if rate is None or window > LONGEST or not saturated(signals, window):
             return Trial()
         if memory is None:
-            return Trial({"at": now, "workers": fleet, "rate": rate} if wanted > fleet > 0 and rate > 0 else None)
+            begun = {"at": now, "workers": max(workers_since(signals, now - window)), "rate": rate}
+            return Trial(begun if wanted > fleet > 0 and rate > 0 else None)
         if now < memory["at"] + signals.latency + window:
             return Trial(memory)
         return judged(signals, memory, rate, window, least)
@@ -39,20 +44,32 @@ class Trial:
 
 def judged(signals: Signals, memory: dict[str, Any], rate: float, window: float, least: float) -> Trial:
     """Against those that were up all the time: what was asked for a start latency before it began."""
-    since = signals.now - window - signals.latency
-    up = min(one.workers for one in signals.samples if one.at >= since)
+    up = min(workers_since(signals, signals.now - window - signals.latency))
     expected, gain = up / memory["workers"] - 1, rate / memory["rate"] - 1
     if expected <= 0 or gain >= least * expected:
         return Trial()
+    if expected - gain < SURE * noise(signals, rate * window, memory["rate"] * WINDOW):
+        return Trial(memory)
     found = {"until": signals.now + PAUSE, "more": up - memory["workers"], "gain": gain}
     return Trial(found, useless=True, told=told(found))
+
+
+def noise(signals: Signals, *finished: float) -> float:
+    """The standard deviation of a gain between so many tasks and so many, if only chance makes it."""
+    return max(1.0, signals.dispersion) * math.sqrt(sum(1 / max(1.0, tasks) for tasks in finished))
+
+
+def workers_since(signals: Signals, since: float) -> list[int]:
+    """At each look after that moment, and now."""
+    return [*(one.workers for one in signals.samples if one.at > since), signals.fleet.workers]
 
 
 def saturated(signals: Signals, window: float) -> bool:
     """All the time everybody was busy and somebody waited: the rate says what so many workers can do."""
     since = signals.now - window
     seen = [one for one in signals.samples if one.at >= since]
-    return all(one.pending > 0 and one.finished > 0 for one in seen) and signals.fleet.ready > 0
+    known = signals.samples[0].at <= since < signals.samples[-1].at
+    return known and all(one.pending > 0 and one.finished > 0 for one in seen) and signals.fleet.ready > 0
 
 
 def told(judged: dict[str, float]) -> str:
