@@ -377,7 +377,7 @@ def test_a_file_without_rows_is_refused(file: Path, text: str) -> None:
 
 
 def test_a_file_that_can_not_be_read_is_refused(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match=r"there is no file .*recorded\.csv"):
+    with pytest.raises(ValidationError, match="there is no file"):
         find(str(file))
     with pytest.raises(ValidationError, match="can not be read: Is a directory"):
         load(tmp_path)
