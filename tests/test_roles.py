@@ -228,8 +228,9 @@ FUNCTIONS = {
         "clock", "contract", "enter_part", "largest_payload", "note_report", "push", "push_many", "status", "the_queue",
     },
     "worker": {
-        "at_place", "beat", "claim", "clock", "contract", "extend", "extend_many", "largest_payload", "leave",
-        "release", "set_kinds", "settle", "status", "the_queue", "upkeep",
+        "at_place", "beat", "claim", "clock", "contract", "extend", "extend_many", "forget_records", "largest_payload",
+        "leave", "mark_adopted", "note_pass", "note_records", "release", "set_kinds", "settle", "status", "the_queue",
+        "upkeep",
     },
     "reader": {
         "clock", "contract", "largest_payload", "mentions", "refuse", "retry_delay", "retry_spread", "status",
@@ -238,7 +239,7 @@ FUNCTIONS = {
     "stranger": set[str](),
 }  # fmt: skip
 FUNCTIONS["admin"] = set().union(*FUNCTIONS.values()) | {
-    "cancel", "create_queue", "drop_queue", "purge", "redrive", "repair", "reprioritise", "reschedule", "set_queue",
+    "abandon", "adopt", "cancel", "create_queue", "drop_queue", "purge", "redrive", "repair", "reprioritise", "reschedule", "set_queue",
 }  # fmt: skip
 
 
@@ -287,6 +288,8 @@ def test_exactly_these_tables_can_be_touched(world: World, role: str, users: dic
             )
         }
         readable = {(name, "select") for name in tables} if role in ("reader", "admin") else set()
+        if role == "worker":
+            readable = {("adopted", "select"), ("adopted_record", "select")}
         producing = role in ("producer", "admin")
         user = {"user": users[role]}
         assert len(tables) > 10
