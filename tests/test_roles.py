@@ -239,7 +239,8 @@ FUNCTIONS = {
     "stranger": set[str](),
 }  # fmt: skip
 FUNCTIONS["admin"] = set().union(*FUNCTIONS.values()) | {
-    "abandon", "adopt", "cancel", "create_queue", "drop_queue", "purge", "redrive", "repair", "reprioritise", "reschedule", "set_queue",
+    "abandon", "adopt", "cancel", "create_queue", "drop_queue", "purge", "redrive", "repair", "reprioritise",
+    "reschedule", "set_queue",
 }  # fmt: skip
 
 

@@ -44,7 +44,7 @@ TERMS: dict[str, Any] = {
     "failed": "ERROR",
     "dead": "DEAD",
 }
-COLUMNS = {"failures": "failures", "last_failure": "last_failure"}
+COLUMNS: dict[str, Any] = {"failures": "failures", "last_failure": "last_failure"}
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_fibonacci(app: Penstock, seed: Connection, clock: Clock, mode: str) -> 
     """One or two failures wait one minute, six wait eight."""
     if mode == "columns":
         with_columns(seed)
-    columns = COLUMNS if mode == "columns" else {}
+    columns: Record = COLUMNS if mode == "columns" else {}
     backlog = app.adopt("backlog", **TERMS, **columns, strategy=Fibonacci("1m"))
     assert backlog.terms.mode == mode
     assert tried(backlog, 4) == [1, 2, 3, 4]
@@ -181,7 +181,7 @@ def test_the_second_table_as_printed(app: Penstock, seed: Connection, clock: Clo
 def test_the_end_of_tries_is_dead(app: Penstock, seed: Connection, clock: Clock, mode: str) -> None:
     if mode == "columns":
         with_columns(seed)
-    columns = COLUMNS if mode == "columns" else {}
+    columns: Record = COLUMNS if mode == "columns" else {}
     backlog = app.adopt("backlog", **TERMS, **columns, strategy=Fibonacci("1m"), max_attempts=2)
     assert backlog.process(Handler(2, 3)).failed == 2
     clock.advance(60)
@@ -343,7 +343,7 @@ def test_statuses_of_any_type(
     assert tried(backlog, 2) == [1, 2, 3, 4]
     clock.advance(300)
     assert tried(backlog, 2) == [2]
-    found = dict(sql.execute("select status::text, count(*) from backlog group by 1").fetchall())
+    found: Record = dict(sql.execute("select status::text, count(*) from backlog group by 1").fetchall())
     assert {one.strip(): count for one, count in found.items()} == {str(words["done"]): 3, str(words["failed"]): 1}
 
 
@@ -433,7 +433,7 @@ def test_overlapping_runs_handle_each_record_once(
         "insert into backlog select n, case when n % 2 = 0 then 'NEW' else 'ERROR' end,"
         " penstock.clock() - interval '2 hours' - n * interval '1 second' from generate_series(1, 600) as n"
     )
-    columns = COLUMNS if mode == "columns" else {}
+    columns: Record = COLUMNS if mode == "columns" else {}
     backlogs = [app.adopt("backlog", **TERMS, **columns, strategy=strategy) for _ in range(4)]
     handlers = [Handler(*(n for n in range(1, 601) if n % 4 < 2)) for _ in backlogs]
     threads = [
@@ -451,7 +451,7 @@ def test_overlapping_runs_handle_each_record_once(
         assert twice <= handlers[0].bad, "nothing tells a fresh failure of another run from an old one"
     else:
         assert twice == set()
-    found = dict(sql.execute("select status, count(*) from backlog group by 1").fetchall())
+    found: Record = dict(sql.execute("select status, count(*) from backlog group by 1").fetchall())
     assert found == {"SUCCESS": 300, "ERROR": 300}
 
 
