@@ -267,6 +267,22 @@ def test_a_pass_cut_by_its_limit_goes_on_there(app: Penstock, sql: Connection, c
     assert sorted(chain.from_iterable(passes)) == everyone, "each once"
 
 
+def test_strangers_are_found_a_slice_at_a_time(app: Penstock, sql: Connection, clock: Clock) -> None:
+    """What failed before we came, or by somebody else's hand, in a table with more failures than a pass compares."""
+    sql.execute("create table backlog (id int primary key, status text, date_inserted timestamptz)")
+    sql.execute(
+        "insert into backlog select n, 'ERROR', penstock.clock() - n * interval '1 minute'"
+        " from generate_series(1, 5000) as n"
+    )
+    backlog = app.adopt("backlog", **TERMS, strategy=Fibonacci("1d"))
+    everyone = [*range(1, 5001)]
+    first, second = tried(backlog, *everyone, max_records=2500), tried(backlog, *everyone, max_records=2500)
+    assert sorted(chain(first, second)) == everyone
+    sql.execute("insert into backlog values (9001, 'ERROR', now() - interval '100 days'), (9002, 'ERROR', now())")
+    later = [tried(backlog, *everyone) for _ in range(5)]
+    assert sorted(chain.from_iterable(later)) == [9001, 9002], "each within a few passes"
+
+
 def test_a_new_failure_waits_for_its_own_tick(app: Penstock, seed: Connection) -> None:
     """In the first pass everything that failed before is due; what fails in it is not tried twice."""
     seed.execute("update backlog set status = 'ERROR' where id = 2")
@@ -409,11 +425,15 @@ def test_moments_with_and_without_a_zone(
     assert tried(backlog) == [1]
 
 
-def test_moments_that_python_can_not_hold(app: Penstock, seed: Connection) -> None:
+@pytest.mark.parametrize("strategy", ["progressive", "fibonacci:1m"])
+def test_moments_that_python_can_not_hold(app: Penstock, seed: Connection, clock: Clock, strategy: str) -> None:
     seed.execute("alter table backlog add note timestamptz default '-infinity', add day date default '4713-01-01 BC'")
     seed.execute("insert into backlog values (5, 'NEW', 'infinity'), (6, 'NEW', '-infinity')")
-    backlog = app.adopt("backlog", **TERMS)
-    assert sorted(tried(backlog, 5, 6)) == [1, 2, 3, 4, 5, 6]
+    seed.execute("insert into backlog values (7, 'ERROR', '44-03-15 BC'), (8, 'ERROR', 'infinity')")
+    backlog = app.adopt("backlog", **TERMS, strategy=strategy)
+    assert sorted(tried(backlog, 4, 5, 6)) == [1, 2, 3, 4, 5, 6]
+    clock.advance(300)
+    assert 4 in tried(backlog, 4)
     assert backlog.status().oldest_age is None
 
 

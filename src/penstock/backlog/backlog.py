@@ -16,7 +16,7 @@ from penstock import validate
 from penstock.backlog import status as standing
 from penstock.backlog import terms as agreed
 from penstock.backlog.drain import Handler, Pass, Progress, clock, note_mark, wanted_by
-from penstock.backlog.source import Source, as_json, walking
+from penstock.backlog.source import Source, as_json, position, walking
 from penstock.backlog.status import BacklogStatus
 from penstock.backlog.table import check_readable, check_writable, look_up
 from penstock.backlog.terms import Status, Terms
@@ -171,18 +171,28 @@ class Backlog:
             now = clock(keeper)
             oldest = None if max_age is None else now - max_age
             source = Source(self.terms, self.id, now, mark, limit, oldest, newest_first)
+            if self.terms.remembers:
+                source.position = position(keeper, self.id)
             one = Pass(source, self.id, handler, stop=self._stop, progress=progress)
             try:
                 one.drain(workers)
             finally:
                 if not workers[0].closed and not workers[0].broken:
-                    note_mark(workers[0], self.id, source.reached)
+                    self._note_place(workers[0], source)
         more = source.cut or self._stop.is_set()
         report = self._report(keeper, source, one, time.monotonic() - began, more=more, alone=mark is not None)
         if report.handled:
             summary = report.to_json() | {"at": now, "rate": round(report.rate, 1)}
             keeper.execute("select penstock.note_pass(%s, %s::jsonb)", (self.id, as_json(summary)))
         return report
+
+    def _note_place(self, connection: Connection, source: Source) -> None:
+        if self.terms.remembers:
+            at = source.position
+            place = (None, None) if at is None else (at.due, list(at.key))
+            connection.execute("select penstock.mark_adopted(%s, %s, %s, true)", (self.id, *place))
+        else:
+            note_mark(connection, self.id, source.reached)
 
     def _report(
         self, connection: Connection, source: Source, one: Pass, seconds: float, *, more: bool, alone: bool

@@ -87,6 +87,10 @@ class Statements:
         given = f"{parameter}::timestamptz"
         return given if column.kind == ZONED else f"({given} at time zone {literal(self.terms.zone)})"
 
+    def readable(self, column: Column) -> str:
+        """A moment that Python can hold: not infinity, not 44 BC."""
+        return f"{self.column(column)} between '0001-01-02' and '9999-12-30'"
+
     def among(self, statuses: Sequence[str]) -> str:
         return f"{self.status} in ({', '.join(map(literal, statuses))})" if statuses else "false"
 
@@ -182,7 +186,8 @@ class Statements:
             from unnest(%s::int[], %s::bigint[], %s::timestamptz[]) as w(failures, wait, latest)
             cross join lateral (
                 select * from {self.table} as t
-                where {failures} = w.failures and {last} <= {self.bound(column, "w.latest")} and {where}
+                where {failures} = w.failures and {last} <= {self.bound(column, "w.latest")}
+                  and {self.readable(column)} and {where} offset 0
             ) as t
         """
 
@@ -190,14 +195,14 @@ class Statements:
         failures, last, _ = self._counted()
         return (
             f"select {self.since}, {self.key} from {self.table} as t"
-            f" where ({failures} is null or {last} is null) and {where}"
+            f" where ({failures} is null or {last} is null) and {self.readable(self.terms.inserted)} and {where}"
         )
 
     def _waited_longest(self, where: str) -> str:
         failures, last, column = self._counted()
         return (
             f"select {self.moment(column)} + %s * interval '1 microsecond', {self.key} from {self.table} as t"
-            f" where {failures} >= %s and {last} <= {self.bound(column)} and {where}"
+            f" where {failures} >= %s and {last} <= {self.bound(column)} and {self.readable(column)} and {where}"
         )
 
     def due_by_sidecar(self, adopted: int, now: datetime, after: Candidate | None, limit: int) -> tuple[bytes, Values]:
@@ -211,16 +216,33 @@ class Statements:
         """
         return statement.encode(), (adopted, now, *place, limit)
 
-    def unknown(self, adopted: int, oldest: datetime | None, limit: int) -> tuple[bytes, Values]:
-        """What failed before we came, or by somebody else's hand: we remember nothing of it."""
-        bounded = "" if oldest is None else f" and {self.inserted} >= {self.bound(self.terms.inserted)}"
+    def strangers(self, adopted: int, after: Candidate | None, limit: int) -> tuple[bytes, Values]:
+        """The next failed records, and whether we remember them: not those that failed before we came, or by somebody
+        else's hand."""
+        beyond, place = "", tuple[Any, ...]()
+        if after is not None:
+            typed = ", ".join(self.typed(one) for one in self.terms.key)
+            beyond = f" and ({', '.join((self.inserted, *self.keys))}) > ({self.bound(self.terms.inserted)}, {typed})"
+            place = (after.due, *after.key)
+        statement = f"""
+            select s.since, s.key, exists (
+                select from penstock.adopted_record as r where r.adopted_id = %s and r.key = s.key)
+            from (
+                select {self.since} as since, {self.key} as key from {self.table} as t
+                where {self.among(self.terms.retry)} and {self.readable(self.terms.inserted)}{beyond}
+                order by {", ".join((self.inserted, *self.keys))} limit %s
+            ) as s
+        """
+        return statement.encode(), (adopted, *place, limit)
+
+    def unknown(self, adopted: int) -> tuple[bytes, Values]:
+        """All of those that we do not remember."""
         statement = f"""
             select {self.since}, {self.key} from {self.table} as t
-            where {self.among(self.terms.retry)}{bounded} and {self.inserted} is not null and not exists (
+            where {self.among(self.terms.retry)} and {self.readable(self.terms.inserted)} and not exists (
                 select from penstock.adopted_record as r where r.adopted_id = %s and r.key = {self.key})
-            order by {self.inserted} limit %s
         """
-        return statement.encode(), (*(() if oldest is None else (oldest,)), adopted, limit)
+        return statement.encode(), (adopted,)
 
     # --- by key ---------------------------------------------------------------------------------------------------
 

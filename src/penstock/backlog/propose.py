@@ -203,7 +203,7 @@ def explained(connection: Connection, terms: Terms) -> list[Plan]:
         mark = ticks.Mark(now - terms.rungs[0])
         asked.append(("due again", *say.due_by_ticks(now, mark, None, A_PASS)))
     elif terms.retry and terms.remembers:
-        asked.append(("due again", *say.unknown(NOBODY, None, A_PASS)))
+        asked.append(("due again", *say.strangers(NOBODY, None, A_PASS)))
     elif terms.retry:
         asked.append(("due again", *say.due_by_columns(now, None, None, A_PASS)))
     return [Plan(what, plan_of(connection, statement, parameters)) for what, statement, parameters in asked]

@@ -18,6 +18,7 @@ from penstock.backlog.terms import Terms
 from penstock.database import Connection
 
 AHEAD = 5000  # candidates looked up at once
+SLICE = 2000  # failed records compared with what we remember, at once
 EVERY = 4  # of so many records one may be due again, however many are ready
 WALK = 0x50454E54  # "PENT": the advisory lock of who walks the ticks of a table
 
@@ -81,7 +82,8 @@ class Source:
         self._place: Values | None = None
         self._ready_over = not terms.ready
         self._again_over = not terms.retry or (terms.by_ticks and mark is None)
-        self._unknown_over = not terms.remembers
+        self.position: Candidate | None = None  # how far the failed records were compared with what we remember
+        self._strangers_over = not terms.remembers
         self._candidates: deque[Candidate] = deque()
         self._last: Candidate | None = None
 
@@ -210,18 +212,33 @@ class Source:
             asked = self.say.due_by_ticks(self._now, mark, self._oldest, most)
         elif not self.terms.remembers:
             asked = self.say.due_by_columns(self._now, self._last, self._oldest, most)
-        elif not self._unknown_over:
-            self._unknown_over = True
-            found = fetch_candidates(connection, *self.say.unknown(self._adopted, self._oldest, most))
-            self._candidates.extend(found)
-            if found:
-                return
-            asked = self.say.due_by_sidecar(self._adopted, self._now, self._last, most)
+        elif self._look_for_strangers(connection):
+            return
         else:
             asked = self.say.due_by_sidecar(self._adopted, self._now, self._last, most)
         self._candidates.extend(fetch_candidates(connection, *asked))
         if self._candidates:
             self._last = self._candidates[-1]
+
+    def _look_for_strangers(self, connection: Connection) -> bool:
+        """Failed records that we do not remember, from where the last pass ended on; a slice without one is enough for
+        a pass. Answers whether there are any."""
+        while not self._strangers_over:
+            statement, parameters = self.say.strangers(self._adopted, self.position, SLICE)
+            rows = connection.execute(statement, parameters).fetchall()
+            found = [Candidate(since, tuple(key)) for since, key, known in rows if not known]
+            self.position = Candidate(rows[-1][0], tuple(rows[-1][1])) if len(rows) == SLICE else None
+            self._strangers_over = self.position is None or not found
+            young = [one for one in found if self._oldest is None or one.due >= self._oldest]
+            self._candidates.extend(young)
+            if young:
+                return True
+        return False
+
+
+def position(connection: Connection, adopted: int) -> Candidate | None:
+    row = connection.execute("select tick, key from penstock.adopted where id = %s", (adopted,)).fetchone()
+    return None if row is None or row[0] is None or row[1] is None else Candidate(row[0], tuple(row[1]))
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def look(connection: Connection, adopted: int, terms: Terms) -> BacklogStatus:
 
 def by_status(say: Statements) -> bytes:
     """The oldest of those that Python can read: an infinite moment is nobody's age."""
-    finite = f"isfinite({say.inserted})"
+    finite = say.readable(say.terms.inserted)
     return (
         (
             f"select coalesce({say.status}::text, 'null'), count(*), min({say.since}) filter (where {finite})"
@@ -118,7 +118,7 @@ def due_again(connection: Connection, say: Statements, adopted: int, now: dateti
             mark = ticks.Mark(row[0], None if row[1] is None else tuple(row[1]))
         asked = [say.due_by_ticks(now, mark, None, most)]
     elif terms.remembers:
-        asked = [say.due_by_sidecar(adopted, now, None, most), say.unknown(adopted, None, most)]
+        asked = [say.due_by_sidecar(adopted, now, None, most), say.unknown(adopted)]
     else:
         asked = [say.due_by_columns(now, None, None, most)]
     total, first = 0, None

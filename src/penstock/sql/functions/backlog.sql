@@ -80,12 +80,12 @@ language sql security definer set search_path = pg_catalog, pg_temp as $$
     where r.adopted_id = p_adopted and r.key = f.key
 $$;
 
--- How far the ticks were walked. Never backwards.
-create or replace function penstock.mark_adopted(p_adopted int, p_tick timestamptz, p_key text[]) returns void
+-- How far the ticks were walked. Never backwards, unless told so.
+create or replace function penstock.mark_adopted(p_adopted int, p_tick timestamptz, p_key text[], p_back boolean default false) returns void
 language sql security definer set search_path = pg_catalog, pg_temp as $$
     update penstock.adopted as a set tick = p_tick, key = p_key
     where a.id = p_adopted
-      and (a.tick is null or a.tick < p_tick
+      and (p_back or a.tick is null or a.tick < p_tick
            or (a.tick = p_tick and a.key is not null and (p_key is null or a.key collate "C" < p_key collate "C")))
 $$;
 

@@ -279,7 +279,8 @@ create table penstock.adopted (
     constraint sla_is_positive check (sla > '0'),
     constraint retry_has_type check (retry ? 'type')
 ) with (fillfactor = 50);
-comment on column penstock.adopted.tick is 'progressive: ticks up to here, and at it keys up to `key` (null: all), were handled';
+comment on column penstock.adopted.tick is
+    'progressive: ticks up to here, and at it keys up to `key` (null: all), were handled; sidecar: how far strangers were looked for';
 
 -- What we must remember of a record whose table has no room for it.
 create table penstock.adopted_record (
