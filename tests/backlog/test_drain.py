@@ -429,7 +429,7 @@ def test_moments_with_and_without_a_zone(
 def test_moments_that_python_can_not_hold(app: Penstock, seed: Connection, clock: Clock, strategy: str) -> None:
     seed.execute("alter table backlog add note timestamptz default '-infinity', add day date default '4713-01-01 BC'")
     seed.execute("insert into backlog values (5, 'NEW', 'infinity'), (6, 'NEW', '-infinity')")
-    seed.execute("insert into backlog values (7, 'ERROR', '44-03-15 BC'), (8, 'ERROR', 'infinity')")
+    seed.execute("insert into backlog values (7, 'ERROR', '0044-03-15 BC'), (8, 'ERROR', 'infinity')")
     backlog = app.adopt("backlog", **TERMS, strategy=strategy)
     assert sorted(tried(backlog, 4, 5, 6)) == [1, 2, 3, 4, 5, 6]
     clock.advance(300)

@@ -16,7 +16,7 @@ from penstock import validate
 from penstock.backlog import status as standing
 from penstock.backlog import terms as agreed
 from penstock.backlog.drain import Handler, Pass, Progress, clock, note_mark, wanted_by
-from penstock.backlog.source import Source, as_json, position, walking
+from penstock.backlog.source import Source, as_json, remembered, walking
 from penstock.backlog.status import BacklogStatus
 from penstock.backlog.table import check_readable, check_writable, look_up
 from penstock.backlog.terms import Status, Terms
@@ -172,7 +172,7 @@ class Backlog:
             oldest = None if max_age is None else now - max_age
             source = Source(self.terms, self.id, now, mark, limit, oldest, newest_first)
             if self.terms.remembers:
-                source.position = position(keeper, self.id)
+                source.position, source.remembering = remembered(keeper, self.id)
             one = Pass(source, self.id, handler, stop=self._stop, progress=progress)
             try:
                 one.drain(workers)

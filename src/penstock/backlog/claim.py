@@ -8,7 +8,7 @@ Identifiers and types come from the catalog and are quoted; statuses are literal
 # ruff: noqa: S608
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -33,11 +33,11 @@ class Taken:
 
     key: Key
     claimed: str  # the status it was taken with
-    since: datetime
+    since: datetime | None  # None: nobody asks
     failures: int
     last_failure: datetime | None
     record: dict[str, Any]
-    remembered: bool = False  # the sidecar has a row about it
+    remembered: bool = False  # the sidecar may have a row about it
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,19 @@ class Statements:
         self.keys = [self.column(one) for one in terms.key]
         self.key = f'array[{", ".join(f"{one}::text" for one in self.keys)}] collate "C"'
         self.since = self.moment(terms.inserted)
-        kept = ("0", "null::timestamptz")
-        if terms.failures is not None and terms.last_failure is not None:
-            kept = f"coalesce({self.column(terms.failures)}, 0)::int", self.moment(terms.last_failure)
-        told = ", ".join((self.key, f"{self.status}::text", self.since, *kept))
-        self.taken = f"select {told}, t.* from {self.table} as t"
+        self.fresh, self.failed = self._taken(again=False), self._taken(again=True)
+
+    def _taken(self, *, again: bool) -> str:
+        """A record and what must be known of it; moments that nobody asks for are not read."""
+        failures, last = self.terms.failures, self.terms.last_failure
+        told = (
+            self.key,
+            f"{self.status}::text",
+            self.since if self.terms.by_ticks else "null::timestamptz",
+            "0" if failures is None else f"coalesce({self.column(failures)}, 0)::int",
+            "null::timestamptz" if last is None or not again else self.moment(last),
+        )
+        return f"select {', '.join(told)}, t.* from {self.table} as t"
 
     def column(self, column: Column) -> str:
         return f"t.{quoted(column.name)}"
@@ -110,7 +118,7 @@ class Statements:
             place = ", ".join(self.typed(one) for one in (self.terms.inserted, *self.terms.key))
             where.append(f"({', '.join((self.inserted, *self.keys))}) {sign} ({place})")
         return (
-            f"{self.taken} where {' and '.join(where)} order by {order} limit %s for update of t skip locked".encode()
+            f"{self.fresh} where {' and '.join(where)} order by {order} limit %s for update of t skip locked".encode()
         )
 
     def place(self, taken: Taken) -> Values:
@@ -260,7 +268,7 @@ class Statements:
         """Those of these records that are still to be handled, and that nobody holds."""
         live = self.among((*self.terms.ready, *self.terms.retry))
         return (
-            f"{self.taken} join {self.named()} on {self.same()} where {live} order by c.n for update of t skip locked"
+            f"{self.failed} join {self.named()} on {self.same()} where {live} order by c.n for update of t skip locked"
         ).encode()
 
     def present(self) -> bytes:
@@ -302,9 +310,19 @@ def arrays(keys: Sequence[Key], width: int) -> list[list[str]]:
     return [[key[n] for key in keys] for n in range(width)]
 
 
-def fetch_taken(connection: Connection, statement: bytes, parameters: Values | Mapping[str, Any]) -> list[Taken]:
+def fetch_taken(connection: Connection, statement: bytes, parameters: Values) -> list[Taken]:
+    """Records, locked. If there is something in them that Python can not hold, they are read again as they are."""
+    try:
+        return read_taken(connection, statement, parameters, lenient=False)
+    except psycopg.DataError as error:
+        if error.sqlstate is not None:
+            raise
+        return read_taken(connection, statement, parameters, lenient=True)
+
+
+def read_taken(connection: Connection, statement: bytes, parameters: Values, *, lenient: bool) -> list[Taken]:
     with connection.cursor() as cursor:
-        for kind, loader in LENIENT:
+        for kind, loader in LENIENT if lenient else ():
             cursor.adapters.register_loader(kind, loader)
         cursor.execute(statement, parameters)
         names = [one.name for one in cursor.description or ()][5:]

@@ -82,7 +82,10 @@ class Source:
         self._place: Values | None = None
         self._ready_over = not terms.ready
         self._again_over = not terms.retry or (terms.by_ticks and mark is None)
-        self.position: Candidate | None = None  # how far the failed records were compared with what we remember
+        self.position: Candidate | None = None  # up to here failed records were compared with what we remember
+        self._slice_end: Candidate | None = None
+        self.remembering = False  # there are rows in the sidecar
+        self._strangers = False  # the candidates at hand are such as we do not remember
         self._strangers_over = not terms.remembers
         self._candidates: deque[Candidate] = deque()
         self._last: Candidate | None = None
@@ -142,12 +145,14 @@ class Source:
         if taken:
             self._place = self.say.place(taken[-1])
         self._ready_over = len(taken) < size
-        return Batch(self._known(connection, taken))
+        return Batch([replace(one, remembered=True) for one in taken] if self.remembering else taken)
 
     def _due_again(self, connection: Connection, size: int) -> Batch:
         if not self._candidates:
             self._look_ahead(connection)
         chosen = [self._candidates.popleft() for _ in range(min(size, len(self._candidates)))]
+        if self._strangers and chosen:
+            self.position = chosen[-1] if self._candidates else self._slice_end
         if not chosen:
             self._again_over = True
             return Batch([])
@@ -175,25 +180,25 @@ class Source:
         if taken.last_failure is None:
             return True
         if self.terms.by_ticks:
+            assert taken.since is not None
             tick = ticks.last_tick(self.terms.rungs, taken.since, self._now)
             return tick is not None and tick > taken.last_failure
         wait = self.terms.waits.after(taken.failures)
         return wait is not None and taken.last_failure + wait <= self._now
 
     def _known(self, connection: Connection, taken: list[Taken]) -> list[Taken]:
-        """With what the sidecar remembers of them. One that was given up and is ready again begins anew."""
+        """With what the sidecar remembers of them; one that is ready again begins anew."""
         if not self.terms.remembers or not taken:
             return taken
         parameters = (*arrays([one.key for one in taken], len(self.terms.key)), self._adopted)
         rows = {tuple(row[0]): row[1:] for row in connection.execute(self.say.remembered(), parameters)}
         known = []
         for one in taken:
-            failures, due = rows.get(one.key, (0, None))
-            if due is None and one.claimed in self.terms.retry and one.key in rows:
-                continue  # it was given up
-            if one.claimed in self.terms.retry and due is not None and due > self._now:
-                continue  # somebody was quicker, and failed
-            known.append(replace(one, failures=failures if due else 0, remembered=one.key in rows))
+            failures, due = rows.get(one.key, (0, self._now))
+            if one.claimed in self.terms.ready:
+                known.append(replace(one, remembered=True))
+            elif due is not None and due <= self._now:  # else it was given up, or somebody was quicker, and failed
+                known.append(replace(one, failures=failures, remembered=one.key in rows))
         return known
 
     def _forget_gone(self, connection: Connection, keys: list[Key]) -> None:
@@ -223,22 +228,35 @@ class Source:
     def _look_for_strangers(self, connection: Connection) -> bool:
         """Failed records that we do not remember, from where the last pass ended on; a slice without one is enough for
         a pass. Answers whether there are any."""
+        self._strangers = False
         while not self._strangers_over:
             statement, parameters = self.say.strangers(self._adopted, self.position, SLICE)
             rows = connection.execute(statement, parameters).fetchall()
             found = [Candidate(since, tuple(key)) for since, key, known in rows if not known]
-            self.position = Candidate(rows[-1][0], tuple(rows[-1][1])) if len(rows) == SLICE else None
-            self._strangers_over = self.position is None or not found
+            self._slice_end = Candidate(rows[-1][0], tuple(rows[-1][1])) if len(rows) == SLICE else None
+            self._strangers_over = self._slice_end is None or not found
             young = [one for one in found if self._oldest is None or one.due >= self._oldest]
             self._candidates.extend(young)
+            self._strangers = bool(young)
             if young:
                 return True
+            self.position = self._slice_end
         return False
 
 
-def position(connection: Connection, adopted: int) -> Candidate | None:
-    row = connection.execute("select tick, key from penstock.adopted where id = %s", (adopted,)).fetchone()
-    return None if row is None or row[0] is None or row[1] is None else Candidate(row[0], tuple(row[1]))
+def remembered(connection: Connection, adopted: int) -> tuple[Candidate | None, bool]:
+    """How far failed records were compared with what we remember, and whether we remember any."""
+    row = connection.execute(REMEMBERED, (adopted,)).fetchone()
+    if row is None:
+        return None, False
+    tick, key, rows = row
+    return None if tick is None or key is None else Candidate(tick, tuple(key)), bool(rows)
+
+
+REMEMBERED = """
+    select a.tick, a.key, exists (select from penstock.adopted_record as r where r.adopted_id = a.id)
+    from penstock.adopted as a where a.id = %s
+"""
 
 
 @contextmanager
