@@ -22,6 +22,7 @@ from penstock.backlog import ticks
 from penstock.backlog.table import ZONED, Column
 from penstock.backlog.terms import Terms
 from penstock.database import Connection
+from penstock.wire import TextArray
 
 Key = tuple[str, ...]
 Values = tuple[Any, ...]
@@ -254,10 +255,10 @@ class Statements:
 
     # --- by key ---------------------------------------------------------------------------------------------------
 
-    def named(self, extra: str = "") -> str:
-        """These keys, as rows: k1, k2, …"""
-        arrays = ", ".join(["%s::text[]"] * (len(self.keys) + bool(extra)))
-        names = ", ".join([*(f"k{n}" for n in range(len(self.keys))), *([extra] if extra else [])])
+    def named(self) -> str:
+        """These keys, as rows: k0, k1, …"""
+        arrays = ", ".join(["%s::text[]"] * len(self.keys))
+        names = ", ".join(f"k{n}" for n in range(len(self.keys)))
         return f"unnest({arrays}) with ordinality as c({names}, n)"
 
     def same(self) -> str:
@@ -279,16 +280,15 @@ class Statements:
         ).encode()
 
     def settle(self, status: str, *, failure: bool) -> bytes:
-        """A new status, if the record still has the one it was taken with; answers which had."""
+        """A new status, for those that still have the one they were taken with."""
         changes = [f"{quoted(self.terms.status.name)} = {literal(status)}"]
         if failure and self.terms.failures is not None and self.terms.last_failure is not None:
             changes.append(f"{quoted(self.terms.failures.name)} = coalesce({self.column(self.terms.failures)}, 0) + 1")
             moment = self.bound(self.terms.last_failure, "penstock.clock()")
             changes.append(f"{quoted(self.terms.last_failure.name)} = {moment}")
-        still = f"{self.status} = {self.typed(self.terms.status, 'c.claimed')}"
         return (
-            f"update {self.table} as t set {', '.join(changes)} from {self.named('claimed')}"
-            f" where {self.same()} and {still} returning {self.key}"
+            f"update {self.table} as t set {', '.join(changes)} from {self.named()}"
+            f" where {self.same()} and {self.status} = {self.typed(self.terms.status)}"
         ).encode()
 
     def remembered(self) -> bytes:
@@ -305,9 +305,9 @@ def onward(after: Candidate | None) -> tuple[str, Values]:
     return ' where (d.due, d.key) > (%s, %s::text[] collate "C")', (after.due, list(after.key))
 
 
-def arrays(keys: Sequence[Key], width: int) -> list[list[str]]:
+def arrays(keys: Sequence[Key], width: int) -> list[TextArray]:
     """Keys, column by column."""
-    return [[key[n] for key in keys] for n in range(width)]
+    return [TextArray([key[n].encode() for key in keys]) for n in range(width)]
 
 
 def fetch_taken(connection: Connection, statement: bytes, parameters: Values) -> list[Taken]:

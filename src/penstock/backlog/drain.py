@@ -242,8 +242,8 @@ class Pass:
         }
         for word, taken in groups.items():
             written = self._change(connection, word, taken)
-            counts[word] += len(written)
-            counts["changed"] += len(taken) - len(written)
+            counts[word] += written
+            counts["changed"] += len(taken) - written
         if self.terms.remembers:
             self._remember(connection, groups["done"], failed, given_up, now)
         if self.terms.by_ticks:
@@ -258,14 +258,15 @@ class Pass:
             return counted or not isinstance(taken.since, datetime) or ticks.ended(self.terms.rungs, taken.since, now)
         return self.terms.waits.after(taken.failures + 1) is None
 
-    def _change(self, connection: Connection, word: str, taken: list[Taken]) -> set[Key]:
-        """The new status; answers whose it is. Whoever changed or deleted the row itself is right."""
+    def _change(self, connection: Connection, word: str, taken: list[Taken]) -> int:
+        """The new status; answers how many got it. Whoever changed or deleted the row itself is right."""
         status = {"done": self.terms.done, "failed": self.terms.failed, "dead": self.terms.dead or self.terms.failed}
-        if not taken:
-            return set()
-        statement = self.source.say.settle(str(status[word]), failure=word != "done")
-        parameters = [*arrays([one.key for one in taken], len(self.terms.key)), [one.claimed for one in taken]]
-        return {tuple(row[0]) for row in connection.execute(statement, parameters)}
+        written = 0
+        for claimed in {one.claimed for one in taken}:
+            keys = [one.key for one in taken if one.claimed == claimed]
+            statement = self.source.say.settle(str(status[word]), failure=word != "done")
+            written += connection.execute(statement, (*arrays(keys, len(self.terms.key)), claimed)).rowcount
+        return written
 
     def _remember(
         self,
