@@ -35,9 +35,9 @@ TERMS: dict[str, Any] = {
     "dead": "DEAD",
 }
 MODES: dict[str, dict[str, Any]] = {
-    "progressive": {"strategy": "progressive"},
+    "progressive": {"strategy": "progressive", "mode": "sidecar"},
     "columns": {"strategy": "fibonacci:1m", "failures": "failures", "last_failure": "last_failure"},
-    "sidecar": {"strategy": "fibonacci:1m"},
+    "sidecar": {"strategy": "fibonacci:1m", "mode": "sidecar"},
 }
 TABLE = """
     create table public.backlog (

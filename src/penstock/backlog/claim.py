@@ -234,8 +234,8 @@ class Statements:
             beyond = f" and ({', '.join((self.inserted, *self.keys))}) > ({self.bound(self.terms.inserted)}, {typed})"
             place = (after.due, *after.key)
         statement = f"""
-            select s.since, s.key, exists (
-                select from penstock.adopted_record as r where r.adopted_id = %s and r.key = s.key)
+            select s.since, s.key, (
+                select true from penstock.adopted_record as r where r.adopted_id = %s and r.key = s.key limit 1)
             from (
                 select {self.since} as since, {self.key} as key from {self.table} as t
                 where {self.among(self.terms.retry)} and {self.readable(self.terms.inserted)}{beyond}

@@ -1210,13 +1210,13 @@ begin
     return true;
 end
 $$;
-CREATE FUNCTION penstock.mark_adopted(p_adopted integer, p_tick timestamp with time zone, p_key text[]) RETURNS void
+CREATE FUNCTION penstock.mark_adopted(p_adopted integer, p_tick timestamp with time zone, p_key text[], p_back boolean DEFAULT false) RETURNS void
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
     update penstock.adopted as a set tick = p_tick, key = p_key
     where a.id = p_adopted
-      and (a.tick is null or a.tick < p_tick
+      and (p_back or a.tick is null or a.tick < p_tick
            or (a.tick = p_tick and a.key is not null and (p_key is null or a.key collate "C" < p_key collate "C")))
 $$;
 CREATE FUNCTION penstock.meet(p_queue_id integer) RETURNS void
@@ -2411,7 +2411,7 @@ CREATE TABLE penstock.adopted (
     CONSTRAINT sla_is_positive CHECK ((sla > '00:00:00'::interval))
 )
 WITH (fillfactor='50');
-COMMENT ON COLUMN penstock.adopted.tick IS 'progressive: ticks up to here, and at it keys up to `key` (null: all), were handled';
+COMMENT ON COLUMN penstock.adopted.tick IS 'progressive: ticks up to here, and at it keys up to `key` (null: all), were handled; sidecar: how far strangers were looked for';
 ALTER TABLE penstock.adopted ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.adopted_id_seq
     START WITH 1
@@ -2781,8 +2781,8 @@ GRANT ALL ON FUNCTION penstock.leave(p_worker text) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.left_out(p_queue_id integer, p_ids bigint[], p_taken bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.lock_documents(p_ids bigint[], p_named_only boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.make_history(p_day date) FROM PUBLIC;
-REVOKE ALL ON FUNCTION penstock.mark_adopted(p_adopted integer, p_tick timestamp with time zone, p_key text[]) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.mark_adopted(p_adopted integer, p_tick timestamp with time zone, p_key text[]) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.mark_adopted(p_adopted integer, p_tick timestamp with time zone, p_key text[], p_back boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.mark_adopted(p_adopted integer, p_tick timestamp with time zone, p_key text[], p_back boolean) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.meet(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.mentions(p_error text, p_reason text, p_text text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.mentions(p_error text, p_reason text, p_text text) TO penstock_reader;
