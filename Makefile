@@ -61,6 +61,7 @@ bench: .venv/ready  ## all benchmarks: the queue, its workers, the scaler; resul
 	@$(BIN)/python bench/queue.py all
 	@$(BIN)/python bench/worker.py all
 	@$(BIN)/python bench/scaler.py
+	@$(BIN)/python bench/adopt.py all
 
 clean:  ## remove what can be made again (not the embedded server's data)
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

@@ -87,6 +87,11 @@ def test_the_quickstart_runs_twice(app: Penstock, dsn: str) -> None:
         assert "1 to be tried again, the books are True" in said
 
 
+def test_the_adopted_table_runs_twice(app: Penstock, dsn: str) -> None:
+    for expected in ("2 done, 2 failed, 2 for later", "0 done, 0 failed, 2 for later"):
+        assert expected in python(dsn, str(EXAMPLES / "backlog.py"))
+
+
 def test_the_sql_example_runs(app: Penstock, dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as sql:
         statements = [part for part in (EXAMPLES / "plain.sql").read_text().split(";") if part.strip()]

@@ -3,6 +3,7 @@
 from penstock.aio.queue import AsyncQueue
 from penstock.app import Handler, Penstock
 from penstock.async_app import AsyncHandler, AsyncPenstock
+from penstock.backlog import Backlog, BacklogStatus, PassReport
 from penstock.errors import (
     AuthError,
     CommitUnknown,
@@ -44,6 +45,8 @@ __all__ = [
     "AsyncPenstock",
     "AsyncQueue",
     "AuthError",
+    "Backlog",
+    "BacklogStatus",
     "Claim",
     "CommitUnknown",
     "ConfigError",
@@ -63,6 +66,7 @@ __all__ = [
     "NotFound",
     "Outcome",
     "PartialPush",
+    "PassReport",
     "PayloadError",
     "PayloadTooLarge",
     "Penstock",

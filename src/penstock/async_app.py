@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 from uuid import UUID
 
-from penstock import async_inline, migrate
+from penstock import async_inline, backlog, migrate
 from penstock.aio import queue
 from penstock.aio.colour import Items, each, in_thread
 from penstock.aio.database import AsyncDatabase
 from penstock.aio.queue import AsyncQueue
 from penstock.aio.queue import set_schedule as store_schedule
+from penstock.backlog import Backlog
 from penstock.dsn import find_dsn
 from penstock.errors import ConfigError, ValidationError, shown
 from penstock.handlers import Registry, Spec
@@ -239,6 +240,67 @@ class AsyncPenstock:
         for name in names:
             self.registry.check_served(name)
         return dict(await async_inline.drain(self.registry, [self.queue(name) for name in names], most))
+
+    # --- tables that are not ours -----------------------------------------------------------------------------------
+
+    async def adopt(
+        self,
+        table: str,
+        *,
+        key: str | Sequence[str] | None = None,
+        status: str = "status",
+        inserted: str = "date_inserted",
+        ready: Sequence[str | int] | str | int = ("NEW",),
+        retry: Sequence[str | int] | str | int = (),
+        done: str | int = "SUCCESS",
+        failed: str | int | None = None,
+        dead: str | int | None = None,
+        strategy: Strategy | str = "progressive",
+        failures: str | None = None,
+        last_failure: str | None = None,
+        max_attempts: int | None = None,
+        mode: str | None = None,
+        sla: Duration | None = None,
+        name: str | None = None,
+        tz: str | None = None,
+    ) -> Backlog:
+        """A table that somebody has already, to be drained where it is. Which column is which, what its statuses mean,
+        and when what failed is tried again; noted in one row of ours, and nothing in the table is changed.
+
+        With `failures` and `last_failure`, columns of the table, failures are counted there; without them beside it, or
+        not at all if the strategy is Progressive. `mode="observe"` only looks. Moments without a zone are read in `tz`.
+        """
+        self._database.refuse_rehearsal("adopt")
+        return await in_thread(
+            backlog.adopt,
+            self.dsn,
+            self.dsn_source,
+            table,
+            key=key,
+            status=status,
+            inserted=inserted,
+            ready=ready,
+            retry=retry,
+            done=done,
+            failed=failed,
+            dead=dead,
+            strategy=strategy,
+            failures=failures,
+            last_failure=last_failure,
+            max_attempts=max_attempts,
+            mode=mode,
+            sla=sla,
+            name=name,
+            tz=tz,
+        )
+
+    async def backlog(self, name: str) -> Backlog:
+        """A table that was adopted before, by its name."""
+        return await in_thread(backlog.load, self.dsn, self.dsn_source, name)
+
+    async def backlogs(self) -> list[Backlog]:
+        """All adopted tables."""
+        return await in_thread(backlog.every, self.dsn, self.dsn_source)
 
     # --- all queues -------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn, TextIO
 
 import typer
 
-from penstock.cli import dead, leases, queues, retry, scale, schedules, server, simulate, status, tasks, work
+from penstock.cli import adopt, dead, leases, queues, retry, scale, schedules, server, simulate, status, tasks, work
 from penstock.cli.demo import demo
 from penstock.cli.doctor import doctor
 from penstock.cli.output import fail
@@ -36,6 +36,8 @@ app.command()(status.upkeep)
 app.command()(push)
 app.command()(work.work)
 app.command()(work.drain)
+app.command()(adopt.adopt)
+app.add_typer(adopt.app, name="backlog")
 app.command()(leases.claim)
 app.command()(leases.settle)
 app.add_typer(queues.app, name="queues")

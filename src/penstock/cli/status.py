@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.adopt import backlogs_of, print_backlogs
 from penstock.cli.options import DryRun, OneOrAll, Shell, reading, with_shell
 from penstock.cli.output import age, emit, iso, say, span, table
 from penstock.model import GAUGES, QueueStatus, Repair, Verification
@@ -27,10 +28,15 @@ def status(shell: Shell, queue: OneOrAll = None) -> None:
     """
     with shell.connected() as penstock:
         found = [penstock.queue(queue).status()] if queue is not None else penstock.status()
+        adopted = backlogs_of(penstock) if queue is None else []
     if shell.json:
-        emit({"queues": [status_json(one) for one in found]})
+        told = {"queues": [status_json(one) for one in found]}
+        emit(told | ({"backlogs": [one.to_json() for one in adopted]} if adopted else {}))
     elif not shell.quiet:
-        print_status(found)
+        if found or not adopted:
+            print_status(found)
+        if adopted:
+            print_backlogs(adopted)
 
 
 @with_shell

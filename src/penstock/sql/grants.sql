@@ -47,16 +47,21 @@ begin
                                         'largest_payload', 'status']),
             ('penstock_worker', array['contract', 'clock', 'claim', 'extend', 'extend_many', 'settle', 'release', 'at_place', 'the_queue',
                                       'largest_payload', 'status', 'upkeep', 'beat', 'leave', 'set_kinds', 'schedules', 'next_schedule',
-                                      'due_schedules', 'set_schedule', 'fire']),
+                                      'due_schedules', 'set_schedule', 'fire', 'note_records', 'forget_records',
+                                      'mark_adopted', 'note_pass']),
             ('penstock_reader', array['contract', 'clock', 'the_queue', 'largest_payload', 'status', 'verify', 'mentions', 'retry_delay',
                                       'retry_spread', 'refuse', 'schedules']),    -- retry_spread and refuse: retry_delay runs as its caller
             ('penstock_admin', array['create_queue', 'set_queue', 'drop_queue', 'cancel', 'redrive', 'reschedule',
-                                     'reprioritise', 'purge', 'repair', 'drop_schedule', 'pause_schedule', 'resume_schedule'])
+                                     'reprioritise', 'purge', 'repair', 'drop_schedule', 'pause_schedule', 'resume_schedule',
+                                     'adopt', 'abandon'])
         ) as g(role, functions) on p.proname = any(g.functions)
         where p.pronamespace = 'penstock'::pg_catalog.regnamespace
     loop
         execute pg_catalog.format('grant execute on function %s to %I', v_grant.function, v_grant.role);
     end loop;
+
+    -- Whoever drains an adopted table joins it with what we remember of its records.
+    grant select on penstock.adopted, penstock.adopted_record to penstock_worker;
 
     -- A producer may COPY documents in: these columns, and nothing that says what became of a task. The agenda row and the
     -- counters come from the trigger, which runs as the owner.

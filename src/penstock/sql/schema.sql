@@ -5,6 +5,64 @@ CREATE TYPE penstock.place AS (
 	due timestamp with time zone,
 	task_id bigint
 );
+CREATE FUNCTION penstock.abandon(p_name text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_id int;
+begin
+    delete from penstock.adopted as a where a.name = p_name returning a.id into v_id;
+    if v_id is null then
+        return false;
+    end if;
+    delete from penstock.adopted_record as r where r.adopted_id = v_id;
+    perform penstock.note_audit('abandon', p_name, '{}');
+    return true;
+end
+$$;
+CREATE FUNCTION penstock.adopt(p_name text, p_schema text, p_table text, p_mode text, p_terms jsonb, p_retry jsonb, p_max_attempts integer DEFAULT NULL::integer, p_sla interval DEFAULT NULL::interval) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+    v_known penstock.adopted;
+    v_id    int;
+begin
+    if p_name is null or p_name !~ '^[a-z0-9][a-z0-9_.-]{0,62}$' then
+        perform penstock.refuse('PS400', format('name: %s is not a name', coalesce(quote_literal(left(p_name, 80)), 'null')),
+            'A name has 1 to 63 of a-z, 0-9, _ . - and begins with a letter or digit.');
+    elsif p_schema is null or p_table is null or p_terms is null or jsonb_typeof(p_terms) <> 'object' then
+        perform penstock.refuse('PS400', 'table: schema, table and terms are needed');
+    elsif p_mode is null or p_mode not in ('observe', 'sidecar', 'columns') then
+        perform penstock.refuse('PS400', format('mode: %s is not observe, sidecar or columns', coalesce(quote_literal(left(p_mode, 80)), 'null')));
+    elsif p_max_attempts not between 1 and 32767 then
+        perform penstock.refuse('PS400', format('max_attempts: %s is not between 1 and 32767', p_max_attempts));
+    elsif penstock.in_seconds(p_sla) <= '0' or p_sla > '3650 days' then
+        perform penstock.refuse('PS400', format('sla: %s is not more than 0 and at most 3650 days', p_sla));
+    end if;
+    perform penstock.check_retry(p_retry);
+    if exists (select from penstock.queue as q where q.name = p_name) then
+        perform penstock.refuse('PS409', format('name: there is a queue %s', quote_literal(p_name)), 'Give the adopted table another name.');
+    end if;
+    insert into penstock.adopted (name, schema_name, table_name, mode, terms, retry, max_attempts, sla)
+    values (p_name, p_schema, p_table, p_mode, p_terms, p_retry, p_max_attempts, p_sla)
+    on conflict (name) do nothing returning id into v_id;
+    if v_id is null then
+        select * into v_known from penstock.adopted as a where a.name = p_name for update;
+        if (v_known.schema_name, v_known.table_name) <> (p_schema, p_table) then
+            perform penstock.refuse('PS409', format('name: %s is the adopted table %I.%I', quote_literal(p_name), v_known.schema_name, v_known.table_name),
+                'Give this one another name.');
+        end if;
+        v_id := v_known.id;
+        update penstock.adopted as a
+        set mode = p_mode, terms = p_terms, retry = p_retry, max_attempts = p_max_attempts, sla = p_sla
+        where a.id = v_id;
+    end if;
+    perform penstock.note_audit('adopt', p_name, jsonb_build_object('schema', p_schema, 'table', p_table, 'mode', p_mode));
+    return v_id;
+end
+$_$;
 CREATE FUNCTION penstock.asked_ids(p_queue_id integer, p_ids bigint[], p_subjects text[]) RETURNS bigint[]
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1177,6 +1235,14 @@ begin
     return v_pushed;
 end
 $$;
+CREATE FUNCTION penstock.forget_records(p_adopted integer, p_keys jsonb) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    delete from penstock.adopted_record as r
+    using (select array(select jsonb_array_elements_text(k.value)) as key from jsonb_array_elements(p_keys) as k) as f
+    where r.adopted_id = p_adopted and r.key = f.key
+$$;
 CREATE FUNCTION penstock.held_elsewhere(p_ids bigint[]) RETURNS bigint[]
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1280,6 +1346,15 @@ begin
     return true;
 end
 $$;
+CREATE FUNCTION penstock.mark_adopted(p_adopted integer, p_tick timestamp with time zone, p_key text[], p_back boolean DEFAULT false) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    update penstock.adopted as a set tick = p_tick, key = p_key
+    where a.id = p_adopted
+      and (p_back or a.tick is null or a.tick < p_tick
+           or (a.tick = p_tick and a.key is not null and (p_key is null or a.key collate "C" < p_key collate "C")))
+$$;
 CREATE FUNCTION penstock.meet(p_queue_id integer) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1346,6 +1421,24 @@ CREATE FUNCTION penstock.note_audit(p_verb text, p_queue text, p_detail jsonb) R
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
     insert into penstock.audit (actor, verb, queue, detail) values (session_user, p_verb, p_queue, p_detail)
+$$;
+CREATE FUNCTION penstock.note_pass(p_adopted integer, p_report jsonb) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    update penstock.adopted as a set last_pass = p_report where a.id = p_adopted
+$$;
+CREATE FUNCTION penstock.note_records(p_adopted integer, p_records jsonb) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    insert into penstock.adopted_record (adopted_id, key, failures, last_failure, due, error)
+    select p_adopted, array(select jsonb_array_elements_text(r.value->'key')), (r.value->>'failures')::int, penstock.clock(),
+           (r.value->>'due')::timestamptz, left(r.value->>'error', 8192)
+    from jsonb_array_elements(p_records) as r
+    order by 2
+    on conflict (adopted_id, key) do update
+    set failures = excluded.failures, last_failure = excluded.last_failure, due = excluded.due, error = excluded.error
 $$;
 CREATE FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) RETURNS void
     LANGUAGE sql SECURITY DEFINER
@@ -2541,6 +2634,46 @@ begin
     return query select r.area, r.queue, r.what, r.expected, r.found from penstock.recount(p_queue) as r;
 end
 $$;
+CREATE TABLE penstock.adopted (
+    id integer NOT NULL,
+    name text NOT NULL COLLATE pg_catalog."C",
+    schema_name text NOT NULL,
+    table_name text NOT NULL,
+    mode text NOT NULL COLLATE pg_catalog."C",
+    terms jsonb NOT NULL,
+    retry jsonb NOT NULL,
+    max_attempts integer,
+    sla interval,
+    tick timestamp with time zone,
+    key text[],
+    last_pass jsonb DEFAULT '{}'::jsonb NOT NULL,
+    created timestamp with time zone DEFAULT penstock.clock() NOT NULL,
+    CONSTRAINT max_attempts_in_range CHECK (((max_attempts >= 1) AND (max_attempts <= 32767))),
+    CONSTRAINT mode_is_known CHECK ((mode = ANY (ARRAY['observe'::text, 'sidecar'::text, 'columns'::text]))),
+    CONSTRAINT name_is_plain CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
+    CONSTRAINT retry_has_type CHECK ((retry ? 'type'::text)),
+    CONSTRAINT sla_is_positive CHECK ((sla > '00:00:00'::interval))
+)
+WITH (fillfactor='50');
+COMMENT ON COLUMN penstock.adopted.tick IS 'progressive: ticks up to here, and at it keys up to `key` (null: all), were handled; sidecar: how far strangers were looked for';
+ALTER TABLE penstock.adopted ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.adopted_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+CREATE TABLE penstock.adopted_record (
+    adopted_id integer NOT NULL,
+    key text[] NOT NULL COLLATE pg_catalog."C",
+    failures integer NOT NULL,
+    last_failure timestamp with time zone NOT NULL,
+    due timestamp with time zone,
+    error text,
+    CONSTRAINT failures_not_negative CHECK ((failures >= 0))
+);
+COMMENT ON COLUMN penstock.adopted_record.due IS 'null: it was given up';
 CREATE TABLE penstock.agenda (
     task_id bigint NOT NULL,
     due timestamp with time zone NOT NULL,
@@ -2748,6 +2881,12 @@ CREATE TABLE penstock.worker (
 WITH (fillfactor='50');
 ALTER TABLE ONLY penstock.history ALTER COLUMN id SET DEFAULT nextval('penstock.history_id_seq'::regclass);
 ALTER TABLE ONLY penstock.task ALTER COLUMN id SET DEFAULT nextval('penstock.task_id_seq'::regclass);
+ALTER TABLE ONLY penstock.adopted
+    ADD CONSTRAINT adopted_name_key UNIQUE (name);
+ALTER TABLE ONLY penstock.adopted
+    ADD CONSTRAINT adopted_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY penstock.adopted_record
+    ADD CONSTRAINT adopted_record_pkey PRIMARY KEY (adopted_id, key);
 ALTER TABLE ONLY penstock.agenda
     ADD CONSTRAINT agenda_pkey PRIMARY KEY (task_id);
 ALTER TABLE ONLY penstock.audit
@@ -2778,6 +2917,7 @@ ALTER TABLE ONLY penstock.task
     ADD CONSTRAINT task_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.worker
     ADD CONSTRAINT worker_pkey PRIMARY KEY (name);
+CREATE INDEX adopted_record_due ON penstock.adopted_record USING btree (adopted_id, due, key) WHERE (due IS NOT NULL);
 CREATE INDEX agenda_alone ON penstock.agenda USING btree (queue_id, priority, due, task_id) WHERE (pending AND (company = 1));
 CREATE INDEX agenda_pick ON penstock.agenda USING btree (queue_id, priority, due, task_id) WHERE pending;
 CREATE INDEX agenda_planned ON penstock.agenda USING btree (queue_id, due) WHERE (NOT pending);
@@ -2807,6 +2947,10 @@ GRANT USAGE ON SCHEMA penstock TO penstock_producer;
 GRANT USAGE ON SCHEMA penstock TO penstock_worker;
 GRANT USAGE ON SCHEMA penstock TO penstock_reader;
 GRANT USAGE ON SCHEMA penstock TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.abandon(p_name text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.abandon(p_name text) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.adopt(p_name text, p_schema text, p_table text, p_mode text, p_terms jsonb, p_retry jsonb, p_max_attempts integer, p_sla interval) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.adopt(p_name text, p_schema text, p_table text, p_mode text, p_terms jsonb, p_retry jsonb, p_max_attempts integer, p_sla interval) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.asked_ids(p_queue_id integer, p_ids bigint[], p_subjects text[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.at_place(p_priority smallint, p_due timestamp with time zone, p_task_id bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.at_place(p_priority smallint, p_due timestamp with time zone, p_task_id bigint) TO penstock_worker;
@@ -2876,6 +3020,8 @@ REVOKE ALL ON FUNCTION penstock.find_subjects(p_queue_id integer, p_subjects tex
 REVOKE ALL ON FUNCTION penstock.finish(p_lease penstock.lease, p_now timestamp with time zone, p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.fire(p_name text, p_mark timestamp with time zone, p_ticks timestamp with time zone[], p_decided timestamp with time zone, p_next_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.fire(p_name text, p_mark timestamp with time zone, p_ticks timestamp with time zone[], p_decided timestamp with time zone, p_next_at timestamp with time zone) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.forget_records(p_adopted integer, p_keys jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.forget_records(p_adopted integer, p_keys jsonb) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.held_elsewhere(p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.hold_live(p_queue_id integer, p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.hold_waiting(p_ids bigint[]) FROM PUBLIC;
@@ -2890,6 +3036,8 @@ GRANT ALL ON FUNCTION penstock.leave(p_worker text) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.left_out(p_queue_id integer, p_ids bigint[], p_taken bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.lock_documents(p_ids bigint[], p_named_only boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.make_history(p_day date) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.mark_adopted(p_adopted integer, p_tick timestamp with time zone, p_key text[], p_back boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.mark_adopted(p_adopted integer, p_tick timestamp with time zone, p_key text[], p_back boolean) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.meet(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.mentions(p_error text, p_reason text, p_text text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.mentions(p_error text, p_reason text, p_text text) TO penstock_reader;
@@ -2899,6 +3047,10 @@ REVOKE ALL ON FUNCTION penstock.nearest_schedule(p_name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.next_schedule() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.next_schedule() TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.note_audit(p_verb text, p_queue text, p_detail jsonb) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.note_pass(p_adopted integer, p_report jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.note_pass(p_adopted integer, p_report jsonb) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.note_records(p_adopted integer, p_records jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.note_records(p_adopted integer, p_records jsonb) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.pause_schedule(p_name text) FROM PUBLIC;
@@ -2962,6 +3114,10 @@ REVOKE ALL ON FUNCTION penstock.upkeep(p_keep_history interval, p_keep_samples i
 GRANT ALL ON FUNCTION penstock.upkeep(p_keep_history interval, p_keep_samples interval, p_keep_ledger interval) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.verify(p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.verify(p_queue text) TO penstock_reader;
+GRANT SELECT ON TABLE penstock.adopted TO penstock_reader;
+GRANT SELECT ON TABLE penstock.adopted TO penstock_worker;
+GRANT SELECT ON TABLE penstock.adopted_record TO penstock_reader;
+GRANT SELECT ON TABLE penstock.adopted_record TO penstock_worker;
 GRANT SELECT ON TABLE penstock.agenda TO penstock_reader;
 GRANT SELECT ON TABLE penstock.audit TO penstock_reader;
 GRANT SELECT ON TABLE penstock.counter TO penstock_reader;

@@ -284,6 +284,44 @@ create table penstock.audit (
     detail jsonb not null default '{}'
 );
 
+-- Tables of other people that we drain where they are: what we know of each, and how far its ticks were walked.
+create table penstock.adopted (
+    id           int generated always as identity primary key,
+    name         text collate "C" not null unique,
+    schema_name  text not null,
+    table_name   text not null,
+    mode         text collate "C" not null,
+    terms        jsonb not null,
+    retry        jsonb not null,
+    max_attempts int,
+    sla          interval,
+    tick         timestamptz,
+    key          text[],
+    last_pass    jsonb not null default '{}',
+    created      timestamptz not null default penstock.clock(),
+    constraint name_is_plain check (name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'),
+    constraint mode_is_known check (mode in ('observe', 'sidecar', 'columns')),
+    constraint max_attempts_in_range check (max_attempts between 1 and 32767),
+    constraint sla_is_positive check (sla > '0'),
+    constraint retry_has_type check (retry ? 'type')
+) with (fillfactor = 50);
+comment on column penstock.adopted.tick is
+    'progressive: ticks up to here, and at it keys up to `key` (null: all), were handled; sidecar: how far strangers were looked for';
+
+-- What we must remember of a record whose table has no room for it.
+create table penstock.adopted_record (
+    adopted_id   int not null,
+    key          text[] collate "C" not null,
+    failures     int not null,
+    last_failure timestamptz not null,
+    due          timestamptz,
+    error        text,
+    primary key (adopted_id, key),
+    constraint failures_not_negative check (failures >= 0)
+);
+comment on column penstock.adopted_record.due is 'null: it was given up';
+create index adopted_record_due on penstock.adopted_record (adopted_id, due, key) where due is not null;
+
 -- Tasks as people see them.
 create view penstock.tasks as
 select

@@ -1,0 +1,366 @@
+"""The SQL of one pass over somebody else's table. What is due is found in SQL, so that what is not can not fill a
+limit; a record is locked while it is handled (SKIP LOCKED: overlapping runs are safe), and its status is changed only
+if it is still the one it was taken with.
+
+Identifiers and types come from the catalog and are quoted; statuses are literals, so that partial indexes serve.
+"""
+
+# ruff: noqa: S608
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.abc import Buffer
+from psycopg.types import datetime as moments
+
+from penstock.backlog import ticks
+from penstock.backlog.table import ZONED, Column
+from penstock.backlog.terms import Terms
+from penstock.database import Connection
+from penstock.wire import TextArray
+
+Key = tuple[str, ...]
+Values = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A record whose row is locked."""
+
+    key: Key
+    claimed: str  # the status it was taken with
+    since: datetime | None  # None: nobody asks
+    failures: int
+    last_failure: datetime | None
+    record: dict[str, Any]
+    remembered: bool = False  # the sidecar may have a row about it
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A record that failed and is due; nobody has locked it yet."""
+
+    due: datetime
+    key: Key
+
+
+def quoted(*parts: str) -> str:
+    """A name in a statement that has parameters."""
+    return sql.Identifier(*parts).as_string(None).replace("%", "%%")
+
+
+def literal(value: str) -> str:
+    return sql.Literal(value).as_string(None).replace("%", "%%")
+
+
+class Statements:
+    """What is said about one adopted table."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.table = quoted(terms.table.schema, terms.table.name)
+        self.status = self.column(terms.status)
+        self.inserted = self.column(terms.inserted)
+        self.keys = [self.column(one) for one in terms.key]
+        self.key = f'array[{", ".join(f"{one}::text" for one in self.keys)}] collate "C"'
+        self.since = self.moment(terms.inserted)
+        self.fresh, self.failed = self._taken(again=False), self._taken(again=True)
+
+    def _taken(self, *, again: bool) -> str:
+        """A record and what must be known of it; moments that nobody asks for are not read."""
+        failures, last = self.terms.failures, self.terms.last_failure
+        told = (
+            self.key,
+            f"{self.status}::text",
+            self.since if self.terms.by_ticks else "null::timestamptz",
+            "0" if failures is None else f"coalesce({self.column(failures)}, 0)::int",
+            "null::timestamptz" if last is None or not again else self.moment(last),
+        )
+        return f"select {', '.join(told)}, t.* from {self.table} as t"
+
+    def column(self, column: Column) -> str:
+        return f"t.{quoted(column.name)}"
+
+    def moment(self, column: Column) -> str:
+        """A column as a moment; one without a zone is read in that of the terms."""
+        name = self.column(column)
+        return name if column.kind == ZONED else f"({name}::timestamp at time zone {literal(self.terms.zone)})"
+
+    def bound(self, column: Column, parameter: str = "%s") -> str:
+        """A moment as that column would have it, so that an index on the column serves."""
+        given = f"{parameter}::timestamptz"
+        return given if column.kind == ZONED else f"({given} at time zone {literal(self.terms.zone)})"
+
+    def readable(self, column: Column) -> str:
+        """A moment that Python can hold: not infinity, not 44 BC."""
+        return f"{self.column(column)} between '0001-01-02' and '9999-12-30'"
+
+    def among(self, statuses: Sequence[str]) -> str:
+        return f"{self.status} in ({', '.join(map(literal, statuses))})" if statuses else "false"
+
+    def typed(self, column: Column, parameter: str = "%s") -> str:
+        return f"{parameter}::{column.type.replace('%', '%%')}"
+
+    # --- ready ----------------------------------------------------------------------------------------------------
+
+    def ready(self, *, newest_first: bool, bounded: bool, onward: bool) -> bytes:
+        """The next ready records, locked. Those that came before are not looked at twice in a pass."""
+        way, sign = ("desc", "<") if newest_first else ("asc", ">")
+        order = ", ".join(f"{one} {way}" for one in (self.inserted, *self.keys))
+        where = [self.among(self.terms.ready), f"{self.inserted} is not null"]
+        if bounded:
+            where.append(f"{self.inserted} >= {self.bound(self.terms.inserted)}")
+        if onward:
+            place = ", ".join(self.typed(one) for one in (self.terms.inserted, *self.terms.key))
+            where.append(f"({', '.join((self.inserted, *self.keys))}) {sign} ({place})")
+        return (
+            f"{self.fresh} where {' and '.join(where)} order by {order} limit %s for update of t skip locked".encode()
+        )
+
+    def place(self, taken: Taken) -> Values:
+        columns = (self.terms.inserted, *self.terms.key)
+        return tuple(taken.record[one.name] for one in columns)
+
+    # --- due again ------------------------------------------------------------------------------------------------
+
+    def due_by_ticks(
+        self, now: datetime, mark: ticks.Mark, oldest: datetime | None, limit: int
+    ) -> tuple[bytes, Values]:
+        """Progressive: one probe of the index for each age at which records are tried."""
+        found = ticks.windows(self.terms.rungs, mark, now)
+        column = self.terms.inserted
+        parameters: list[Any] = [
+            [one.after for one in found],
+            [one.until for one in found],
+            [one.age // timedelta(microseconds=1) for one in found],
+        ]
+        where = self.among(self.terms.retry)
+        if oldest is not None:
+            where += f" and {self.inserted} >= {self.bound(column)}"
+            parameters.append(oldest)
+        beyond = "s.tick > %s" if mark.key is None else '(s.tick, s.key) > (%s, %s::text[] collate "C")'
+        parameters += [mark.tick] if mark.key is None else [mark.tick, list(mark.key)]
+        statement = f"""
+            select s.tick, s.key
+            from unnest(%s::timestamptz[], %s::timestamptz[], %s::bigint[]) as w(after, until, age)
+            cross join lateral (
+                select {self.since} + w.age * interval '1 microsecond' as tick, {self.key} as key
+                from {self.table} as t
+                where {self.inserted} > {self.bound(column, "w.after")}
+                  and {self.inserted} <= {self.bound(column, "w.until")} and {where}
+            ) as s
+            where {beyond} order by s.tick, s.key limit %s
+        """
+        return statement.encode(), (*parameters, limit)
+
+    def due_by_columns(
+        self, now: datetime, after: Candidate | None, oldest: datetime | None, limit: int
+    ) -> tuple[bytes, Values]:
+        """By failures, which the table counts itself: one probe of the index for each number of them."""
+        waits = self.terms.waits
+        where, common = self.among(self.terms.retry), [] if oldest is None else [oldest]
+        if oldest is not None:
+            where += f" and {self.inserted} >= {self.bound(self.terms.inserted)}"
+        parts = [self._waited(where), self._never_failed(where)]
+        parameters: list[Any] = [
+            [*range(len(waits.by_failures))],
+            [one // timedelta(microseconds=1) for one in waits.by_failures],
+            [now - one for one in waits.by_failures],
+            *common,
+            *common,
+        ]
+        if not waits.ends:
+            longest = waits.by_failures[-1]
+            parts.append(self._waited_longest(where))
+            micros = longest // timedelta(microseconds=1)
+            parameters += [micros, len(waits.by_failures), now - longest, *common]
+        beyond, place = onward(after)
+        statement = f"select d.due, d.key from ({' union all '.join(parts)}) as d{beyond}"
+        return f"{statement} order by d.due, d.key limit %s".encode(), (*parameters, *place, limit)
+
+    def _counted(self) -> tuple[str, str, Column]:
+        assert self.terms.failures is not None
+        assert self.terms.last_failure is not None
+        return self.column(self.terms.failures), self.column(self.terms.last_failure), self.terms.last_failure
+
+    def _waited(self, where: str) -> str:
+        failures, last, column = self._counted()
+        return f"""
+            select {self.moment(column)} + w.wait * interval '1 microsecond' as due, {self.key} as key
+            from unnest(%s::int[], %s::bigint[], %s::timestamptz[]) as w(failures, wait, latest)
+            cross join lateral (
+                select * from {self.table} as t
+                where {failures} = w.failures and {last} <= {self.bound(column, "w.latest")}
+                  and {self.readable(column)} and {where} offset 0
+            ) as t
+        """
+
+    def _never_failed(self, where: str) -> str:
+        failures, last, _ = self._counted()
+        return (
+            f"select {self.since}, {self.key} from {self.table} as t"
+            f" where ({failures} is null or {last} is null) and {self.readable(self.terms.inserted)} and {where}"
+        )
+
+    def _waited_longest(self, where: str) -> str:
+        failures, last, column = self._counted()
+        return (
+            f"select {self.moment(column)} + %s * interval '1 microsecond', {self.key} from {self.table} as t"
+            f" where {failures} >= %s and {last} <= {self.bound(column)} and {self.readable(column)} and {where}"
+        )
+
+    def due_by_sidecar(self, adopted: int, now: datetime, after: Candidate | None, limit: int) -> tuple[bytes, Values]:
+        """By failures, which we remember."""
+        beyond, place = onward(after)
+        statement = f"""
+            select d.due, d.key from (
+                select r.due, r.key from penstock.adopted_record as r
+                where r.adopted_id = %s and r.due is not null and r.due <= %s
+            ) as d{beyond} order by d.due, d.key limit %s
+        """
+        return statement.encode(), (adopted, now, *place, limit)
+
+    def strangers(self, adopted: int, after: Candidate | None, limit: int) -> tuple[bytes, Values]:
+        """The next failed records, and whether we remember them: not those that failed before we came, or by somebody
+        else's hand."""
+        beyond, place = "", tuple[Any, ...]()
+        if after is not None:
+            typed = ", ".join(self.typed(one) for one in self.terms.key)
+            beyond = f" and ({', '.join((self.inserted, *self.keys))}) > ({self.bound(self.terms.inserted)}, {typed})"
+            place = (after.due, *after.key)
+        statement = f"""
+            select s.since, s.key, (
+                select true from penstock.adopted_record as r where r.adopted_id = %s and r.key = s.key limit 1)
+            from (
+                select {self.since} as since, {self.key} as key from {self.table} as t
+                where {self.among(self.terms.retry)} and {self.readable(self.terms.inserted)}{beyond}
+                order by {", ".join((self.inserted, *self.keys))} limit %s
+            ) as s
+        """
+        return statement.encode(), (adopted, *place, limit)
+
+    def unknown(self, adopted: int) -> tuple[bytes, Values]:
+        """All of those that we do not remember."""
+        statement = f"""
+            select {self.since}, {self.key} from {self.table} as t
+            where {self.among(self.terms.retry)} and {self.readable(self.terms.inserted)} and not exists (
+                select from penstock.adopted_record as r where r.adopted_id = %s and r.key = {self.key})
+        """
+        return statement.encode(), (adopted,)
+
+    # --- by key ---------------------------------------------------------------------------------------------------
+
+    def named(self) -> str:
+        """These keys, as rows: k0, k1, …"""
+        arrays = ", ".join(["%s::text[]"] * len(self.keys))
+        names = ", ".join(f"k{n}" for n in range(len(self.keys)))
+        return f"unnest({arrays}) with ordinality as c({names}, n)"
+
+    def same(self) -> str:
+        pairs = zip(self.keys, self.terms.key, strict=True)
+        return " and ".join(f"{name} = {self.typed(one, f'c.k{n}')}" for n, (name, one) in enumerate(pairs))
+
+    def lock(self) -> bytes:
+        """Those of these records that are still to be handled, and that nobody holds."""
+        live = self.among((*self.terms.ready, *self.terms.retry))
+        return (
+            f"{self.failed} join {self.named()} on {self.same()} where {live} order by c.n for update of t skip locked"
+        ).encode()
+
+    def present(self) -> bytes:
+        """Those of these records that still failed, whoever holds them."""
+        return (
+            f"select {self.key} from {self.table} as t join {self.named()} on {self.same()}"
+            f" where {self.among(self.terms.retry)}"
+        ).encode()
+
+    def settle(self, status: str, *, failure: bool) -> bytes:
+        """A new status, for those that still have the one they were taken with."""
+        changes = [f"{quoted(self.terms.status.name)} = {literal(status)}"]
+        if failure and self.terms.failures is not None and self.terms.last_failure is not None:
+            changes.append(f"{quoted(self.terms.failures.name)} = coalesce({self.column(self.terms.failures)}, 0) + 1")
+            moment = self.bound(self.terms.last_failure, "penstock.clock()")
+            changes.append(f"{quoted(self.terms.last_failure.name)} = {moment}")
+        return (
+            f"update {self.table} as t set {', '.join(changes)} from {self.named()}"
+            f" where {self.same()} and {self.status} = {self.typed(self.terms.status)}"
+        ).encode()
+
+    def remembered(self) -> bytes:
+        key = ", ".join(f"c.k{n}" for n in range(len(self.keys)))
+        return (
+            f"select r.key, r.failures, r.due from {self.named()} join penstock.adopted_record as r"
+            f' on r.adopted_id = %s and r.key = array[{key}] collate "C"'
+        ).encode()
+
+
+def onward(after: Candidate | None) -> tuple[str, Values]:
+    if after is None:
+        return "", ()
+    return ' where (d.due, d.key) > (%s, %s::text[] collate "C")', (after.due, list(after.key))
+
+
+def arrays(keys: Sequence[Key], width: int) -> list[TextArray]:
+    """Keys, column by column."""
+    return [TextArray([key[n].encode() for key in keys]) for n in range(width)]
+
+
+def fetch_taken(connection: Connection, statement: bytes, parameters: Values) -> list[Taken]:
+    """Records, locked. If there is something in them that Python can not hold, they are read again as they are."""
+    try:
+        return read_taken(connection, statement, parameters, lenient=False)
+    except psycopg.DataError as error:
+        if error.sqlstate is not None:
+            raise
+        return read_taken(connection, statement, parameters, lenient=True)
+
+
+def read_taken(connection: Connection, statement: bytes, parameters: Values, *, lenient: bool) -> list[Taken]:
+    with connection.cursor() as cursor:
+        for kind, loader in LENIENT if lenient else ():
+            cursor.adapters.register_loader(kind, loader)
+        cursor.execute(statement, parameters)
+        names = [one.name for one in cursor.description or ()][5:]
+        rows = cursor.fetchall()
+    return [
+        Taken(tuple(key), claimed, since, failures, last, dict(zip(names, values, strict=True)))
+        for key, claimed, since, failures, last, *values in rows
+    ]
+
+
+def fetch_candidates(connection: Connection, statement: bytes, parameters: Values) -> list[Candidate]:
+    return [Candidate(row[0], tuple(row[1])) for row in connection.execute(statement, parameters)]
+
+
+class LenientMoment(moments.TimestamptzLoader):
+    """A moment that Python can not hold (infinity, 44 BC) is its text: one such record must not end a pass."""
+
+    def load(self, data: Buffer) -> Any:
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            return bytes(data).decode()
+
+
+class LenientTimestamp(moments.TimestampLoader):
+    def load(self, data: Buffer) -> Any:
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            return bytes(data).decode()
+
+
+class LenientDate(moments.DateLoader):
+    def load(self, data: Buffer) -> Any:
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            return bytes(data).decode()
+
+
+LENIENT = (("timestamptz", LenientMoment), ("timestamp", LenientTimestamp), ("date", LenientDate))

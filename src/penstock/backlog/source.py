@@ -1,0 +1,284 @@
+"""What a pass handles next: batches of locked records, ready ones and such as are due again, for all its threads."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+import orjson
+import psycopg
+
+from penstock.backlog import ticks
+from penstock.backlog.claim import Candidate, Key, Statements, Taken, Values, arrays, fetch_candidates, fetch_taken
+from penstock.backlog.terms import Terms
+from penstock.database import Connection
+
+AHEAD = 5000  # candidates looked up at once
+SLICE = 2000  # failed records compared with what we remember, at once
+EVERY = 4  # of so many records one may be due again, however many are ready
+WALK = 0x50454E54  # "PENT": the advisory lock of who walks the ticks of a table
+
+
+@dataclass(slots=True)
+class Batch:
+    taken: list[Taken]
+    number: int | None = None  # among those whose end moves the mark
+
+
+@dataclass(slots=True)
+class Walk:
+    """Which batches of candidates are through. The mark follows the first that is not."""
+
+    ends: dict[int, Candidate] = field(default_factory=dict)
+    through: set[int] = field(default_factory=set)
+    given: int = 0
+    passed: int = 0
+    mark: ticks.Mark | None = None
+
+    def give(self, last: Candidate) -> int:
+        self.given += 1
+        self.ends[self.given] = last
+        return self.given
+
+    def finish(self, number: int) -> None:
+        self.through.add(number)
+        while self.passed + 1 in self.through:
+            self.passed += 1
+            self.through.discard(self.passed)
+            end = self.ends.pop(self.passed)
+            self.mark = ticks.Mark(end.due, end.key)
+
+
+class Source:
+    """Shared by the threads of a pass; one of them asks at a time."""
+
+    def __init__(  # noqa: PLR0917 - one caller
+        self,
+        terms: Terms,
+        adopted: int,
+        now: datetime,
+        mark: ticks.Mark | None,
+        limit: int | None,
+        oldest: datetime | None,
+        newest_first: bool,
+    ) -> None:
+        self.terms = terms
+        self.say = Statements(terms)
+        self.walk = Walk()
+        self.skipped = 0  # due, but held by somebody, or no longer as they were
+        self.failed: set[Key] = set()  # in this pass: by ticks alone they might be due again at once
+        self._adopted = adopted
+        self._now = now
+        self._mark = mark  # None: somebody else walks the ticks
+        self._left = limit
+        self._oldest = oldest
+        self._newest_first = newest_first
+        self._lock = threading.Lock()
+        self._given = self._given_again = 0
+        self._place: Values | None = None
+        self._ready_over = not terms.ready
+        self._again_over = not terms.retry or (terms.by_ticks and mark is None)
+        self.position: Candidate | None = None  # up to here failed records were compared with what we remember
+        self._slice_end: Candidate | None = None
+        self.remembering = False  # there are rows in the sidecar
+        self._strangers = False  # the candidates at hand are such as we do not remember
+        self._strangers_over = not terms.remembers
+        self._candidates: deque[Candidate] = deque()
+        self._last: Candidate | None = None
+
+    @property
+    def cut(self) -> bool:
+        """The limit was reached: there may be more."""
+        return self._left == 0 or not (self._ready_over and self._again_over)
+
+    @property
+    def reached(self) -> ticks.Mark | None:
+        """The mark as it stands: all of the window, if nothing was left of it."""
+        if self.terms.by_ticks and self._again_over and self._mark is not None and self.walk.passed == self.walk.given:
+            return ticks.Mark(self._now)
+        return self.walk.mark
+
+    def take(self, connection: Connection, size: int) -> Batch | None:
+        """Up to so many records, locked in the connection's transaction. None: there is nothing left."""
+        with self._lock:
+            while self._left != 0 and not (self._ready_over and self._again_over):
+                size = size if self._left is None else min(size, self._left)
+                batch = self._next(connection, size)
+                if batch.taken:
+                    self._spend(len(batch.taken))
+                    return batch
+        return None
+
+    def finish(self, batch: Batch) -> None:
+        if batch.number is not None:
+            with self._lock:
+                self.walk.finish(batch.number)
+
+    def give_back(self, records: int) -> None:
+        self._spend(-records)
+
+    def _spend(self, records: int) -> None:
+        if self._left is not None:
+            self._left -= records
+
+    def _next(self, connection: Connection, size: int) -> Batch:
+        """Of what is handled a quarter may be due again, however much is ready; and all, when nothing is."""
+        share = size if self._ready_over else self._given // (EVERY - 1) - self._given_again
+        if not self._again_over and share >= max(size // EVERY, 1):
+            batch = self._due_again(connection, min(size, share))
+            self._given_again += len(batch.taken)
+            return batch
+        batch = self._ready(connection, size)
+        self._given += len(batch.taken)
+        return batch
+
+    def _ready(self, connection: Connection, size: int) -> Batch:
+        statement = self.say.ready(
+            newest_first=self._newest_first, bounded=self._oldest is not None, onward=self._place is not None
+        )
+        bound = () if self._oldest is None else (self._oldest,)
+        taken = fetch_taken(connection, statement, (*bound, *(self._place or ()), size))
+        if taken:
+            self._place = self.say.place(taken[-1])
+        self._ready_over = len(taken) < size
+        return Batch([replace(one, remembered=True) for one in taken] if self.remembering else taken)
+
+    def _due_again(self, connection: Connection, size: int) -> Batch:
+        if not self._candidates:
+            self._look_ahead(connection)
+        chosen = [self._candidates.popleft() for _ in range(min(size, len(self._candidates)))]
+        if self._strangers and chosen:
+            self.position = chosen[-1] if self._candidates else self._slice_end
+        if not chosen:
+            self._again_over = True
+            return Batch([])
+        number = self.walk.give(chosen[-1]) if self.terms.by_ticks else None
+        keys = [one.key for one in chosen if one.key not in self.failed]
+        taken = self.lock(connection, keys) if keys else []
+        batch = Batch(taken, number)
+        self.skipped += len(keys) - len(taken)
+        if not taken and number is not None:
+            self.walk.finish(number)
+        return batch
+
+    def lock(self, connection: Connection, keys: list[Key]) -> list[Taken]:
+        """Those of these that are still due, and that nobody holds. Whether they are is asked once they are locked:
+        somebody may have handled one meanwhile."""
+        found = fetch_taken(connection, self.say.lock(), tuple(arrays(keys, len(self.terms.key))))
+        again = [one for one in self._known(connection, found) if self._due(one)]
+        if self.terms.remembers and len(found) < len(keys):
+            self._forget_gone(connection, [key for key in keys if key not in {one.key for one in found}])
+        return again
+
+    def _due(self, taken: Taken) -> bool:
+        if taken.claimed in self.terms.ready:
+            return True
+        if taken.last_failure is None:
+            return True
+        if self.terms.by_ticks:
+            assert taken.since is not None
+            tick = ticks.last_tick(self.terms.rungs, taken.since, self._now)
+            return tick is not None and tick > taken.last_failure
+        wait = self.terms.waits.after(taken.failures)
+        return wait is not None and taken.last_failure + wait <= self._now
+
+    def _known(self, connection: Connection, taken: list[Taken]) -> list[Taken]:
+        """With what the sidecar remembers of them; one that is ready again begins anew."""
+        if not self.terms.remembers or not taken:
+            return taken
+        parameters = (*arrays([one.key for one in taken], len(self.terms.key)), self._adopted)
+        rows = {tuple(row[0]): row[1:] for row in connection.execute(self.say.remembered(), parameters)}
+        known = []
+        for one in taken:
+            failures, due = rows.get(one.key, (0, self._now))
+            if one.claimed in self.terms.ready:
+                known.append(replace(one, remembered=True))
+            elif due is not None and due <= self._now:  # else it was given up, or somebody was quicker, and failed
+                known.append(replace(one, failures=failures, remembered=one.key in rows))
+        return known
+
+    def _forget_gone(self, connection: Connection, keys: list[Key]) -> None:
+        """What we remember of records that are no longer there, or no longer failed."""
+        parameters = tuple(arrays(keys, len(self.terms.key)))
+        there = {tuple(row[0]) for row in connection.execute(self.say.present(), parameters)}
+        gone = [list(key) for key in keys if key not in there]
+        if gone:
+            connection.execute("select penstock.forget_records(%s, %s::jsonb)", (self._adopted, as_json(gone)))
+
+    def _look_ahead(self, connection: Connection) -> None:
+        most = AHEAD if self._left is None else min(AHEAD, max(self._left, 100))
+        if self.terms.by_ticks:
+            assert self._mark is not None
+            mark = self._mark if self._last is None else ticks.Mark(self._last.due, self._last.key)
+            asked = self.say.due_by_ticks(self._now, mark, self._oldest, most)
+        elif not self.terms.remembers:
+            asked = self.say.due_by_columns(self._now, self._last, self._oldest, most)
+        elif self._look_for_strangers(connection):
+            return
+        else:
+            asked = self.say.due_by_sidecar(self._adopted, self._now, self._last, most)
+        self._candidates.extend(fetch_candidates(connection, *asked))
+        if self._candidates:
+            self._last = self._candidates[-1]
+
+    def _look_for_strangers(self, connection: Connection) -> bool:
+        """Failed records that we do not remember, from where the last pass ended on; a slice without one is enough for
+        a pass. Answers whether there are any."""
+        self._strangers = False
+        while not self._strangers_over:
+            statement, parameters = self.say.strangers(self._adopted, self.position, SLICE)
+            rows = connection.execute(statement, parameters).fetchall()
+            found = [Candidate(since, tuple(key)) for since, key, known in rows if not known]
+            self._slice_end = Candidate(rows[-1][0], tuple(rows[-1][1])) if len(rows) == SLICE else None
+            self._strangers_over = self._slice_end is None or not found
+            young = [one for one in found if self._oldest is None or one.due >= self._oldest]
+            self._candidates.extend(young)
+            self._strangers = bool(young)
+            if young:
+                return True
+            self.position = self._slice_end
+        return False
+
+
+def remembered(connection: Connection, adopted: int) -> tuple[Candidate | None, bool]:
+    """How far failed records were compared with what we remember, and whether we remember any."""
+    row = connection.execute(REMEMBERED, (adopted,)).fetchone()
+    if row is None:
+        return None, False
+    tick, key, rows = row
+    return None if tick is None or key is None else Candidate(tick, tuple(key)), bool(rows)
+
+
+REMEMBERED = """
+    select a.tick, a.key, exists (select from penstock.adopted_record as r where r.adopted_id = a.id)
+    from penstock.adopted as a where a.id = %s
+"""
+
+
+@contextmanager
+def walking(connection: Connection, adopted: int) -> Iterator[ticks.Mark | None]:
+    """One run at a time walks the ticks of a table; the lock ends with the transaction, however that ends. Answers how
+    far they were walked, or None: somebody else does."""
+    connection.execute("begin isolation level read committed")
+    try:
+        connection.execute("set local idle_in_transaction_session_timeout = 0")
+        row = connection.execute("select pg_try_advisory_xact_lock(%s, %s)", (WALK, adopted)).fetchone()
+        if not row or not row[0]:
+            yield None
+            return
+        row = connection.execute("select tick, key from penstock.adopted where id = %s", (adopted,)).fetchone()
+        if row is None or row[0] is None:
+            yield ticks.START
+        else:
+            yield ticks.Mark(row[0], None if row[1] is None else tuple(row[1]))
+    finally:
+        with suppress(psycopg.Error):  # it broke: the lock is gone with it
+            connection.execute("rollback")
+
+
+def as_json(value: object) -> str:
+    return orjson.dumps(value).decode()
