@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
@@ -22,6 +23,10 @@ import pytest
 from penstock import Penstock, Queue
 from penstock.embedded import Server
 from pooler import Pooler
+
+# Whoever runs us in the background may have Ctrl-C ignored, and every process that a test starts would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TEMPLATE = "penstock_template"
 SERVER = pytest.StashKey[Server]()

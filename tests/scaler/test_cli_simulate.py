@@ -242,10 +242,13 @@ def test_interrupted(without_solver: dict[str, str]) -> None:
         stderr=subprocess.PIPE,
         env=environment(more=without_solver),
     )
-    assert process.stderr is not None
-    assert process.stderr.readline().startswith(b"no cost ratio")
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    try:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith(b"no cost ratio")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert (process.returncode, out, err) == (130, b"", b"")
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 from psycopg import Connection
 
 from penstock import NewTask, Penstock, Queue
-from workers import ends, eventually, work, working
+from workers import ends, eventually, noted, work, working
 
 FULL = ("--processes", str(os.cpu_count() or 1), "--concurrency", "4")
 
@@ -26,6 +27,22 @@ async def step_async(n: int) -> None:
 def odd(n):
     if n % 1000 == 999:
         raise ValueError("odd")
+
+ran = 0
+
+@app.task(queue="work")
+def counted() -> None:
+    global ran
+    ran += 1
+
+@app.task(queue="work")
+async def counted_async() -> None:
+    global ran
+    ran += 1
+
+@app.on_stop
+def tell() -> None:
+    note("ran", ran)
 
 @app.task(queue="work")
 def slow() -> None:
@@ -63,21 +80,31 @@ def test_one_that_is_slow_holds_nobody_up(dsn: str, queue: Queue, tmp_path: Path
     queue.push_many([NewTask({"n": 0}, kind=tiny) for _ in range(6000)])
     with working(tmp_path, dsn, STEPS, *FULL) as worker:
         eventually(lambda: queue.status().pending == 0 and queue.status().active == (os.cpu_count() or 1))
-        assert len(worker.noted) == queue.status().active
+        assert worker.noted == ["slow"] * queue.status().active
         worker.allow()
         eventually(lambda: not queue.status().active)
 
 
+def fewer_than(queue: Queue, left: int) -> bool:
+    return queue.status().pending < left
+
+
+@pytest.mark.parametrize("kind", ["counted", "counted_async"])
 def test_a_stop_in_the_middle_loses_nothing(
-    dsn: str, app: Penstock, queue: Queue, sql: Connection, tmp_path: Path
+    dsn: str, app: Penstock, queue: Queue, sql: Connection, tmp_path: Path, kind: str
 ) -> None:
-    queue.push_many([NewTask({"n": 0}, kind="step") for _ in range(60_000)])
-    with working(tmp_path, dsn, STEPS, *FULL) as worker:
-        eventually(lambda: queue.status().pending < 58_000)
-        worker.terminate()
-        assert worker.wait() == 0
-        done = worker.report["done"]
+    """Whatever ran is done, and only that; nobody gives back what somebody is settling."""
+    queue.push_many([NewTask({}, kind=kind) for _ in range(60_000)])
+    done = 0
+    for left in (55_000, 45_000, 35_000):
+        with working(tmp_path, dsn, STEPS, *FULL) as worker:
+            eventually(partial(fewer_than, queue, left))
+            worker.terminate()
+            assert worker.wait() == 0
+            done += worker.report["done"]
+            assert {one["event"] for one in worker.events} <= {"stopping", "process ended"}
     status = queue.status()
     assert (status.totals["done"], status.active, status.pending) == (done, 0, 60_000 - done)
+    assert sum(int(words.removeprefix("ran ")) for words in noted(tmp_path)) == done
     assert sql.execute("select count(*) from penstock.agenda where attempts > 0").fetchone() == (0,)
     assert app.verify().ok

@@ -33,7 +33,7 @@ def demo(
     processes: Annotated[int, typer.Option(help="How many processes drain them.", min=1, max=64)] = 2,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the server running.")] = False,
     quiet: Quiet = False,
-    debug: Debug = False,  # noqa: ARG001
+    debug: Debug = False,  # noqa: ARG001 - read by main
 ) -> None:
     """Start the embedded PostgreSQL, push tasks, drain them with several processes, and show what happened.
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, Concatenate, ParamSpec, cast
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import orjson
 import typer
@@ -25,6 +25,7 @@ from penstock.model import GAUGES, State
 from penstock.wire import described
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 Dsn = Annotated[
     str | None,
@@ -80,31 +81,40 @@ class Shell:
             say(text, quiet=self.quiet)
 
 
-COMMON: tuple[tuple[str, Any, object], ...] = (
+Options = tuple[tuple[str, Any, object], ...]  # name, what typer shows, default
+
+COMMON: Options = (
     ("json", AsJson, False),
     ("quiet", Quiet, False),
     ("dsn", Dsn, None),
     ("verbose", Verbose, False),
-    ("debug", Debug, False),  # read by main
 )
 
 
 def with_shell(command: Callable[Concatenate[Shell, P], None]) -> Callable[..., None]:
     """Gives a command the options that all have. It gets them as its first argument."""
+    return sharing(COMMON, lambda told: Shell(**told), command)
+
+
+def sharing(
+    options: Options, make: Callable[[dict[str, Any]], T], command: Callable[Concatenate[T, P], None]
+) -> Callable[..., None]:
+    """A command with options that others have too, behind its own. What is made of them is its first argument."""
     own = list(signature(command, eval_str=True).parameters.values())[1:]
-    common = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind) for name, kind, default in COMMON
+    shared = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, kind, default in (*options, ("debug", Debug, False))
     ]
 
     @wraps(command)
     def run(**given: Any) -> None:
-        told = {name: given.pop(name) for name, _, _ in COMMON}
-        del told["debug"]
-        command(Shell(**told), **given)  # type: ignore[call-arg]
+        given.pop("debug")  # read by main
+        told = {name: given.pop(name) for name, _, _ in options}
+        command(make(told), **given)  # type: ignore[call-arg]  # the signature below says which
 
     run.__doc__ = flowing(command.__doc__ or "")
-    run.__signature__ = Signature([*own, *common])  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in (*own, *common)}
+    run.__signature__ = Signature([*own, *shared])  # type: ignore[attr-defined]  # typer reads it
+    run.__annotations__ = {one.name: one.annotation for one in (*own, *shared)}
     return run
 
 

@@ -174,7 +174,7 @@ def facts(found: Decision) -> str:
 
 
 @app.command("policies")
-def names(json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
+def names(json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001 - read by main
     """List the policies: the default, the rules that people write, and how other tools decide.
 
     Example: penstock scale policies

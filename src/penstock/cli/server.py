@@ -13,7 +13,7 @@ from penstock.cli.options import AsJson, Debug, Quiet, Shell, with_shell
 from penstock.cli.output import emit, interrupted, say
 
 
-def up(json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None:  # noqa: ARG001
+def up(json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None:  # noqa: ARG001 - read by main
     """Start the embedded PostgreSQL of this directory ($PENSTOCK_HOME, else ./.penstock), and run init on it.
 
     Example: penstock up
@@ -44,7 +44,7 @@ def up(json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None
     say("  stop it with `penstock down`", quiet=quiet)
 
 
-def down(json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None:  # noqa: ARG001
+def down(json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None:  # noqa: ARG001 - read by main
     """Stop the embedded PostgreSQL of this directory. Its data stays.
 
     Example: penstock down

@@ -10,15 +10,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import wraps
-from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
 from penstock import validate
-from penstock.cli.options import AsJson, Debug, flowing
+from penstock.cli.options import AsJson, Debug, Options, sharing
 from penstock.cli.output import age, emit, harmless, many, progress_bar, say, span, table
 from penstock.cli.scale import catalogue, seconds
 from penstock.errors import ConfigError, ValidationError, shown
@@ -116,7 +114,7 @@ def writable(text: str) -> Path:
     return path
 
 
-COMMON: tuple[tuple[str, Any, object], ...] = (
+COMMON: Options = (
     ("sla", Annotated[str, typer.Option(help="How long a task may wait.")], "30s"),
     ("start_latency", Annotated[str, typer.Option(help="From asking for a worker to its first task.")], "20s"),
     ("service", Annotated[str, typer.Option(help="How long a task takes, if the trace does not say.")], "2s"),
@@ -159,26 +157,12 @@ COMMON: tuple[tuple[str, Any, object], ...] = (
     ("plot", Annotated[str | None, typer.Option(help="Draw it into this SVG file.", show_default=False)], None),
     ("no_bound", Annotated[bool, typer.Option("--no-bound", help="Do not work out the least possible cost.")], False),
     ("json", AsJson, False),
-    ("debug", Debug, False),  # read by main
 )
 
 
 def with_setup(command: Callable[Concatenate[Setup, P], None]) -> Callable[..., None]:
     """Gives a command the options that both have. It gets them, checked, as its first argument."""
-    own = list(signature(command, eval_str=True).parameters.values())[1:]
-    common = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind) for name, kind, default in COMMON
-    ]
-
-    @wraps(command)
-    def checked(**given: Any) -> None:
-        told = {name: given.pop(name) for name, _, _ in COMMON}
-        command(Setup.of(told), **given)  # type: ignore[call-arg]
-
-    checked.__doc__ = flowing(command.__doc__ or "")
-    checked.__signature__ = Signature([*own, *common])  # type: ignore[attr-defined]
-    checked.__annotations__ = {one.name: one.annotation for one in (*own, *common)}
-    return checked
+    return sharing(COMMON, Setup.of, command)
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------
@@ -277,7 +261,7 @@ def compare(
 
 
 @app.command("traces")
-def names(json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
+def names(json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001 - read by main
     """List the traces that can be made up.
 
     Example: penstock simulate traces

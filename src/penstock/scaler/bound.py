@@ -103,8 +103,8 @@ def bound(
 def tools() -> tuple[Any, Any, Any]:
     """numpy, scipy.sparse and linprog. Judging policies needs them, running one does not: they are no dependency."""
     try:
-        import numpy as np  # noqa: PLC0415
-        from scipy import optimize, sparse  # noqa: PLC0415
+        import numpy as np  # noqa: PLC0415 - not for everybody
+        from scipy import optimize, sparse  # noqa: PLC0415 - not for everybody
     except ImportError as error:
         raise ConfigError(
             f"bound: {error.name} is not installed", hint="The bound is a linear program: pip install scipy."

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from penstock.scaler.signals import INSTANT, Sample
+from penstock.scaler.signals import INSTANT, Sample, rate_over
 
-FAST, SLOW, LONG = 15.0, 120.0, 300.0  # seconds
+FAST, SLOW = 15.0, 120.0  # seconds
 SURPRISE = 2.5  # standard deviations that are no accident
 MOST_DISPERSED = 25.0
 
@@ -36,32 +36,22 @@ class Forecast:
 
 def forecast(samples: Sequence[Sample]) -> Forecast:
     counts = [(one.at, one.arrived - one.announced) for one in samples]
-    fast, slow = rate_over(counts, FAST), rate_over(counts, SLOW)
+    fast, slow = rate_over(counts, FAST) or 0.0, rate_over(counts, SLOW) or 0.0
     spread = dispersion(counts)
     noise = math.sqrt(spread * max(slow, 1 / FAST) / FAST)
     rate = fast if abs(fast - slow) > SURPRISE * noise else slow
     return Forecast(max(rate, 0.0), max(min(slow, rate), 0.0), growth(counts, noise), spread)
 
 
-def rate_over(counts: Sequence[tuple[float, int]], seconds: float) -> float:
-    if len(counts) < 2:
-        return 0.0
-    last, total = counts[-1]
-    first, before = next(one for one in counts if one[0] >= last - seconds - 1e-9)
-    if first >= last:
-        first, before = counts[-2]
-    return (total - before) / (last - first) if last - first >= INSTANT else 0.0
-
-
 def growth(counts: Sequence[tuple[float, int]], noise: float) -> float:
-    """How fast the rate rises, between the last minute and the one before; 0: it does not, or that may be chance."""
+    """How fast the rate rises, from two minutes to the next two; 0: it does not, or that may be chance."""
     if len(counts) < 3:
         return 0.0
     last = counts[-1][0]
     earlier = [one for one in counts if one[0] <= last - SLOW + 1e-9]
     if len(earlier) < 2 or earlier[-1][0] - earlier[0][0] < SLOW / 2:
         return 0.0
-    rise = rate_over(counts, SLOW) - rate_over(earlier, SLOW)
+    rise = (rate_over(counts, SLOW) or 0.0) - (rate_over(earlier, SLOW) or 0.0)
     return max(0.0, rise / SLOW) if rise > noise * math.sqrt(2 * FAST / SLOW) else 0.0
 
 

@@ -194,7 +194,7 @@ class LittlesLaw:
     name: ClassVar[str] = "littles-law"
     numbers: Numbers = field(default_factory=Numbers)
 
-    def decide(self, signals: Signals, memory: Memory = None) -> Decision:  # noqa: ARG002
+    def decide(self, signals: Signals, memory: Memory = None) -> Decision:  # noqa: ARG002 - it needs none
         return settled(signals, self.numbers, law(signals, self.numbers))
 
 
@@ -210,7 +210,7 @@ class BacklogDrain:
     name: ClassVar[str] = "backlog-drain"
     numbers: Numbers = field(default_factory=Numbers)
 
-    def decide(self, signals: Signals, memory: Memory = None) -> Decision:  # noqa: ARG002
+    def decide(self, signals: Signals, memory: Memory = None) -> Decision:  # noqa: ARG002 - it needs none
         return settled(signals, self.numbers, *draining(signals, self.numbers))
 
 
@@ -228,7 +228,7 @@ class Trend:
     name: ClassVar[str] = "trend"
     numbers: Numbers = field(default_factory=Numbers)
 
-    def decide(self, signals: Signals, memory: Memory = None) -> Decision:  # noqa: ARG002
+    def decide(self, signals: Signals, memory: Memory = None) -> Decision:  # noqa: ARG002 - it needs none
         foreseen = trend(signals, self.numbers)
         return settled(signals, self.numbers, foreseen or law(signals, self.numbers))
 
@@ -254,7 +254,7 @@ class Tiered:
     tiers: tuple[tuple[float, float], ...] = ((0.8, 1.2), (0.9, 1.3), (0.95, 1.5))  # (from this usage, margin)
     numbers: Numbers = field(default_factory=Numbers)
 
-    def decide(self, signals: Signals, memory: Memory = None) -> Decision:  # noqa: ARG002
+    def decide(self, signals: Signals, memory: Memory = None) -> Decision:  # noqa: ARG002 - it needs none
         steady, used = law(signals, self.numbers), usage(signals)
         margin = max((margin for least, margin in self.tiers if used >= least), default=None)
         if margin is None:
@@ -273,7 +273,7 @@ class Cascade:
     factor: float = 1.5
     numbers: Numbers = field(default_factory=Numbers)
 
-    def decide(self, signals: Signals, memory: Memory = None) -> Decision:  # noqa: ARG002
+    def decide(self, signals: Signals, memory: Memory = None) -> Decision:  # noqa: ARG002 - it needs none
         steady, breach = law(signals, self.numbers), predicted_breach(signals)
         if breach is None or breach > self.soon:
             return settled(signals, self.numbers, steady)
@@ -292,7 +292,7 @@ class Levels:
     critical: float = 1.5  # × the drain, instead of its margin
     numbers: Numbers = field(default_factory=Numbers)
 
-    def decide(self, signals: Signals, memory: Memory = None) -> Decision:  # noqa: ARG002
+    def decide(self, signals: Signals, memory: Memory = None) -> Decision:  # noqa: ARG002 - it needs none
         steady = law(signals, self.numbers)
         match urgency(signals):
             case "NORMAL":

@@ -150,12 +150,16 @@ def whole(name: str, value: object, least: int, most: int) -> None:
 
 
 def rate_between(samples: Sequence[Sample], counted: str, seconds: float) -> float | None:
-    """How fast a counter grew over the last seconds, per second; None: fewer than two looks."""
-    if len(samples) < 2:
+    """How fast one of their counters grew over the last seconds, per second; None: fewer than two looks."""
+    return rate_over([(one.at, getattr(one, counted)) for one in samples], seconds)
+
+
+def rate_over(counts: Sequence[tuple[float, float]], seconds: float) -> float | None:
+    """How fast something that was looked at now and then grew over the last seconds, per second."""
+    if len(counts) < 2:
         return None
-    last = samples[-1]
-    first = next((one for one in samples if one.at >= last.at - seconds - 1e-9), last)
-    if first is last:
-        first = samples[-2]
-    span = last.at - first.at
-    return None if span < INSTANT else (getattr(last, counted) - getattr(first, counted)) / span
+    last, total = counts[-1]
+    first, before = next(one for one in counts if one[0] >= last - seconds - 1e-9)
+    if first >= last:
+        first, before = counts[-2]
+    return (total - before) / (last - first) if last - first >= INSTANT else None

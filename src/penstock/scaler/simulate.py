@@ -230,7 +230,9 @@ class Simulation:
             busy = self._worked + len(began) * now - sum(began)
             workers = len(self._ready) + len(self._starting)
             self._look.running = tuple(now - start for start in began)
-            self._look.take(now, self._arrived, self._begun, self._finished, busy, workers)
+            self._look.take(
+                now, arrived=self._arrived, begun=self._begun, finished=self._finished, busy=busy, workers=workers
+            )
         starting = tuple(worker.ready_at - now for worker in self._starting)
         fleet = Fleet(len(self._ready), starting, self._draining)
         decision = self._policy.decide(self._look.signals(now, fleet), memory)
@@ -261,7 +263,7 @@ class Look:
     def note_service(self, seconds: float) -> None:
         self._learned.note(seconds)
 
-    def take(self, now: float, arrived: int, begun: int, finished: int, busy: float, workers: int) -> None:  # noqa: PLR0917
+    def take(self, now: float, *, arrived: int, begun: int, finished: int, busy: float, workers: int) -> None:
         due = self._trace.due
         oldest = now - due[begun] if begun < arrived else 0.0
         active = begun - finished

@@ -103,6 +103,7 @@ class Desk:
         self._turnstile = asyncio.Semaphore(AT_ONCE)
         self._settles: set[asyncio.Task[None]] = set()
         self._timed: set[Flight] = set()
+        self._lent: set[Flight] = set()  # complete, and a thread settles them
 
     def hand_in(self, flight: Flight, task: Task, outcome: Outcome, seconds: float) -> None:
         """From any thread. The loop is woken once for all that come until it looks."""
@@ -153,8 +154,7 @@ class Desk:
     def _settled_here(self, flight: Flight, seconds: float) -> None:
         tasks = len(flight.claim)
         self._ends.finished(tasks, tasks * flight.unit, seconds, [])
-        self._ends.settled(flight, tasks, {}, set())
-        self._ends.landed(flight)
+        self._settled_there(flight)
 
     def settle_when_complete(self, flight: Flight, complete: SimpleQueue[bool]) -> bool:
         """The same by a thread that waits for what the loop runs."""
@@ -164,20 +164,32 @@ class Desk:
             flight.queue.settle(flight.claim)
             self._loop.call_soon_threadsafe(self._settled_there, flight)
             return True
-        self._loop.call_soon_threadsafe(self._settle_soon, flight)
+        self._loop.call_soon_threadsafe(self._not_settled_there, flight)
         return False
 
     def _settled_there(self, flight: Flight) -> None:
+        self._lent.discard(flight)
         self._ends.settled(flight, len(flight.claim), {}, set())
         self._ends.landed(flight)
+
+    def _not_settled_there(self, flight: Flight) -> None:
+        self._lent.discard(flight)
+        flight.busy = False
+        self._settle_soon(flight)
+
+    def _lend(self, flight: Flight, waiter: SimpleQueue[bool]) -> None:
+        """To the thread that waits for it: nobody else settles it now, and nobody leaves before it is settled."""
+        self._stop_timer(flight)
+        flight.busy, flight.waiter = True, None
+        self._lent.add(flight)
+        waiter.put(True)
 
     def _consider(self, flight: Flight) -> None:
         """At once when it is complete; else a few milliseconds later, together with what comes until then."""
         if flight.busy or not flight.known:
             return
         if flight.waiter is not None and len(flight.done) == len(flight.claim):
-            flight.waiter.put(True)
-            flight.waiter = None
+            self._lend(flight, flight.waiter)
         elif flight.known == flight.left:
             self._settle_soon(flight)
         elif flight.timer is None:
@@ -188,15 +200,18 @@ class Desk:
         if flight.waiter is not None:  # there is more to say than that all is done, or it takes longer
             flight.waiter.put(False)
             flight.waiter = None
-        if flight.timer is not None:
-            flight.timer.cancel()
-            flight.timer = None
-            self._timed.discard(flight)
+        self._stop_timer(flight)
         if not flight.busy and flight.known:
             flight.busy = True
             task = self._loop.create_task(self._settle(flight))
             self._settles.add(task)
             task.add_done_callback(self._settles.discard)
+
+    def _stop_timer(self, flight: Flight) -> None:
+        if flight.timer is not None:
+            flight.timer.cancel()
+            flight.timer = None
+            self._timed.discard(flight)
 
     async def _settle(self, flight: Flight) -> None:
         known, done, others = flight.take_outcomes()
@@ -256,7 +271,7 @@ class Desk:
 
     async def empty(self) -> None:
         """Until nothing is being settled."""
-        while self._entries or self._settles or self._timed:
+        while self._entries or self._settles or self._timed or self._lent:
             self.collect()
             for flight in [*self._timed]:
                 self._settle_soon(flight)
