@@ -79,6 +79,7 @@ class Source:
         self._newest_first = newest_first
         self._lock = threading.Lock()
         self._given = self._given_again = 0
+        self._quota = 0 if limit is None else max(limit // EVERY, min(limit - 1, 1))  # kept for what is due again
         self._place: Values | None = None
         self._ready_over = not terms.ready
         self._again_over = not terms.retry or (terms.by_ticks and mark is None)
@@ -128,11 +129,13 @@ class Source:
     def _next(self, connection: Connection, size: int) -> Batch:
         """Of what is handled a quarter may be due again, however much is ready; and all, when nothing is."""
         share = size if self._ready_over else self._given // (EVERY - 1) - self._given_again
-        if not self._again_over and share >= max(size // EVERY, 1):
-            batch = self._due_again(connection, min(size, share))
+        kept = 0 if self._again_over else max(self._quota - self._given_again, 0)
+        room = size if self._left is None else min(size, self._left - kept)
+        if not self._again_over and (share >= max(size // EVERY, 1) or room <= 0):
+            batch = self._due_again(connection, min(size, max(share, kept, 1)))
             self._given_again += len(batch.taken)
             return batch
-        batch = self._ready(connection, size)
+        batch = self._ready(connection, room)
         self._given += len(batch.taken)
         return batch
 
