@@ -120,7 +120,7 @@ def one_pass(sql: psycopg.Connection, backlog: Backlog, mode: str) -> float:
 # --- records a second -------------------------------------------------------------------------------------------------
 
 
-def bare(dsn: str, size: int = 200) -> int:
+def bare(dsn: str, size: int = 500) -> int:
     """What one would write by hand, if one wrote it well."""
     handled = 0
     with psycopg.connect(dsn) as connection:
@@ -141,7 +141,7 @@ def bare(dsn: str, size: int = 200) -> int:
             handled += len(rows)
 
 
-def rates(server: Bench, records: int = 30_000, rounds: int = ROUNDS) -> bool:
+def rates(server: Bench, records: int = 60_000, rounds: int = ROUNDS) -> bool:
     def run(drain: Callable[[str], int], mode: str) -> float:
         with server.database() as dsn, server.sql(dsn) as sql:
             sql.execute(TABLE)

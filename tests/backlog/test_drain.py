@@ -267,6 +267,19 @@ def test_a_pass_cut_by_its_limit_goes_on_there(app: Penstock, sql: Connection, c
     assert sorted(chain.from_iterable(passes)) == everyone, "each once"
 
 
+@pytest.mark.parametrize("limit", [2, 5, 20, 100, 500])
+@pytest.mark.parametrize("strategy", ["progressive", "fibonacci:1m"])
+def test_a_quarter_is_for_what_is_due_again(
+    app: Penstock, sql: Connection, clock: Clock, limit: int, strategy: str
+) -> None:
+    hopeless(sql, 20_000, 1000)
+    backlog = app.adopt("backlog", **TERMS, strategy=strategy)
+    report = backlog.process(lambda _: None, max_records=limit)
+    assert report.done == limit
+    again = 1000 - (sql.execute("select count(*) from backlog where status = 'ERROR'").fetchone() or (0,))[0]
+    assert max(limit // 4, 1) <= again <= limit // 3 + 1
+
+
 def test_strangers_are_found_a_slice_at_a_time(app: Penstock, sql: Connection, clock: Clock) -> None:
     """What failed before we came, or by somebody else's hand, in a table with more failures than a pass compares."""
     sql.execute("create table backlog (id int primary key, status text, date_inserted timestamptz)")

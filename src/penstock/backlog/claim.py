@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -28,8 +28,7 @@ Key = tuple[str, ...]
 Values = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(NamedTuple):
     """A record whose row is locked."""
 
     key: Key
@@ -75,7 +74,7 @@ class Statements:
         """A record and what must be known of it; moments that nobody asks for are not read."""
         failures, last = self.terms.failures, self.terms.last_failure
         told = (
-            self.key,
+            *(f"{one}::text" for one in self.keys),
             f"{self.status}::text",
             self.since if self.terms.by_ticks else "null::timestamptz",
             "0" if failures is None else f"coalesce({self.column(failures)}, 0)::int",
@@ -310,27 +309,28 @@ def arrays(keys: Sequence[Key], width: int) -> list[TextArray]:
     return [TextArray([key[n].encode() for key in keys]) for n in range(width)]
 
 
-def fetch_taken(connection: Connection, statement: bytes, parameters: Values) -> list[Taken]:
-    """Records, locked. If there is something in them that Python can not hold, they are read again as they are."""
+def fetch_taken(connection: Connection, statement: bytes, parameters: Values, width: int) -> list[Taken]:
+    """Records, locked; their keys have `width` columns. If there is something in them that Python can not hold, they
+    are read again as they are."""
     try:
-        return read_taken(connection, statement, parameters, lenient=False)
+        return read_taken(connection, statement, parameters, width, lenient=False)
     except psycopg.DataError as error:
         if error.sqlstate is not None:
             raise
-        return read_taken(connection, statement, parameters, lenient=True)
+        return read_taken(connection, statement, parameters, width, lenient=True)
 
 
-def read_taken(connection: Connection, statement: bytes, parameters: Values, *, lenient: bool) -> list[Taken]:
+def read_taken(
+    connection: Connection, statement: bytes, parameters: Values, width: int, *, lenient: bool
+) -> list[Taken]:
     with connection.cursor() as cursor:
         for kind, loader in LENIENT if lenient else ():
             cursor.adapters.register_loader(kind, loader)
         cursor.execute(statement, parameters)
-        names = [one.name for one in cursor.description or ()][5:]
+        names = [one.name for one in cursor.description or ()][width + 4 :]
         rows = cursor.fetchall()
-    return [
-        Taken(tuple(key), claimed, since, failures, last, dict(zip(names, values, strict=True)))
-        for key, claimed, since, failures, last, *values in rows
-    ]
+    first = width + 4
+    return [Taken(row[:width], *row[width:first], dict(zip(names, row[first:], strict=True))) for row in rows]  # type: ignore[call-arg]
 
 
 def fetch_candidates(connection: Connection, statement: bytes, parameters: Values) -> list[Candidate]:

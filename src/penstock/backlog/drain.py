@@ -26,7 +26,7 @@ Progress = Callable[["Counts"], None]
 
 # Tiny records share a transaction, of about so many seconds; slow ones have their own.
 TOGETHER = 0.05
-LARGEST_BATCH = 200
+LARGEST_BATCH = 500
 MARK_EVERY = 1.0  # seconds
 LONGEST_ERROR = 6000
 

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import orjson
@@ -79,6 +79,7 @@ class Source:
         self._newest_first = newest_first
         self._lock = threading.Lock()
         self._given = self._given_again = 0
+        self._quota = 0 if limit is None else max(limit // EVERY, min(limit - 1, 1))  # kept for what is due again
         self._place: Values | None = None
         self._ready_over = not terms.ready
         self._again_over = not terms.retry or (terms.by_ticks and mark is None)
@@ -128,11 +129,13 @@ class Source:
     def _next(self, connection: Connection, size: int) -> Batch:
         """Of what is handled a quarter may be due again, however much is ready; and all, when nothing is."""
         share = size if self._ready_over else self._given // (EVERY - 1) - self._given_again
-        if not self._again_over and share >= max(size // EVERY, 1):
-            batch = self._due_again(connection, min(size, share))
+        kept = 0 if self._again_over else max(self._quota - self._given_again, 0)
+        room = size if self._left is None else min(size, self._left - kept)
+        if not self._again_over and (share >= max(size // EVERY, 1) or room <= 0):
+            batch = self._due_again(connection, min(size, max(share, kept, 1)))
             self._given_again += len(batch.taken)
             return batch
-        batch = self._ready(connection, size)
+        batch = self._ready(connection, room)
         self._given += len(batch.taken)
         return batch
 
@@ -141,11 +144,11 @@ class Source:
             newest_first=self._newest_first, bounded=self._oldest is not None, onward=self._place is not None
         )
         bound = () if self._oldest is None else (self._oldest,)
-        taken = fetch_taken(connection, statement, (*bound, *(self._place or ()), size))
+        taken = fetch_taken(connection, statement, (*bound, *(self._place or ()), size), len(self.terms.key))
         if taken:
             self._place = self.say.place(taken[-1])
         self._ready_over = len(taken) < size
-        return Batch([replace(one, remembered=True) for one in taken] if self.remembering else taken)
+        return Batch([one._replace(remembered=True) for one in taken] if self.remembering else taken)
 
     def _due_again(self, connection: Connection, size: int) -> Batch:
         if not self._candidates:
@@ -168,7 +171,8 @@ class Source:
     def lock(self, connection: Connection, keys: list[Key]) -> list[Taken]:
         """Those of these that are still due, and that nobody holds. Whether they are is asked once they are locked:
         somebody may have handled one meanwhile."""
-        found = fetch_taken(connection, self.say.lock(), tuple(arrays(keys, len(self.terms.key))))
+        width = len(self.terms.key)
+        found = fetch_taken(connection, self.say.lock(), tuple(arrays(keys, width)), width)
         again = [one for one in self._known(connection, found) if self._due(one)]
         if self.terms.remembers and len(found) < len(keys):
             self._forget_gone(connection, [key for key in keys if key not in {one.key for one in found}])
@@ -196,9 +200,9 @@ class Source:
         for one in taken:
             failures, due = rows.get(one.key, (0, self._now))
             if one.claimed in self.terms.ready:
-                known.append(replace(one, remembered=True))
+                known.append(one._replace(remembered=True))
             elif due is not None and due <= self._now:  # else it was given up, or somebody was quicker, and failed
-                known.append(replace(one, failures=failures, remembered=one.key in rows))
+                known.append(one._replace(failures=failures, remembered=one.key in rows))
         return known
 
     def _forget_gone(self, connection: Connection, keys: list[Key]) -> None:
