@@ -1,4 +1,5 @@
-"""An application: handlers that are sync, async, transactional, recurring, and one that takes many tasks at once.
+"""An application: handlers that are sync, async, transactional, recurring or by the clock, and one that takes many
+tasks at once.
 
 penstock up
 penstock queues create shop --sla 30s
@@ -37,6 +38,13 @@ def book(order_id: int, cents: int, context: Context) -> None:
 def count_stock(context: Context) -> None:
     """Keeps its place in the queue and runs again tomorrow."""
     context.again(datetime.now(UTC) + timedelta(days=1))
+
+
+@app.schedule("0 6 * * 1-5", tz="Europe/Rome")
+@app.task(queue="shop")
+def morning_report() -> None:
+    """At six in Rome on working days, once, however many workers there are; `penstock schedules ls` says when next."""
+    print("the report of this morning")
 
 
 @app.task(queue="shop", batch=100)

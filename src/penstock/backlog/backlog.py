@@ -16,7 +16,9 @@ from penstock import validate
 from penstock.backlog import status as standing
 from penstock.backlog import terms as agreed
 from penstock.backlog.drain import Handler, Pass, Progress, clock, note_mark, wanted_by
-from penstock.backlog.source import Source, as_json, remembered, walking
+from penstock.backlog.hand import CAREFUL, Hand, end, in_hand
+from penstock.backlog.hand import note as note_hand
+from penstock.backlog.source import Source, as_json, remembered, walk_from
 from penstock.backlog.status import BacklogStatus
 from penstock.backlog.table import check_readable, check_writable, look_up
 from penstock.backlog.terms import Status, Terms
@@ -69,6 +71,7 @@ class Backlog:
         self.terms = terms
         self._database = database
         self._stop = threading.Event()
+        self._begun: set[int] = set()  # passes, so that one we were torn from is not blamed on a record
 
     def __repr__(self) -> str:
         return f"<Backlog {self.name}: {self.terms.table}, {self.terms.mode}>"
@@ -166,8 +169,8 @@ class Backlog:
         fresh = look_up(keeper, f"{self.terms.table.schema}.{self.terms.table.name}")
         check_readable(fresh)
         check_writable(fresh, [fresh.column(one.name, "column") for one in self.terms.written])
-        with ExitStack() as stack:
-            mark = stack.enter_context(walking(keeper, self.id)) if self.terms.by_ticks else None
+        with in_hand(keeper, workers[0], self.id, self._begun) as hand:
+            mark = walk_from(keeper, self.id) if self.terms.by_ticks else None
             now = clock(keeper)
             oldest = None if max_age is None else now - max_age
             source = Source(self.terms, self.id, now, mark, limit, oldest, newest_first)
@@ -175,6 +178,8 @@ class Backlog:
                 source.position, source.remembering = remembered(keeper, self.id)
             one = Pass(source, self.id, handler, stop=self._stop, progress=progress)
             try:
+                if hand.careful:
+                    self._carefully(one, workers[0], hand)
                 one.drain(workers)
             finally:
                 if not workers[0].closed and not workers[0].broken:
@@ -185,6 +190,13 @@ class Backlog:
             summary = report.to_json() | {"at": now, "rate": round(report.rate, 1)}
             keeper.execute("select penstock.note_pass(%s, %s::jsonb)", (self.id, as_json(summary)))
         return report
+
+    def _carefully(self, one: Pass, worker: Connection, hand: Hand) -> None:
+        """A pass before this one did not end: one of the records that come first may have ended it."""
+        one.blame(worker, [*hand.blamed.values()])
+        end(worker, *hand.lost)
+        with self._database.session() as notes:
+            one.drain_one_by_one(worker, lambda key: note_hand(notes, hand.id, key), CAREFUL)
 
     def _note_place(self, connection: Connection, source: Source) -> None:
         if self.terms.remembers:

@@ -15,6 +15,7 @@ from psycopg import pq
 
 from penstock.backlog import ticks
 from penstock.backlog.claim import Key, Taken, arrays
+from penstock.backlog.hand import EndedItsProcess
 from penstock.backlog.source import Batch, Source, as_json
 from penstock.backlog.terms import Terms
 from penstock.database import Connection, as_before, rollback
@@ -120,6 +121,25 @@ class Pass:
                 thread.join()
         if self._error is not None:
             raise self._error
+
+    def drain_one_by_one(self, hand: Connection, note: Callable[[Key], None], most: int) -> None:
+        """The same, with one hand, for so many records; each is noted before it is handled."""
+        with translated():
+            while self.counts.handled < most and not self._over:
+                batch = self._begin(hand, 1)
+                if batch is None:
+                    return
+                note(batch.taken[0].key)
+                self._through(hand, batch.taken)
+                self.source.finish(batch)
+
+    def blame(self, hand: Connection, keys: Sequence[Key]) -> None:
+        """These ended the processes that handled them. One that somebody still holds is met again."""
+        if not keys:
+            return
+        hand.execute("begin isolation level read committed")
+        taken = self.source.lock(hand, [*keys])
+        self._settle(hand, [Verdict(one, "failed", EndedItsProcess("its handler ended the process")) for one in taken])
 
     def _work_aside(self, connection: Connection) -> None:
         try:

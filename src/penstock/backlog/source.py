@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
 import orjson
-import psycopg
 
 from penstock.backlog import ticks
 from penstock.backlog.claim import Candidate, Key, Statements, Taken, Values, arrays, fetch_candidates, fetch_taken
@@ -263,25 +260,16 @@ REMEMBERED = """
 """
 
 
-@contextmanager
-def walking(connection: Connection, adopted: int) -> Iterator[ticks.Mark | None]:
-    """One run at a time walks the ticks of a table; the lock ends with the transaction, however that ends. Answers how
+def walk_from(connection: Connection, adopted: int) -> ticks.Mark | None:
+    """One pass at a time walks the ticks of a table; the lock ends with the transaction, however that ends. Answers how
     far they were walked, or None: somebody else does."""
-    connection.execute("begin isolation level read committed")
-    try:
-        connection.execute("set local idle_in_transaction_session_timeout = 0")
-        row = connection.execute("select pg_try_advisory_xact_lock(%s, %s)", (WALK, adopted)).fetchone()
-        if not row or not row[0]:
-            yield None
-            return
-        row = connection.execute("select tick, key from penstock.adopted where id = %s", (adopted,)).fetchone()
-        if row is None or row[0] is None:
-            yield ticks.START
-        else:
-            yield ticks.Mark(row[0], None if row[1] is None else tuple(row[1]))
-    finally:
-        with suppress(psycopg.Error):  # it broke: the lock is gone with it
-            connection.execute("rollback")
+    row = connection.execute("select pg_try_advisory_xact_lock(%s, %s)", (WALK, adopted)).fetchone()
+    if not row or not row[0]:
+        return None
+    row = connection.execute("select tick, key from penstock.adopted where id = %s", (adopted,)).fetchone()
+    if row is None or row[0] is None:
+        return ticks.START
+    return ticks.Mark(row[0], None if row[1] is None else tuple(row[1]))
 
 
 def as_json(value: object) -> str:

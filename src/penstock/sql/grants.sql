@@ -48,7 +48,7 @@ begin
             ('penstock_worker', array['contract', 'clock', 'claim', 'extend', 'extend_many', 'settle', 'release', 'at_place', 'the_queue',
                                       'largest_payload', 'status', 'upkeep', 'beat', 'leave', 'set_kinds', 'schedules', 'next_schedule',
                                       'due_schedules', 'set_schedule', 'fire', 'note_records', 'forget_records',
-                                      'mark_adopted', 'note_pass']),
+                                      'mark_adopted', 'note_pass', 'next_hand', 'begin_hand', 'note_hand', 'end_hands']),
             ('penstock_reader', array['contract', 'clock', 'the_queue', 'largest_payload', 'status', 'verify', 'mentions', 'retry_delay',
                                       'retry_spread', 'refuse', 'schedules']),    -- retry_spread and refuse: retry_delay runs as its caller
             ('penstock_admin', array['create_queue', 'set_queue', 'drop_queue', 'cancel', 'redrive', 'reschedule',

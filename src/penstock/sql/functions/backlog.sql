@@ -55,6 +55,7 @@ begin
         return false;
     end if;
     delete from penstock.adopted_record as r where r.adopted_id = v_id;
+    delete from penstock.adopted_hand as h where h.adopted_id = v_id;
     perform penstock.note_audit('abandon', p_name, '{}');
     return true;
 end
@@ -92,4 +93,31 @@ $$;
 create or replace function penstock.note_pass(p_adopted int, p_report jsonb) returns void
 language sql security definer set search_path = pg_catalog, pg_temp as $$
     update penstock.adopted as a set last_pass = p_report where a.id = p_adopted
+$$;
+
+create or replace function penstock.next_hand() returns int
+language sql volatile security definer set search_path = pg_catalog, pg_temp as $$
+    select nextval('penstock.adopted_hand_id_seq')::int
+$$;
+
+-- A pass begins, and holds its lock already. Answers those before it that did not end: nobody holds theirs.
+create or replace function penstock.begin_hand(p_adopted int, p_hand int) returns table (hand int, key text[])
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    return query
+    select h.id, h.key from penstock.adopted_hand as h
+    where h.adopted_id = p_adopted and pg_try_advisory_xact_lock(1346719304, h.id);
+    insert into penstock.adopted_hand (id, adopted_id) overriding system value values (p_hand, p_adopted);
+end
+$$;
+
+-- The record that a careful pass handles next.
+create or replace function penstock.note_hand(p_hand int, p_key text[]) returns void
+language sql security definer set search_path = pg_catalog, pg_temp as $$
+    update penstock.adopted_hand as h set key = p_key where h.id = p_hand
+$$;
+
+create or replace function penstock.end_hands(p_hands int[]) returns void
+language sql security definer set search_path = pg_catalog, pg_temp as $$
+    delete from penstock.adopted_hand as h where h.id = any(p_hands)
 $$;

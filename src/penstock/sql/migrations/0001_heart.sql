@@ -322,6 +322,15 @@ create table penstock.adopted_record (
 comment on column penstock.adopted_record.due is 'null: it was given up';
 create index adopted_record_due on penstock.adopted_record (adopted_id, due, key) where due is not null;
 
+-- Passes over adopted tables that have begun. One that nobody holds the lock of did not end.
+create table penstock.adopted_hand (
+    id         int generated always as identity primary key,
+    adopted_id int not null,
+    key        text[],
+    began      timestamptz not null default penstock.clock()
+);
+comment on column penstock.adopted_hand.key is 'the record in hand, where a pass is careful';
+
 -- Tasks as people see them.
 create view penstock.tasks as
 select
