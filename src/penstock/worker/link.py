@@ -7,10 +7,12 @@ import json
 import socket
 import subprocess
 from collections.abc import AsyncIterator
-from typing import Any, Self
+from contextlib import suppress
+from typing import Any, Self, cast
 
 Message = dict[str, Any]
 LONGEST = 64 << 20  # a payload of 16 MiB, escaped
+AT_ONCE = 1 << 20
 
 
 async def close_when_over(link: Link, process: subprocess.Popen[bytes]) -> None:
@@ -47,5 +49,19 @@ class Link:
         while (message := await self.receive()) is not None:
             yield message
 
+    async def heaps(self) -> AsyncIterator[list[Message]]:
+        """All that came since it was last asked for, until the other one is gone. Until it is asked nobody is woken:
+        that would take a core from who sends. By an end of our own: what the other one said last can still be read when
+        he no longer hears us."""
+        cast("asyncio.Transport", self._writer.transport).pause_reading()
+        loop, rest = asyncio.get_running_loop(), b""
+        with self._writer.get_extra_info("socket").dup() as end, suppress(ConnectionError):
+            end.setblocking(False)
+            while data := await loop.sock_recv(end, AT_ONCE):
+                *lines, rest = (rest + data).split(b"\n")
+                yield [json.loads(line) for line in lines]
+
     def close(self) -> None:
+        with suppress(OSError):  # it is over already
+            self._writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)  # whoever else holds it
         self._writer.close()

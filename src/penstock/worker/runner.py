@@ -307,6 +307,7 @@ class Runner:
         try:
             while True:
                 asked_at = time.monotonic()
+                room = max(room, min(self._pace.target * self._batches[queue.name], LARGEST_CLAIM))
                 claim = self._ask(queue, room, idle=True)
                 flight = Flight(claim, queue, asked_at, self._leases[queue.name], 1 / self._batches[queue.name])
                 if not self._done_in_one_go(flight, soon):

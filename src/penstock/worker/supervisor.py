@@ -33,6 +33,7 @@ from penstock.worker.orders import Orders, Weights
 
 LOG = logging.getLogger("penstock.worker")
 BEAT, UPKEEP, LOOK = 2.0, 10.0, 1.0  # seconds
+REST = 0.05  # seconds between two looks at what a busy runner says
 SILENCE = 60.0  # seconds without a word from a runner after which the probe fails
 STILLBORN = 5
 CRASHED = (None, "failed", "left")  # ends without a word, with an error, or by a handler that exits
@@ -100,9 +101,13 @@ class Member:
 
     async def listen(self) -> None:
         """Until it is gone."""
-        async for message in self.link:
+        async for heap in self.link.heaps():
             self.heard = time.monotonic()
-            self._note(message)
+            for message in heap:
+                self._note(message)
+            leases = [message["seconds"] for message in heap if "held" in message]
+            if leases:
+                await asyncio.sleep(min(REST, min(leases) / 20))
 
     def _note(self, message: Message) -> None:
         for token in message.get("gone", ()):
