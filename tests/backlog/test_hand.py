@@ -98,7 +98,7 @@ def test_a_pass_that_was_killed_from_outside_blames_nobody(app: Penstock, jobs: 
     process.send_signal(signal.SIGKILL)
     process.wait()
     wait_for_nobody(jobs)
-    assert backlog.process(lambda record: None).failed == 0
+    assert backlog.process(lambda _: None).failed == 0
     assert counts(jobs) == {"SUCCESS": RECORDS}
 
 

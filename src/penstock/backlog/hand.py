@@ -18,7 +18,7 @@ HAND = 0x50454E48  # "PENH": the advisory locks of those who handle records
 CAREFUL = 1000  # records handled one by one after a pass that did not end: what it held is among the first
 
 
-class EndedItsProcess(Exception):  # noqa: N818 - read as the error of a record
+class EndedItsProcess(Exception):
     """Its handler did not come back."""
 
 
@@ -45,7 +45,9 @@ def in_hand(keeper: Connection, connection: Connection, adopted: int, mine: set[
     keeper.execute("begin isolation level read committed")
     keeper.execute("set local idle_in_transaction_session_timeout = 0")
     try:
-        row = keeper.execute("select h, pg_advisory_xact_lock(%s, h) from penstock.next_hand() as h", (HAND,)).fetchone()
+        row = keeper.execute(
+            "select h, pg_advisory_xact_lock(%s, h) from penstock.next_hand() as h", (HAND,)
+        ).fetchone()
         assert row is not None
         hand: int = row[0]
         rows = connection.execute("select * from penstock.begin_hand(%s, %s)", (adopted, hand)).fetchall()

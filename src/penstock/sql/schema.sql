@@ -17,6 +17,7 @@ begin
         return false;
     end if;
     delete from penstock.adopted_record as r where r.adopted_id = v_id;
+    delete from penstock.adopted_hand as h where h.adopted_id = v_id;
     perform penstock.note_audit('abandon', p_name, '{}');
     return true;
 end
@@ -119,6 +120,17 @@ begin
     select q.name, 'penstock_' || q.id,
            exists (select from penstock.agenda as a where a.queue_id = q.id and a.pending and a.company = 1)
     from penstock.queue as q where q.name = any(p_queues) order by q.name;
+end
+$$;
+CREATE FUNCTION penstock.begin_hand(p_adopted integer, p_hand integer) RETURNS TABLE(hand integer, key text[])
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    return query
+    select h.id, h.key from penstock.adopted_hand as h
+    where h.adopted_id = p_adopted and pg_try_advisory_xact_lock(1346719304, h.id);
+    insert into penstock.adopted_hand (id, adopted_id) overriding system value values (p_hand, p_adopted);
 end
 $$;
 CREATE FUNCTION penstock.cancel(p_queue text, p_ids bigint[] DEFAULT NULL::bigint[], p_subjects text[] DEFAULT NULL::text[], p_reason text DEFAULT 'cancelled'::text) RETURNS TABLE(id bigint, result text)
@@ -1002,6 +1014,12 @@ CREATE FUNCTION penstock.due_schedules(p_limit integer DEFAULT 1000) RETURNS SET
     limit p_limit
     for update skip locked
 $$;
+CREATE FUNCTION penstock.end_hands(p_hands integer[]) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    delete from penstock.adopted_hand as h where h.id = any(p_hands)
+$$;
 CREATE FUNCTION penstock.enter_part(p_queue text, p_batch_id uuid, p_part integer, p_rows bigint, p_checksum text, p_report jsonb) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1406,6 +1424,12 @@ CREATE FUNCTION penstock.nearest_schedule(p_name text) RETURNS text
     where n.steps <= greatest(2, length(p_name) / 3)
     order by n.steps, n.name limit 1
 $$;
+CREATE FUNCTION penstock.next_hand() RETURNS integer
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select nextval('penstock.adopted_hand_id_seq')::int
+$$;
 CREATE FUNCTION penstock.next_schedule() RETURNS double precision
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1421,6 +1445,12 @@ CREATE FUNCTION penstock.note_audit(p_verb text, p_queue text, p_detail jsonb) R
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
     insert into penstock.audit (actor, verb, queue, detail) values (session_user, p_verb, p_queue, p_detail)
+$$;
+CREATE FUNCTION penstock.note_hand(p_hand integer, p_key text[]) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    update penstock.adopted_hand as h set key = p_key where h.id = p_hand
 $$;
 CREATE FUNCTION penstock.note_pass(p_adopted integer, p_report jsonb) RETURNS void
     LANGUAGE sql SECURITY DEFINER
@@ -2656,6 +2686,21 @@ CREATE TABLE penstock.adopted (
 )
 WITH (fillfactor='50');
 COMMENT ON COLUMN penstock.adopted.tick IS 'progressive: ticks up to here, and at it keys up to `key` (null: all), were handled; sidecar: how far strangers were looked for';
+CREATE TABLE penstock.adopted_hand (
+    id integer NOT NULL,
+    adopted_id integer NOT NULL,
+    key text[],
+    began timestamp with time zone DEFAULT penstock.clock() NOT NULL
+);
+COMMENT ON COLUMN penstock.adopted_hand.key IS 'the record in hand, where a pass is careful';
+ALTER TABLE penstock.adopted_hand ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.adopted_hand_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 ALTER TABLE penstock.adopted ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.adopted_id_seq
     START WITH 1
@@ -2881,6 +2926,8 @@ CREATE TABLE penstock.worker (
 WITH (fillfactor='50');
 ALTER TABLE ONLY penstock.history ALTER COLUMN id SET DEFAULT nextval('penstock.history_id_seq'::regclass);
 ALTER TABLE ONLY penstock.task ALTER COLUMN id SET DEFAULT nextval('penstock.task_id_seq'::regclass);
+ALTER TABLE ONLY penstock.adopted_hand
+    ADD CONSTRAINT adopted_hand_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.adopted
     ADD CONSTRAINT adopted_name_key UNIQUE (name);
 ALTER TABLE ONLY penstock.adopted
@@ -2956,6 +3003,8 @@ REVOKE ALL ON FUNCTION penstock.at_place(p_priority smallint, p_due timestamp wi
 GRANT ALL ON FUNCTION penstock.at_place(p_priority smallint, p_due timestamp with time zone, p_task_id bigint) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer, p_busy integer, p_host text, p_pid integer, p_requested_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer, p_busy integer, p_host text, p_pid integer, p_requested_at timestamp with time zone) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.begin_hand(p_adopted integer, p_hand integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.begin_hand(p_adopted integer, p_hand integer) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.cancel(p_queue text, p_ids bigint[], p_subjects text[], p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.cancel(p_queue text, p_ids bigint[], p_subjects text[], p_reason text) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.check_arrays(p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text) FROM PUBLIC;
@@ -3009,6 +3058,8 @@ REVOKE ALL ON FUNCTION penstock.drop_schedule(p_name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.drop_schedule(p_name text) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.due_schedules(p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.due_schedules(p_limit integer) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.end_hands(p_hands integer[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.end_hands(p_hands integer[]) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.enter_part(p_queue text, p_batch_id uuid, p_part integer, p_rows bigint, p_checksum text, p_report jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.enter_part(p_queue text, p_batch_id uuid, p_part integer, p_rows bigint, p_checksum text, p_report jsonb) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.expire(p_queue_id integer, p_limit integer, p_thorough boolean) FROM PUBLIC;
@@ -3044,9 +3095,13 @@ GRANT ALL ON FUNCTION penstock.mentions(p_error text, p_reason text, p_text text
 REVOKE ALL ON FUNCTION penstock.miss_schedule(p_name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.nearest_queue(p_name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.nearest_schedule(p_name text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.next_hand() FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.next_hand() TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.next_schedule() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.next_schedule() TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.note_audit(p_verb text, p_queue text, p_detail jsonb) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.note_hand(p_hand integer, p_key text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.note_hand(p_hand integer, p_key text[]) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.note_pass(p_adopted integer, p_report jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.note_pass(p_adopted integer, p_report jsonb) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.note_records(p_adopted integer, p_records jsonb) FROM PUBLIC;
@@ -3116,6 +3171,7 @@ REVOKE ALL ON FUNCTION penstock.verify(p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.verify(p_queue text) TO penstock_reader;
 GRANT SELECT ON TABLE penstock.adopted TO penstock_reader;
 GRANT SELECT ON TABLE penstock.adopted TO penstock_worker;
+GRANT SELECT ON TABLE penstock.adopted_hand TO penstock_reader;
 GRANT SELECT ON TABLE penstock.adopted_record TO penstock_reader;
 GRANT SELECT ON TABLE penstock.adopted_record TO penstock_worker;
 GRANT SELECT ON TABLE penstock.agenda TO penstock_reader;
