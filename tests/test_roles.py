@@ -239,7 +239,8 @@ FUNCTIONS = {
     "worker": {
         "at_place", "beat", "begin_hand", "claim", "clock", "contract", "due_schedules", "end_hands", "extend",
         "extend_many", "fire", "forget_records", "largest_payload", "leave", "mark_adopted", "next_hand",
-        "next_schedule", "note_hand", "note_pass", "note_records", "release", "schedules", "set_kinds", "set_schedule", "settle", "status", "the_queue", "upkeep",
+        "next_schedule", "note_hand", "note_pass", "note_records", "release",
+        "schedules", "set_kinds", "set_schedule", "settle", "status", "the_queue", "upkeep",
     },
     "reader": {
         "clock", "contract", "largest_payload", "mentions", "refuse", "retry_delay", "retry_spread", "schedules",
