@@ -1,0 +1,203 @@
+"""The options of `format("penstock")`, checked before any connection is made. Pure: no Spark here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from difflib import get_close_matches
+from typing import Any
+
+from penstock import validate
+from penstock.errors import ValidationError, shown
+from penstock.model import OnConflict
+from penstock.statements import conflict
+
+MOST_PARTITIONS = 1000
+MOST_ROWS = 10_000_000
+
+Parse = Callable[[str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the queue is. A password is never shown: not in a plan, not in a log, not in an error."""
+
+    dsn: str | None = field(default=None, repr=False)
+    service: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """`txn_app_id` and `txn_version` make a write repeatable: the same ones write the same rows once."""
+
+    place: Place
+    queue: str
+    on_conflict: OnConflict = "skip"
+    kind: str | None = None
+    pack_columns: bool = False
+    reject_table: str | None = None
+    txn_app_id: str | None = None
+    txn_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """A queue as a stream. `max_rows` is of one micro-batch, which has as many leases as partitions."""
+
+    place: Place
+    queue: str
+    consumer_group: str = "default"
+    max_rows: int = 50_000
+    partitions: int = 2
+    lease: timedelta = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryOptions:
+    place: Place
+    queue: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    partitions: int = 4
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def number(name: str, least: int, most: int) -> Parse:
+    def parse(text: str) -> int:
+        try:
+            found = int(text)
+        except ValueError:
+            found = least - 1
+        if not least <= found <= most:
+            said = f"{name}: {shown(text)} is not a whole number from {least} to {most:,}"
+            raise ValidationError(said, field=name)
+        return found
+
+    return parse
+
+
+def truth(name: str) -> Parse:
+    def parse(text: str) -> bool:
+        if text.lower() not in ("true", "false"):
+            raise ValidationError(f"{name}: {shown(text)} is neither true nor false", field=name)
+        return text.lower() == "true"
+
+    return parse
+
+
+def words(name: str, most: int = 200) -> Parse:
+    def parse(text: str) -> str:
+        return validate.text(text, name, most)
+
+    return parse
+
+
+def moment(name: str) -> Parse:
+    def parse(text: str) -> datetime:
+        return validate.moment(text, name)
+
+    return parse
+
+
+def lease(text: str) -> timedelta:
+    found = validate.lease(text)
+    assert found is not None
+    return found
+
+
+# What each use of the format takes: the option as people write it, the field it becomes, and how it is read.
+PLACE: dict[str, tuple[str, Parse]] = {"dsn": ("dsn", str), "service": ("service", words("service"))}
+WRITE: dict[str, tuple[str, Parse]] = {
+    "queue": ("queue", validate.queue_name),
+    "onConflict": ("on_conflict", conflict),
+    "kind": ("kind", words("kind", 128)),
+    "packColumns": ("pack_columns", truth("packColumns")),
+    "rejectTable": ("reject_table", words("rejectTable")),
+    "txnAppId": ("txn_app_id", words("txnAppId")),
+    "txnVersion": ("txn_version", number("txnVersion", 0, 2**63 - 1)),
+}
+STREAM: dict[str, tuple[str, Parse]] = {
+    "queue": ("queue", validate.queue_name),
+    "consumerGroup": ("consumer_group", words("consumerGroup")),
+    "maxRowsPerTrigger": ("max_rows", number("maxRowsPerTrigger", 1, MOST_ROWS)),
+    "numPartitions": ("partitions", number("numPartitions", 1, MOST_PARTITIONS)),
+    "lease": ("lease", lease),
+}
+HISTORY: dict[str, tuple[str, Parse]] = {
+    "queue": ("queue", validate.queue_name),
+    "since": ("since", moment("since")),
+    "until": ("until", moment("until")),
+    "numPartitions": ("partitions", number("numPartitions", 1, MOST_PARTITIONS)),
+}
+READ = "read"  # what a read reads: tasks, as a stream, or history
+# Spark passes these along with ours.
+SPARKS_OWN = frozenset({"path", "checkpointlocation", "inferschema"})
+
+
+# --- uses -------------------------------------------------------------------------------------------------------------
+
+
+def for_writing(given: Mapping[str, str]) -> WriteOptions:
+    found = WriteOptions(**read(given, WRITE, "writing"))
+    if (found.txn_app_id is None) != (found.txn_version is None):
+        missing = "txnAppId" if found.txn_app_id is None else "txnVersion"
+        raise ValidationError(f"{missing}: txnAppId and txnVersion go together", field=missing)
+    return found
+
+
+def for_stream_writing(given: Mapping[str, str]) -> WriteOptions:
+    """The version is the micro-batch; an identity of one's own outlives the checkpoint."""
+    found = WriteOptions(**read(given, WRITE, "writing a stream"))
+    if found.txn_version is not None:
+        raise ValidationError("txnVersion: in a stream it is the number of the micro-batch", field="txnVersion")
+    return found
+
+
+def for_streaming(given: Mapping[str, str]) -> StreamOptions:
+    return StreamOptions(**read(given, STREAM, "reading a stream"))
+
+
+def for_history(given: Mapping[str, str]) -> HistoryOptions:
+    found = HistoryOptions(**read(given, HISTORY, "reading history", needed=()))
+    if found.since is not None and found.until is not None and found.since >= found.until:
+        raise ValidationError(f"since: {found.since} is not before until, {found.until}", field="since")
+    return found
+
+
+def reads_history(given: Mapping[str, str], *, stream: bool) -> bool:
+    """Tasks are handed out as a stream only: a batch that was read and forgotten would be nobody's."""
+    what = given.get(READ, "tasks")
+    if what not in ("tasks", "history"):
+        raise ValidationError(f"{READ}: {shown(what)} is not tasks or history", field=READ)
+    if what == "tasks" and not stream:
+        hint = 'History: .option("read", "history"). Tasks: spark.readStream, or penstock.spark.drain(…).'
+        raise ValidationError(f"{READ}: tasks are read as a stream only", hint=hint, field=READ)
+    return what == "history"
+
+
+def read(
+    given: Mapping[str, str], known: dict[str, tuple[str, Parse]], use: str, needed: tuple[str, ...] = ("queue",)
+) -> dict[str, Any]:
+    """Fields by name, from options whose case does not matter."""
+    every = {**PLACE, **known}
+    spelt = {name.lower(): name for name in every}
+    texts: dict[str, str] = {}
+    for name, text in given.items():
+        if name.lower() == READ or name.lower() in SPARKS_OWN:
+            continue
+        if name.lower() not in spelt:
+            near = get_close_matches(name.lower(), spelt, 1)
+            hint = f"Did you mean {spelt[near[0]]}?" if near else f"There are {', '.join(every)}."
+            raise ValidationError(f"{shown(name)[1:-1]}: no option of {use}", hint=hint, field=name)
+        texts[spelt[name.lower()]] = text
+    for name in needed:
+        if name not in texts:
+            raise ValidationError(f"{name}: the option is missing", hint=f'.option("{name}", …)', field=name)
+    if "dsn" in texts and "service" in texts:
+        raise ValidationError("service: give dsn or service, not both", field="service")
+    place = Place(texts.get("dsn"), texts.get("service"))
+    found = {every[name][0]: every[name][1](text) for name, text in texts.items() if name not in PLACE}
+    return {"place": place, **found}
