@@ -18,10 +18,12 @@ demo: .venv/ready  ## start PostgreSQL, push 100,000 tasks, drain them with two 
 	@$(BIN)/penstock demo
 
 test: .venv/ready  ## all tests that run in minutes
-	@$(BIN)/pytest -m "not slow"
+	@$(BIN)/pytest -m "not slow" --ignore tests/spark
+	@$(BIN)/pytest -m "not slow" -n 0 tests/spark
 
 test-all: .venv/ready check  ## every test, the long ones too, and test-compat
-	@$(BIN)/pytest
+	@$(BIN)/pytest -m "slow or not slow" --ignore tests/spark
+	@$(BIN)/pytest -m "slow or not slow" -n 0 tests/spark
 	@$(MAKE) --no-print-directory test-compat
 
 # In turn: PostgreSQL 15; PgBouncer in transaction mode; plans without hash and merge joins.
