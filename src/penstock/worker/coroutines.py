@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import cast
 
 from penstock.aio.queue import AsyncQueue
 from penstock.handlers import AsyncContext, Spec
@@ -88,8 +87,10 @@ class Coroutines(Slots):
             job = (flight, spec, work)
         self._running[me] = job
         try:
-            if spec.quick:
-                await self._run_quickly(flight, spec, cast("Task", work))
+            began = time.perf_counter()
+            if spec.quick and not isinstance(work, list):
+                outcome = await execution.run_quickly_async(spec, work)
+                self._desk.hand_in(flight, work, outcome, time.perf_counter() - began)
             else:
                 await self._run(flight, spec, work)
         except asyncio.CancelledError as error:
@@ -101,11 +102,6 @@ class Coroutines(Slots):
         finally:
             del self._running[me]
             self._unwanted.discard(me)
-
-    async def _run_quickly(self, flight: Flight, spec: Spec, task: Task) -> None:
-        began = time.perf_counter()
-        outcome = await execution.run_quickly_async(spec, task)
-        self._desk.hand_in(flight, task, outcome, time.perf_counter() - began)
 
     async def _run(self, flight: Flight, spec: Spec, work: Task | list[Task]) -> None:
         began = time.perf_counter()
