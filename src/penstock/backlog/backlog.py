@@ -334,7 +334,7 @@ def load(dsn: str, source: str, name: str) -> Backlog:
         if len(exact) != 1:
             why = "is not adopted" if not exact else f"is adopted as {', '.join(row[1] for row in exact)}"
             raise NotFound(
-                f"{shown(name)} {why}", hint="`penstock adopt TABLE --apply` does it; `backlog ls` lists them."
+                f"{shown(name)} {why}", hint="`penstock adopt TABLE --apply` does it; `penstock backlog status` lists them."
             )
         return restored(database, connection, exact[0])
 
