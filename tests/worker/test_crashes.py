@@ -239,12 +239,12 @@ def fork() -> None:
         return
     child = os.fork()
     if child == 0:
-        time.sleep(8)
+        time.sleep(30)
         os._exit(0)
     os.kill(os.getpid(), signal.SIGKILL)
 """
     queue.set(lease="1s", retry="fixed:100ms")
     queue.push(kind="fork")
     with working(tmp_path, dsn, code) as worker:
-        eventually(lambda: len(worker.noted) == 2, within=7)
+        eventually(lambda: len(worker.noted) == 2, within=25)
         eventually(lambda: queue.status().totals["done"] == 1)

@@ -333,9 +333,8 @@ def load(dsn: str, source: str, name: str) -> Backlog:
         exact = [row for row in found if row[1] == name] or found
         if len(exact) != 1:
             why = "is not adopted" if not exact else f"is adopted as {', '.join(row[1] for row in exact)}"
-            raise NotFound(
-                f"{shown(name)} {why}", hint="`penstock adopt TABLE --apply` does it; `backlog ls` lists them."
-            )
+            hint = "`penstock adopt TABLE --apply` does it; `penstock backlog status` lists them."
+            raise NotFound(f"{shown(name)} {why}", hint=hint)
         return restored(database, connection, exact[0])
 
 

@@ -330,7 +330,7 @@ def read_taken(
         names = [one.name for one in cursor.description or ()][width + 4 :]
         rows = cursor.fetchall()
     first = width + 4
-    return [Taken(row[:width], *row[width:first], dict(zip(names, row[first:], strict=True))) for row in rows]  # type: ignore[call-arg]
+    return [Taken._make((row[:width], *row[width:first], dict(zip(names, row[first:])), False)) for row in rows]  # noqa: B905 - a row has its columns
 
 
 def fetch_candidates(connection: Connection, statement: bytes, parameters: Values) -> list[Candidate]:

@@ -47,10 +47,9 @@ class Counts:
         return self.done + self.failed + self.dead + self.changed
 
 
-class Verdict(NamedTuple):
+class Failure(NamedTuple):
     taken: Taken
-    word: str  # done, failed, dead
-    error: BaseException | None = None
+    error: BaseException
 
 
 def wanted_by(handler: Handler) -> str:
@@ -139,7 +138,7 @@ class Pass:
             return
         hand.execute("begin isolation level read committed")
         taken = self.source.lock(hand, [*keys])
-        self._settle(hand, [Verdict(one, "failed", EndedItsProcess("its handler ended the process")) for one in taken])
+        self._settle(hand, [], [Failure(one, EndedItsProcess("its handler ended the process")) for one in taken])
 
     def _work_aside(self, connection: Connection) -> None:
         try:
@@ -189,33 +188,39 @@ class Pass:
 
     def _through(self, connection: Connection, taken: list[Taken]) -> list[Taken]:
         """Handles and settles what is locked, in its transaction; answers what there was no time for."""
-        verdicts: list[Verdict] = []
+        done: list[Taken] = []
+        failed: list[Failure] = []
         until = time.monotonic() + 2 * TOGETHER
         try:
             for one in taken:
-                if self._over or (verdicts and time.monotonic() > until):
+                if self._over or (time.monotonic() > until and (done or failed)):
                     break
-                verdicts.append(self._handle(connection, one))
+                error = self._handle(connection, one)
+                if error is None:
+                    done.append(one)
+                else:
+                    failed.append(Failure(one, error))
         except (SystemExit, KeyboardInterrupt):
-            self._settle(connection, verdicts)
+            self._settle(connection, done, failed)
             raise
         except BaseException:
             rollback(connection)
             raise
-        self._settle(connection, verdicts)
-        return taken[len(verdicts) :]
+        self._settle(connection, done, failed)
+        return taken[len(done) + len(failed) :]
 
     # --- one record -----------------------------------------------------------------------------------------------
 
-    def _handle(self, connection: Connection, taken: Taken) -> Verdict:
+    def _handle(self, connection: Connection, taken: Taken) -> Exception | None:
+        """What went wrong with it."""
         try:
             if self._call == "record":
                 self._handler(taken.record)
             else:
                 self._handle_inside(connection, taken)
         except Exception as error:  # noqa: BLE001 - its own, whatever it is
-            return Verdict(taken, "failed", error)
-        return Verdict(taken, "done")
+            return error
+        return None
 
     def _handle_inside(self, connection: Connection, taken: Taken) -> None:
         """What the handler writes is undone if it fails, and committed with the status if not."""
@@ -236,9 +241,9 @@ class Pass:
 
     # --- what became of them --------------------------------------------------------------------------------------
 
-    def _settle(self, connection: Connection, verdicts: list[Verdict]) -> None:
+    def _settle(self, connection: Connection, done: list[Taken], failed: list[Failure]) -> None:
         try:
-            counts = self._write(connection, verdicts)
+            counts = self._write(connection, done, failed)
             connection.execute("commit")
         except BaseException:
             rollback(connection)
@@ -246,17 +251,16 @@ class Pass:
         with self._lock:
             for name in ("done", "failed", "dead", "changed"):
                 setattr(self.counts, name, getattr(self.counts, name) + counts[name])
-            self.counts.errors.update(type(one.error).__name__ for one in verdicts if one.error is not None)
+            self.counts.errors.update(type(one.error).__name__ for one in failed)
             if self._progress is not None:
                 self._progress(self.counts)
 
-    def _write(self, connection: Connection, verdicts: list[Verdict]) -> Counter[str]:
+    def _write(self, connection: Connection, done: list[Taken], failed: list[Failure]) -> Counter[str]:
         counts: Counter[str] = Counter()
-        failed = [one for one in verdicts if one.word == "failed"]
         now = clock(connection) if failed else None
         given_up = {one.taken.key for one in failed if now is not None and self._last_try(one.taken, now)}
         groups = {
-            "done": [one.taken for one in verdicts if one.word == "done"],
+            "done": done,
             "failed": [one.taken for one in failed if one.taken.key not in given_up],
             "dead": [one.taken for one in failed if one.taken.key in given_up],
         }
@@ -265,7 +269,7 @@ class Pass:
             counts[word] += written
             counts["changed"] += len(taken) - written
         if self.terms.remembers:
-            self._remember(connection, groups["done"], failed, given_up, now)
+            self._remember(connection, done, failed, given_up, now)
         if self.terms.by_ticks:
             self.source.failed.update(one.taken.key for one in failed)
         return counts
@@ -292,7 +296,7 @@ class Pass:
         self,
         connection: Connection,
         done: list[Taken],
-        failed: list[Verdict],
+        failed: list[Failure],
         given_up: set[Key],
         now: datetime | None,
     ) -> None:
@@ -338,7 +342,7 @@ def paced(size: int, took: float) -> int:
     return max(1, min(LARGEST_BATCH, size * 4, int(wanted)))
 
 
-def told(error: BaseException | None) -> str:
+def told(error: BaseException) -> str:
     """An error as we keep it. Somebody's may not even be able to say what it is."""
     try:
         text = f"{type(error).__name__}: {error}"
