@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import AuthError, ConfigError, Conflict, NewTask, NotFound, Outcome, Penstock, Queue
+from penstock import statements as say
 from penstock.embedded import Server
 from penstock.model import Horizon, Span, Window
 from penstock.spark import history, options, read_history
@@ -457,9 +458,9 @@ def test_a_stream_goes_on_where_it_stopped(
 
 
 def test_no_password_is_shown(spark: SparkSession, queue: Queue, dsn: str, capfd: pytest.CaptureFixture[str]) -> None:
-    told_of = psycopg.conninfo.conninfo_to_dict(dsn)
-    canary = Path(str(told_of.pop("passfile"))).read_text("utf-8").strip().rpartition(":")[2]
-    secret = psycopg.conninfo.make_conninfo(**told_of, password=canary)
+    told_of = {name: str(value) for name, value in psycopg.conninfo.conninfo_to_dict(dsn).items()}
+    canary = Path(told_of.pop("passfile")).read_text("utf-8").strip().rpartition(":")[2]
+    secret = psycopg.conninfo.make_conninfo("", **told_of, password=canary)
     frame: DataFrame = read_history(spark, dsn=secret)
     frame.explain(extended=True)
     frame.explain(mode="formatted")
@@ -511,23 +512,21 @@ def test_no_transaction_is_long(
     assert count == 20_000
 
     # A day of which 40 pages take longer than PostgreSQL is told to bear.
-    monkeypatch.setattr(history.say, "SHORTLY", "set local statement_timeout = '300ms'")
+    monkeypatch.setattr(say, "SHORTLY", "set local statement_timeout = '300ms'")
     slow = (
         "create function public.slowly(bigint) returns bigint language sql as"
         " 'select pg_sleep(case when $1 % 50 = 0 then 0.002 else 0 end); select $1'"
     )
     sql.execute(slow.encode())
-    monkeypatch.setattr(
-        history.say, "HISTORY", history.say.HISTORY.replace("select id,", "select public.slowly(id) as id,")
-    )
+    monkeypatch.setattr(say, "HISTORY", say.HISTORY.replace("select id,", "select public.slowly(id) as id,"))
     tried: list[int] = []
-    real = history.say.history_rows
+    real = say.history_rows
 
     def noted(window: Window, queues: Any, day: Any, pages: range) -> str:
         tried.append(len(pages))
         return real(window, queues, day, pages)
 
-    monkeypatch.setattr(history.say, "history_rows", noted)
+    monkeypatch.setattr(say, "history_rows", noted)
     assert sum(len(batch) for batch in reader.read(part)) == 20_000
     assert tried[0] == history.FIRST
     assert min(tried) < 40
@@ -536,5 +535,5 @@ def test_no_transaction_is_long(
 def test_horizons_compare() -> None:
     """Of two drops that the ends of a window know of, the earlier one counts; both clusters are asked for."""
     start, end = Horizon("a", 1, 5, 9), Horizon("b", 1, 7, 3)
-    found = history.say.check_window(Window(start, end))
+    found = say.check_window(Window(start, end))
     assert found == [("a", 1, 5, 7, 3, None, None, None), ("b", 1, 5, 7, 3, None, None, None)]

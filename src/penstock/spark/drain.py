@@ -25,6 +25,7 @@ from penstock.queue import Queue, persistently
 from penstock.spark.hand import Ended, Hand
 from penstock.spark.options import MOST_PARTITIONS, Place
 from penstock.spark.place import found, hinted
+from penstock.statements import storable
 from penstock.worker.execution import error_text, judged
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ Handler = Callable[[Task], Outcome | None]
 
 BATCH = 10
 SETTLE_EVERY = 0.5  # seconds: small tasks are settled together
+LOOK_AGAIN = 0.1  # seconds
 PATIENCE = 30.0  # seconds without a task, although some wait: somebody holds them
 PASS = 10_000  # records of an adopted table in one pass
 DEATHS = 20  # of processes, one after the other, with nothing handled between
@@ -236,22 +238,24 @@ def named(orders: Orders, part: int) -> str:
 
 
 def claims(queue: Queue, orders: Orders, worker: str, left: int | None) -> Iterator[Claim]:
-    """Until nothing is pending, or nothing is left to do. Tasks that nobody can get at are not waited for for ever."""
-    since = time.monotonic()
+    """Until nothing is pending, looked at twice: what failed a moment ago may be due the next. For what nobody can get
+    at it does not wait for ever."""
+    since, looked = time.monotonic(), 0
     while left != 0:
         size = orders.batch if left is None else min(orders.batch, left)
         claim = persistently(partial(queue.claim, size, lease=orders.lease, worker=worker))
         if claim:
             yield claim
             left = None if left is None else left - len(claim)
-            since = time.monotonic()
+            since, looked = time.monotonic(), 0
             continue
         status = persistently(queue.status)
         waited = time.monotonic() - since
-        if not status.pending or status.paused or waited > PATIENCE:
+        looked = 0 if status.pending else looked + 1
+        if looked > 1 or status.paused or waited > PATIENCE:
             return
         queue.look_afresh()
-        time.sleep(min(0.05 + waited / 4, 1.0))
+        time.sleep(min(LOOK_AGAIN + waited / 4, 1.0))
 
 
 def flown(queue: Queue, claim: Claim, hand: Hand, keeper: Keeper, worker: str) -> Iterator[list[Done]]:
@@ -288,7 +292,10 @@ def handled(hand: Hand, task: Task) -> Outcome:
 
 def settled(queue: Queue, claim: Claim, told: dict[int, tuple[Task, Outcome, float]], worker: str) -> list[Done]:
     words = settle(queue, claim, {id_: outcome for id_, (_, outcome, _) in told.items()})
-    return [row(task, words[id_], outcome.error, seconds, worker) for id_, (task, outcome, seconds) in told.items()]
+    return [
+        row(task, words[id_], storable(outcome.error), seconds, worker)
+        for id_, (task, outcome, seconds) in told.items()
+    ]
 
 
 def settle(queue: Queue, claim: Claim, told: dict[int, Outcome]) -> dict[int, str]:
