@@ -243,14 +243,14 @@ FUNCTIONS = {
         "schedules", "set_kinds", "set_schedule", "settle", "status", "the_queue", "upkeep",
     },
     "reader": {
-        "clock", "contract", "largest_payload", "mentions", "refuse", "retry_delay", "retry_spread", "schedules",
-        "status", "the_queue", "verify",
+        "check_window", "clock", "contract", "history_between", "history_horizon", "history_spans", "largest_payload",
+        "mentions", "queues_named", "refuse", "retry_delay", "retry_spread", "schedules", "status", "the_queue", "verify",
     },
     "stranger": set[str](),
 }  # fmt: skip
 FUNCTIONS["admin"] = set().union(*FUNCTIONS.values()) | {
-    "abandon", "adopt", "cancel", "create_queue", "drop_queue", "drop_schedule", "pause_schedule", "purge", "redrive",
-    "repair", "reprioritise", "reschedule", "resume_schedule", "set_queue",
+    "abandon", "adopt", "cancel", "create_queue", "drop_queue", "drop_schedule", "pause_schedule", "purge", "rebase_history",
+    "redrive", "repair", "reprioritise", "reschedule", "resume_schedule", "set_queue",
 }  # fmt: skip
 
 
@@ -325,6 +325,7 @@ INNER = (
     "penstock.note_audit('x', null, '{}')",
     "penstock.meet(1)",
     "penstock.nearest_schedule('s')",
+    "penstock.check_origin()",
 )
 WRITES = (
     "update penstock.task set payload = '{}'",
@@ -521,7 +522,7 @@ $do$;
 """
 TABLES = (
     "task", "agenda", "lease", "queue", "counter", "counter_log", "low", "history", "worker", "ledger", "audit", "kind",
-    "sample", "arrived", "parted", "pg_roles", "pg_inherits", "pg_class",
+    "sample", "history_gone", "history_origin", "queue_gone", "arrived", "parted", "pg_roles", "pg_inherits", "pg_class",
 )  # fmt: skip
 TYPES = ("text", "jsonb", "uuid", "timestamptz", "date", "varbit", "int8", "tid", "regclass", "place")
 
@@ -578,6 +579,12 @@ CALLS: dict[str, tuple[str, ...]] = {
         "select * from penstock.verify()",
         'select penstock.retry_delay(\'{"type": "fibonacci", "unit": 1, "jitter": 0.5}\', 3)',
         "select * from penstock.tasks",
+        "select * from penstock.history_horizon()",
+        "select penstock.check_window(h.system, h.database, 0, 3, h.dropped, 'work', '2020-01-01', '2040-01-01')"
+        " from penstock.history_horizon() as h",
+        "select penstock.history_between(1, 5)",
+        "select * from penstock.history_spans(0, 5)",
+        "select * from penstock.history_spans(1, 1000000, '2020-01-01', p_roughly => true)",
     ),
     "admin": (
         "select penstock.create_queue('more', '1 minute', 3, '{\"type\": \"fixed\", \"delay\": 1}')",
@@ -591,6 +598,7 @@ CALLS: dict[str, tuple[str, ...]] = {
         "select * from penstock.cancel('work', '{leased}')",
         "select penstock.purge('more', '{planned,dead}')",
         "select * from penstock.repair()",
+        "select penstock.rebase_history()",
         "select penstock.drop_queue('more')",
     ),
 }

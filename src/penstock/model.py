@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
@@ -289,6 +289,35 @@ class Firing(NamedTuple):
     ticks: list[datetime]
     decided: datetime
     next_at: datetime
+
+
+class Horizon(NamedTuple):
+    """How far history can be read: below transaction `xid` of a database of a cluster, all is written. `dropped`: the
+    last drop of a day that was known then."""
+
+    system: str
+    database: int
+    xid: int
+    dropped: int
+
+
+class Window(NamedTuple):
+    """Rows of history: those that the transactions from `start` to below `end` wrote, of a queue, of some days."""
+
+    start: Horizon
+    end: Horizon
+    queue: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+class Span(NamedTuple):
+    """Pages of one day of history. `relation` tells the day from another one of its name."""
+
+    day: date
+    relation: int
+    first_page: int
+    pages: int
 
 
 class Repair(NamedTuple):

@@ -26,6 +26,7 @@ from penstock.model import (
     Duration,
     Extended,
     Firing,
+    Horizon,
     Json,
     Kept,
     Listed,
@@ -38,9 +39,11 @@ from penstock.model import (
     QueueSettings,
     QueueStatus,
     Repair,
+    Span,
     Standing,
     State,
     Verification,
+    Window,
 )
 from penstock.spool import BATCH, Chunk, Spool, task_columns
 from penstock.wire import translated
@@ -704,3 +707,55 @@ def run_schedules(database: Database, decide: Callable[[CronSchedule], Firing]) 
         else:
             pushed += int(row[0] or 0) if row else 0
     return say.Round(pushed, failed)
+
+
+# --- history --------------------------------------------------------------------------------------------------------
+
+
+def horizon(database: Database) -> Horizon:
+    """How far history can be read now. Conflict: it was restored from another cluster."""
+    with database.transaction() as connection:
+        return say.horizon(connection.execute(say.HORIZON).fetchone())
+
+
+def written(database: Database, start: Horizon, end: Horizon) -> bool:
+    """Whether anything was, between the two. Conflict: the start is of another cluster, or ahead of this one."""
+    check_window(database, Window(start, start))
+    with database.transaction() as connection:
+        row = connection.execute(say.BETWEEN, (start.xid, end.xid)).fetchone()
+    return bool(row and row[0])
+
+
+def spans(database: Database, window: Window) -> list[Span]:
+    """Where its rows are. Conflict: some of them can no longer be read."""
+    check_window(database, window)
+    if window.start.xid:
+        with suppress(Unavailable):  # so many that looking for them takes too long
+            return find_spans(database, window, roughly=False)
+    return find_spans(database, window, roughly=True)
+
+
+def check_window(database: Database, window: Window) -> None:
+    with database.transaction() as connection:
+        for parameters in say.check_window(window):
+            connection.execute(say.CHECK_WINDOW, parameters)
+
+
+def find_spans(database: Database, window: Window, *, roughly: bool) -> list[Span]:
+    parameters = (window.start.xid, window.end.xid, window.since, window.until, roughly)
+    with database.transaction() as connection:
+        connection.execute(say.SHORTLY)
+        return [Span(*row) for row in connection.execute(say.SPANS, parameters).fetchall()]
+
+
+def queue_names(database: Database) -> dict[int, str]:
+    """Of all queues there are and were, by their id in history."""
+    with database.transaction() as connection:
+        return {int(id_): str(name) for id_, name in connection.execute(say.QUEUE_NAMES).fetchall()}
+
+
+def queues_named(database: Database, name: str) -> list[int]:
+    """Those that have, or had, this name. NotFound: none."""
+    with database.transaction() as connection:
+        row = connection.execute(say.QUEUES_NAMED, (name,)).fetchone()
+    return list(row[0]) if row else []

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -24,6 +24,7 @@ from penstock.model import (
     Extended,
     Finding,
     Firing,
+    Horizon,
     Listed,
     NewSchedule,
     Outcome,
@@ -31,6 +32,7 @@ from penstock.model import (
     QueueStatus,
     Task,
     Verification,
+    Window,
     from_micros,
 )
 from penstock.retry import Strategy, parse
@@ -542,3 +544,61 @@ def verification(rows: list[tuple[Any, ...]], dropped: tuple[Any, ...] | None) -
         dropped=int(dropped[0]) if dropped else 0,
         findings=tuple(Finding(row[1], f"{row[0]}: {row[2]}", row[3], row[4]) for row in rows),
     )
+
+
+# --- history ----------------------------------------------------------------------------------------------------------
+
+HORIZON = "select system, database, xid, dropped from penstock.history_horizon()"
+CHECK_WINDOW = "select penstock.check_window(%s, %s, %s, %s, %s, %s, %s, %s)"
+BETWEEN = "select penstock.history_between(%s, %s)"
+SPANS = "select day, relation, first_page, pages from penstock.history_spans(%s, %s, %s, %s, %s)"
+QUEUE_NAMES = "select id, name from penstock.queue union all select id, name from penstock.queue_gone"
+QUEUES_NAMED = "select penstock.queues_named(%s)"
+# A snapshot that is held for long keeps vacuum from the queue's dead rows: what reads history is ended before that.
+SHORTLY = "set local statement_timeout = '4s'"
+
+
+def check_window(window: Window) -> list[tuple[Any, ...]]:
+    """The parameters of CHECK_WINDOW, for each cluster that its ends are of. Of two drops that they know of the earlier
+    one counts: a start that is made anew must not hide what was dropped since the end was noted."""
+    start, end = window.start, window.end
+    known = min(start.dropped, end.dropped)
+    rest = (start.xid, end.xid, known, window.queue, window.since, window.until)
+    return [(*place, *rest) for place in {start[:2]: 0, end[:2]: 0}]
+
+
+def horizon(row: tuple[Any, ...] | None) -> Horizon:
+    assert row is not None
+    return Horizon(*row)
+
+
+# How a day's rows are read, by whatever driver: numbers and moments only, written by us.
+HISTORY = """
+    select id, xid, queue_id, task_id, created, due, claimed_at, finished_at, iteration, attempt, outcome, kind, worker,
+           subject, error_class, error
+    from penstock.history
+    where finished_at >= '{since}' and finished_at < '{until}' and xid >= {start} and xid < {end}
+      and ctid >= '({first},0)'::pg_catalog.tid and ctid < '({last},0)'::pg_catalog.tid
+"""
+OF_QUEUES = "and queue_id = any('{{{ids}}}'::int[])"
+STILL_THERE = """
+    select inhrelid::bigint from pg_catalog.pg_inherits
+    where inhrelid = {relation} and inhparent = 'penstock.history'::pg_catalog.regclass
+"""
+
+
+def history_rows(window: Window, queues: Sequence[int] | None, day: date, pages: range) -> str:
+    midnight = datetime(day.year, day.month, day.day, tzinfo=UTC)
+    bounds = (max(midnight, window.since or midnight), min(midnight + DAY, window.until or midnight + DAY))
+    statement = HISTORY.format(
+        since=bounds[0].astimezone(UTC).isoformat(),
+        until=bounds[1].astimezone(UTC).isoformat(),
+        start=int(window.start.xid),
+        end=int(window.end.xid),
+        first=pages.start,
+        last=pages.stop,
+    )
+    return statement if queues is None else statement + OF_QUEUES.format(ids=",".join(map(str, map(int, queues))))
+
+
+DAY = timedelta(days=1)

@@ -50,6 +50,12 @@ def settings_for(dsn: str) -> dict[str, Any]:
     return SETTINGS | {name: value for name, value in NOTICE.items() if name not in told}
 
 
+def for_other_drivers(dsn: str) -> str:
+    """The DSN with our settings in it, for a driver that has libpq inside."""
+    told = {name: value for name, value in settings_for(dsn).items() if name not in ("autocommit", "prepare_threshold")}
+    return psycopg.conninfo.make_conninfo(dsn, **told)
+
+
 def configure(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
     if connection.info.server_version < OLDEST_SERVER:
         raise ConfigError(
@@ -109,14 +115,19 @@ def as_ours(error: psycopg.Error, source: str | None = None, dsn: str | None = N
     """One of ours for one of PostgreSQL's. No statement, parameter or password gets into the message."""
     message = error.diag.message_primary or first_line(error)
     state = error.sqlstate or guessed_state(error, message)
-    if state in OURS:
-        return OURS[state](message, hint=error.diag.message_hint)
     if state == "23505" and error.diag.constraint_name == "task_subject":
         return Taken("a subject exists already")
+    where = f" ({described(dsn)}, from {source})" if dsn and source else ""
+    return meant(state, message, error.diag.message_hint, where)
+
+
+def meant(state: str, message: str, hint: str | None = None, where: str = "") -> PenstockError:
+    """What a SQLSTATE means, whatever driver brought it."""
+    if state in OURS:
+        return OURS[state](message, hint=hint)
     meaning = MEANINGS.get(state) or MEANINGS.get(state[:2])
     if meaning is None:
         return PenstockError(f"{state} {message}".strip())
-    where = f" ({described(dsn)}, from {source})" if dsn and source else ""
     said = f"{meaning.words}{where}: {message}" if meaning.words else f"{message}{where}"
     return meaning.error(said, hint=meaning.hint)
 

@@ -25,6 +25,7 @@ from penstock.model import (
     Duration,
     Extended,
     Firing,
+    Horizon,
     Json,
     Kept,
     Listed,
@@ -37,9 +38,11 @@ from penstock.model import (
     QueueSettings,
     QueueStatus,
     Repair,
+    Span,
     Standing,
     State,
     Verification,
+    Window,
 )
 from penstock.spool import BATCH, Chunk, Spool, task_columns
 from penstock.wire import translated
@@ -715,3 +718,55 @@ async def run_schedules(database: AsyncDatabase, decide: Callable[[CronSchedule]
         else:
             pushed += int(row[0] or 0) if row else 0
     return say.Round(pushed, failed)
+
+
+# --- history --------------------------------------------------------------------------------------------------------
+
+
+async def horizon(database: AsyncDatabase) -> Horizon:
+    """How far history can be read now. Conflict: it was restored from another cluster."""
+    async with database.transaction() as connection:
+        return say.horizon(await (await connection.execute(say.HORIZON)).fetchone())
+
+
+async def written(database: AsyncDatabase, start: Horizon, end: Horizon) -> bool:
+    """Whether anything was, between the two. Conflict: the start is of another cluster, or ahead of this one."""
+    await check_window(database, Window(start, start))
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.BETWEEN, (start.xid, end.xid))).fetchone()
+    return bool(row and row[0])
+
+
+async def spans(database: AsyncDatabase, window: Window) -> list[Span]:
+    """Where its rows are. Conflict: some of them can no longer be read."""
+    await check_window(database, window)
+    if window.start.xid:
+        with suppress(Unavailable):  # so many that looking for them takes too long
+            return await find_spans(database, window, roughly=False)
+    return await find_spans(database, window, roughly=True)
+
+
+async def check_window(database: AsyncDatabase, window: Window) -> None:
+    async with database.transaction() as connection:
+        for parameters in say.check_window(window):
+            await connection.execute(say.CHECK_WINDOW, parameters)
+
+
+async def find_spans(database: AsyncDatabase, window: Window, *, roughly: bool) -> list[Span]:
+    parameters = (window.start.xid, window.end.xid, window.since, window.until, roughly)
+    async with database.transaction() as connection:
+        await connection.execute(say.SHORTLY)
+        return [Span(*row) for row in await (await connection.execute(say.SPANS, parameters)).fetchall()]
+
+
+async def queue_names(database: AsyncDatabase) -> dict[int, str]:
+    """Of all queues there are and were, by their id in history."""
+    async with database.transaction() as connection:
+        return {int(id_): str(name) for id_, name in await (await connection.execute(say.QUEUE_NAMES)).fetchall()}
+
+
+async def queues_named(database: AsyncDatabase, name: str) -> list[int]:
+    """Those that have, or had, this name. NotFound: none."""
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.QUEUES_NAMED, (name,))).fetchone()
+    return list(row[0]) if row else []

@@ -1,1 +1,34 @@
-"""Spark on both ends: DataFrames into queues, queues out as streams, heavy drains on executors, history as DataFrames."""
+"""Spark on both ends: DataFrames into queues, queues as streams, heavy drains on executors, history as DataFrames."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.spark.drain import drain, drain_backlog
+    from penstock.spark.history import read_history
+
+__all__ = ["drain", "drain_backlog", "read_history"]
+
+# Where each name is. Loaded when somebody asks: Spark is an extra, and heavy.
+HOMES = {"drain": "drain", "drain_backlog": "drain", "read_history": "history"}
+
+
+class Package(ModuleType):
+    """Some of these names are modules too: imported, they would stand before what they are for."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in HOMES or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = Package
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)

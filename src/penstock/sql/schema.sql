@@ -238,6 +238,17 @@ begin
     end if;
 end
 $$;
+CREATE FUNCTION penstock.check_origin() RETURNS void
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    if (select array_agg(o.system) from penstock.history_origin as o) is distinct from array[penstock.system()] then
+        perform penstock.refuse('PS409', 'history: it was written in another cluster and restored into this one',
+            'As admin: select penstock.rebase_history(); then read it with a new checkpoint. `penstock pipeline rebase` does both.');
+    end if;
+end
+$$;
 CREATE FUNCTION penstock.check_push(p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_largest bigint) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -473,6 +484,50 @@ begin
     order by i.n limit 1;
     if found then
         perform penstock.refuse('PS413', format('item %s: payload: %s bytes are more than %s', v_bad.index, v_bad.size, v_bad.largest));
+    end if;
+end
+$$;
+CREATE FUNCTION penstock.check_window(p_system text, p_database bigint, p_from bigint, p_to bigint, p_dropped bigint, p_queue text DEFAULT NULL::text, p_since timestamp with time zone DEFAULT NULL::timestamp with time zone, p_until timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS void
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    AS $$
+declare
+    v_hint  constant text := 'Begin with a new checkpoint, or run `penstock pipeline rebase`.';
+    v_now   record;
+    v_ids   int[];
+    v_days  date[];
+    v_rows  bigint;
+begin
+    select * into v_now from penstock.history_horizon();
+    if p_system is null or p_database is null or p_from is null or p_to is null or p_dropped is null then
+        perform penstock.refuse('PS400', 'offset: system, database, from, to and dropped must not be null');
+    elsif p_system <> v_now.system then
+        perform penstock.refuse('PS409',
+            format('offset: it is of another cluster (system %s, this is %s)', left(p_system, 40), v_now.system), v_hint);
+    elsif p_database <> v_now.database then
+        perform penstock.refuse('PS409',
+            format('offset: it is of another database (%s, this is %s)', p_database, v_now.database), v_hint);
+    elsif p_from not between 0 and p_to then
+        perform penstock.refuse('PS400', format('offset: %s is not between 0 and %s', p_from, p_to));
+    elsif p_to > v_now.xid then
+        perform penstock.refuse('PS409',
+            format('offset: transaction %s is ahead of this cluster, which is at %s: it was set back, or it is a copy that lags',
+                   p_to, v_now.xid), v_hint);
+    end if;
+    if p_queue is not null then
+        v_ids := penstock.queues_named(p_queue);
+    end if;
+    select array_agg(distinct g.day order by g.day), sum(g.rows) into v_days, v_rows
+    from penstock.history_gone as g
+    where g.n > p_dropped and g.first_xid < p_to and g.last_xid >= p_from
+      and (v_ids is null or g.queue_id = any(v_ids))
+      and (p_since is null or g.day + 1 > p_since) and (p_until is null or g.day < p_until);
+    if v_days is not null then
+        perform penstock.refuse('PS409',
+            format('offset: history of %s was dropped before it was read (up to %s rows, transactions %s to %s)',
+                   array_to_string(v_days[:5], ', ') || case when cardinality(v_days) > 5 then ' …' else '' end, v_rows, p_from, p_to),
+            v_hint || ' Upkeep keeps history for 30 days: read it more often.');
     end if;
 end
 $$;
@@ -927,7 +982,7 @@ begin
         return 0;
     end if;
     for v_day in
-        select c.oid::regclass as name
+        select c.oid::regclass as name, to_date(right(c.relname, 8), 'YYYYMMDD') as day
         from pg_inherits as i join pg_class as c on c.oid = i.inhrelid
         where i.inhparent = 'penstock.history'::regclass and c.relname ~ '^history_\d{8}$'
           and to_date(right(c.relname, 8), 'YYYYMMDD') + 1 <= p_before::date
@@ -940,6 +995,9 @@ begin
                 'insert into penstock.history_dropped as d (queue_id, outcome, rows) '
                 'select queue_id, outcome, count(*) from %s group by 1, 2 '
                 'on conflict (queue_id, outcome) do update set rows = d.rows + excluded.rows', v_day.name);
+            execute format(
+                'insert into penstock.history_gone (day, queue_id, rows, first_xid, last_xid) '
+                'select %L, queue_id, count(*), min(xid), max(xid) from %s group by queue_id', v_day.day, v_day.name);
             execute format('drop table %s', v_day.name);
             v_count := v_count + 1;
         exception when lock_not_available or undefined_table or dependent_objects_still_exist then
@@ -983,6 +1041,7 @@ begin
     delete from penstock.low as l where l.queue_id = v_queue.id;
     delete from penstock.sample as s where s.queue_id = v_queue.id;
     delete from penstock.history_dropped as d where d.queue_id = v_queue.id;
+    insert into penstock.queue_gone (id, name) values (v_queue.id, v_queue.name);
     delete from penstock.queue as q where q.id = v_queue.id;
     -- What was set meanwhile. One that is being fired now stays behind, without a queue: nobody sees it any more.
     delete from penstock.schedule as s
@@ -1275,6 +1334,56 @@ begin
         select t.id from penstock.task as t where t.id = any(p_ids) except select unnest(v_free));
 end
 $$;
+CREATE FUNCTION penstock.history_between(p_from bigint, p_to bigint) RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+    select exists (select from penstock.history as h where h.xid >= p_from and h.xid < p_to)
+$$;
+CREATE FUNCTION penstock.history_horizon() RETURNS TABLE(system text, database bigint, xid bigint, dropped bigint)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    perform penstock.check_origin();
+    return query
+    select penstock.system()::text, d.oid::bigint, pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
+           coalesce((select max(g.n) from penstock.history_gone as g), 0)
+    from pg_database as d where d.datname = current_database();
+end
+$$;
+CREATE FUNCTION penstock.history_spans(p_from bigint, p_to bigint, p_since timestamp with time zone DEFAULT NULL::timestamp with time zone, p_until timestamp with time zone DEFAULT NULL::timestamp with time zone, p_roughly boolean DEFAULT false) RETURNS TABLE(day date, relation bigint, first_page bigint, pages bigint)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    SET enable_seqscan TO 'off'
+    AS $_$
+begin
+    return query
+    with days as materialized (
+        select c.oid, to_date(right(c.relname, 8), 'YYYYMMDD') as day,
+               pg_relation_size(c.oid) / current_setting('block_size')::bigint as pages
+        from pg_inherits as i join pg_class as c on c.oid = i.inhrelid
+        where i.inhparent = 'penstock.history'::regclass and c.relname ~ '^history_\d{8}$'
+    ), kept as (
+        select d.* from days as d
+        where d.pages > 0 and (p_since is null or d.day + 1 > p_since) and (p_until is null or d.day < p_until)
+    )
+    select k.day, k.oid::bigint, 0::bigint, k.pages from kept as k where p_roughly
+    union all
+    select k.day, k.oid::bigint, f.first, f.last + 1 - f.first
+    from (
+        select h.tableoid as oid, (min(h.ctid)::text::point)[0]::bigint as first, (max(h.ctid)::text::point)[0]::bigint as last
+        from penstock.history as h
+        where not p_roughly and h.xid >= p_from and h.xid < p_to
+          and (p_since is null or h.finished_at >= p_since) and (p_until is null or h.finished_at < p_until)
+        group by h.tableoid
+    ) as f
+    join kept as k on k.oid = f.oid
+    order by 1;
+end
+$_$;
 CREATE FUNCTION penstock.hold_live(p_queue_id integer, p_ids bigint[]) RETURNS bigint[]
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1665,6 +1774,41 @@ begin
     if v_twice is not null then
         return query select f.n, f.id, 'superseded', f.state from penstock.find_subjects(v_queue.id, p_subjects, v_twice) as f;
     end if;
+end
+$$;
+CREATE FUNCTION penstock.queues_named(p_queue text) RETURNS integer[]
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_ids int[];
+begin
+    select array_agg(q.id) into v_ids
+    from (select n.id, n.name from penstock.queue as n union all select g.id, g.name from penstock.queue_gone as g) as q
+    where q.name = p_queue;
+    if v_ids is null then
+        perform penstock.the_queue(p_queue);    -- says which name is near
+    end if;
+    return v_ids;
+end
+$$;
+CREATE FUNCTION penstock.rebase_history() RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_rows bigint;
+begin
+    lock table penstock.history_origin in exclusive mode;
+    if (select array_agg(o.system) from penstock.history_origin as o) = array[penstock.system()] then
+        return 0;
+    end if;
+    update penstock.history as h set xid = 0 where h.xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+    get diagnostics v_rows = row_count;
+    delete from penstock.history_origin;
+    insert into penstock.history_origin (system) values (penstock.system());
+    perform penstock.note_audit('rebase', null, jsonb_build_object('rows', v_rows));
+    return v_rows;
 end
 $$;
 CREATE FUNCTION penstock.recount(p_queue text) RETURNS TABLE(area text, queue text, what text, expected bigint, found bigint)
@@ -2790,6 +2934,23 @@ CREATE TABLE penstock.history_dropped (
     outcome text NOT NULL COLLATE pg_catalog."C",
     rows bigint NOT NULL
 );
+CREATE TABLE penstock.history_gone (
+    n bigint NOT NULL,
+    day date NOT NULL,
+    queue_id integer NOT NULL,
+    rows bigint NOT NULL,
+    first_xid bigint NOT NULL,
+    last_xid bigint NOT NULL
+);
+COMMENT ON COLUMN penstock.history_gone.n IS 'the order in which days were dropped: one at a time, under a lock';
+ALTER TABLE penstock.history_gone ALTER COLUMN n ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.history_gone_n_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 CREATE SEQUENCE penstock.history_id_seq
     START WITH 1
     INCREMENT BY 1
@@ -2797,6 +2958,9 @@ CREATE SEQUENCE penstock.history_id_seq
     NO MAXVALUE
     CACHE 100;
 ALTER SEQUENCE penstock.history_id_seq OWNED BY penstock.history.id;
+CREATE TABLE penstock.history_origin (
+    system bigint NOT NULL
+);
 CREATE TABLE penstock.kind (
     queue_id integer NOT NULL,
     kind text NOT NULL COLLATE pg_catalog."C",
@@ -2827,6 +2991,10 @@ CREATE TABLE penstock.migration (
     name text NOT NULL,
     checksum text NOT NULL,
     applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+CREATE TABLE penstock.queue_gone (
+    id integer NOT NULL,
+    name text NOT NULL COLLATE pg_catalog."C"
 );
 ALTER TABLE penstock.queue ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.queue_id_seq
@@ -2942,6 +3110,10 @@ ALTER TABLE ONLY penstock.counter
     ADD CONSTRAINT counter_pkey PRIMARY KEY (queue_id, metric);
 ALTER TABLE ONLY penstock.history_dropped
     ADD CONSTRAINT history_dropped_pkey PRIMARY KEY (queue_id, outcome);
+ALTER TABLE ONLY penstock.history_gone
+    ADD CONSTRAINT history_gone_pkey PRIMARY KEY (n);
+ALTER TABLE ONLY penstock.history_origin
+    ADD CONSTRAINT history_origin_pkey PRIMARY KEY (system);
 ALTER TABLE ONLY penstock.kind
     ADD CONSTRAINT kind_pkey PRIMARY KEY (queue_id, kind);
 ALTER TABLE ONLY penstock.lease
@@ -2952,6 +3124,8 @@ ALTER TABLE ONLY penstock.low
     ADD CONSTRAINT low_pkey PRIMARY KEY (queue_id);
 ALTER TABLE ONLY penstock.migration
     ADD CONSTRAINT migration_pkey PRIMARY KEY (number);
+ALTER TABLE ONLY penstock.queue_gone
+    ADD CONSTRAINT queue_gone_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.queue
     ADD CONSTRAINT queue_name_key UNIQUE (name);
 ALTER TABLE ONLY penstock.queue
@@ -2969,7 +3143,7 @@ CREATE INDEX agenda_alone ON penstock.agenda USING btree (queue_id, priority, du
 CREATE INDEX agenda_pick ON penstock.agenda USING btree (queue_id, priority, due, task_id) WHERE pending;
 CREATE INDEX agenda_planned ON penstock.agenda USING btree (queue_id, due) WHERE (NOT pending);
 CREATE INDEX counter_log_xid ON penstock.counter_log USING btree (queue_id, xid);
-CREATE INDEX history_xid ON ONLY penstock.history USING brin (xid);
+CREATE INDEX history_xid ON ONLY penstock.history USING brin (xid) WITH (autosummarize='on');
 CREATE INDEX lease_until ON penstock.lease USING btree (queue_id, until);
 CREATE INDEX ledger_at ON penstock.ledger USING btree (at);
 CREATE INDEX schedule_next ON penstock.schedule USING btree (next_at) WHERE (NOT paused);
@@ -3012,6 +3186,7 @@ REVOKE ALL ON FUNCTION penstock.check_claim(p_limit integer, p_lease interval, p
 REVOKE ALL ON FUNCTION penstock.check_distinct(p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_filter(p_error text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_limit(p_limit integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.check_origin() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_push(p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_largest bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.clock() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.clock() TO penstock_producer;
@@ -3024,6 +3199,8 @@ GRANT SELECT ON TABLE penstock.schedule TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.check_schedule(p_schedule penstock.schedule, p_largest bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_settle(p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_sizes(p_payloads text[], p_queue_id integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.check_window(p_system text, p_database bigint, p_from bigint, p_to bigint, p_dropped bigint, p_queue text, p_since timestamp with time zone, p_until timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.check_window(p_system text, p_database bigint, p_from bigint, p_to bigint, p_dropped bigint, p_queue text, p_since timestamp with time zone, p_until timestamp with time zone) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.claim(p_queue text, p_limit integer, p_lease interval, p_worker text, p_hint penstock.place, p_may_alone boolean, p_durable boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.claim(p_queue text, p_limit integer, p_lease interval, p_worker text, p_hint penstock.place, p_may_alone boolean, p_durable boolean) TO penstock_worker;
 GRANT SELECT(claimed_at) ON TABLE penstock.lease TO penstock_reader;
@@ -3074,6 +3251,12 @@ GRANT ALL ON FUNCTION penstock.fire(p_name text, p_mark timestamp with time zone
 REVOKE ALL ON FUNCTION penstock.forget_records(p_adopted integer, p_keys jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.forget_records(p_adopted integer, p_keys jsonb) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.held_elsewhere(p_ids bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.history_between(p_from bigint, p_to bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.history_between(p_from bigint, p_to bigint) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.history_horizon() FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.history_horizon() TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.history_spans(p_from bigint, p_to bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_roughly boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.history_spans(p_from bigint, p_to bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_roughly boolean) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.hold_live(p_queue_id integer, p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.hold_waiting(p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.in_seconds(p_length interval) FROM PUBLIC;
@@ -3117,6 +3300,10 @@ REVOKE ALL ON FUNCTION penstock.push(p_queue text, p_payload jsonb, p_subject te
 GRANT ALL ON FUNCTION penstock.push(p_queue text, p_payload jsonb, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.queues_named(p_queue text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.queues_named(p_queue text) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.rebase_history() FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.rebase_history() TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.recount(p_queue text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.redrive(p_queue text, p_ids bigint[], p_subjects text[], p_kind text, p_error text, p_since timestamp with time zone, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.redrive(p_queue text, p_ids bigint[], p_subjects text[], p_kind text, p_error text, p_since timestamp with time zone, p_limit integer) TO penstock_admin;
@@ -3180,10 +3367,13 @@ GRANT SELECT ON TABLE penstock.counter TO penstock_reader;
 GRANT SELECT ON TABLE penstock.counter_log TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history_dropped TO penstock_reader;
+GRANT SELECT ON TABLE penstock.history_gone TO penstock_reader;
+GRANT SELECT ON TABLE penstock.history_origin TO penstock_reader;
 GRANT SELECT ON TABLE penstock.kind TO penstock_reader;
 GRANT SELECT ON TABLE penstock.ledger TO penstock_reader;
 GRANT SELECT ON TABLE penstock.low TO penstock_reader;
 GRANT SELECT ON TABLE penstock.migration TO penstock_reader;
+GRANT SELECT ON TABLE penstock.queue_gone TO penstock_reader;
 GRANT SELECT ON TABLE penstock.sample TO penstock_reader;
 GRANT SELECT ON TABLE penstock.task TO penstock_reader;
 GRANT INSERT(id) ON TABLE penstock.task TO penstock_producer;

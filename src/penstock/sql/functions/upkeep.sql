@@ -32,7 +32,7 @@ begin
         return 0;
     end if;
     for v_day in
-        select c.oid::regclass as name
+        select c.oid::regclass as name, to_date(right(c.relname, 8), 'YYYYMMDD') as day
         from pg_inherits as i join pg_class as c on c.oid = i.inhrelid
         where i.inhparent = 'penstock.history'::regclass and c.relname ~ '^history_\d{8}$'
           and to_date(right(c.relname, 8), 'YYYYMMDD') + 1 <= p_before::date
@@ -45,6 +45,9 @@ begin
                 'insert into penstock.history_dropped as d (queue_id, outcome, rows) '
                 'select queue_id, outcome, count(*) from %s group by 1, 2 '
                 'on conflict (queue_id, outcome) do update set rows = d.rows + excluded.rows', v_day.name);
+            execute format(
+                'insert into penstock.history_gone (day, queue_id, rows, first_xid, last_xid) '
+                'select %L, queue_id, count(*), min(xid), max(xid) from %s group by queue_id', v_day.day, v_day.name);
             execute format('drop table %s', v_day.name);
             v_count := v_count + 1;
         exception when lock_not_available or undefined_table or dependent_objects_still_exist then

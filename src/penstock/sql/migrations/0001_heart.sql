@@ -170,7 +170,7 @@ create table penstock.history (
     constraint outcome_is_known check (outcome in ('done', 'again', 'failed', 'dead', 'released', 'expired', 'revoked'))
 ) partition by range (finished_at);
 alter sequence penstock.history_id_seq owned by penstock.history.id;
-create index history_xid on penstock.history using brin (xid);
+create index history_xid on penstock.history using brin (xid) with (autosummarize = on);
 
 -- What dropped partitions held, so that the books still balance.
 create table penstock.history_dropped (
@@ -178,6 +178,29 @@ create table penstock.history_dropped (
     outcome  text collate "C" not null,
     rows     bigint not null,
     primary key (queue_id, outcome)
+);
+
+-- Which transactions had written there, so that a reader who comes too late is told.
+create table penstock.history_gone (
+    n         bigint generated always as identity primary key,
+    day       date not null,
+    queue_id  int not null,
+    rows      bigint not null,
+    first_xid bigint not null,
+    last_xid  bigint not null
+);
+comment on column penstock.history_gone.n is 'the order in which days were dropped: one at a time, under a lock';
+
+-- The cluster whose transactions history's xids are. Restored elsewhere they mean nothing, until rebase_history().
+create table penstock.history_origin (
+    system bigint primary key
+);
+insert into penstock.history_origin select system_identifier from pg_control_system();
+
+-- Queues that are no more: what they did is still in history, under their name.
+create table penstock.queue_gone (
+    id   int primary key,
+    name text collate "C" not null
 );
 
 -- Counters: a log that every statement appends to, and the sums it was squeezed into.
