@@ -21,10 +21,13 @@ class DefaultSource(DataSource):
 
     def schema(self) -> str:
         """Of what is read. It is asked before we know whether that is a stream."""
-        from penstock.spark.history import SCHEMA as HISTORY  # noqa: PLC0415 - what is not used is not loaded
+        if self.options.get(options.READ) == "history":
+            from penstock.spark.history import SCHEMA as HISTORY  # noqa: PLC0415 - what is not used is not loaded
+
+            return HISTORY
         from penstock.spark.source import SCHEMA as TASKS  # noqa: PLC0415
 
-        return HISTORY if self.options.get(options.READ) == "history" else TASKS
+        return TASKS
 
     def reader(self, schema: StructType) -> Any:  # noqa: ARG002 - ours is the only one
         options.reads_history(self.options, stream=False)
