@@ -209,7 +209,7 @@ begin
         perform penstock.promote(p_queue.id, p_limit);
         if p_before is null or penstock.waits_since(p_queue.id, p_before) then
             -- A lease for each slot, of what there is; more where that would be too many for one.
-            select ceil(least(p_limit, s.pending)::numeric / p_slots) into v_size from penstock.status(p_queue.name) as s;
+            select greatest(1, ceil(least(p_limit, s.pending)::numeric / p_slots)) into v_size from penstock.status(p_queue.name) as s;
             v_size := greatest(2, least(10000, ceil(v_size::numeric / ceil(v_size::numeric / 10000))));
         end if;
     end if;
