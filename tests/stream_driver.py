@@ -1,7 +1,7 @@
 """A Spark driver as people write one: streams out of queues into a sink that writes each effect once.
 
-As a program it runs the queries that a file of JSON asks for, until somebody ends it. A sink stops at a point, where a test
-wants it to, and goes on when it is told so.
+As a program it runs the queries that a file of JSON asks for, until somebody ends it. A sink stops at a point, where a
+test wants it to, and goes on when it is told so.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from typing import Any, Literal
 
 import psycopg
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import LeaseLost, Outcome
 from penstock.spark.outcomes import note_outcomes
 
 TABLES = """
-    create table ledger (key text primary key);
-    create table effect (task bigint not null, who text not null, at timestamptz not null default clock_timestamp());
+    create schema sink;
+    create table sink.ledger (key text primary key);
+    create table sink.effect (task bigint not null, who text not null);
 """
 
 
@@ -65,8 +66,8 @@ def begin(spark: SparkSession, asked: Asked, *, available_now: bool = False) -> 
 
 
 def ledgered(asked: Asked) -> Callable[[DataFrame, int], None]:
-    """Effects and ledger in one transaction. The key is Spark's batch, or the run of the task: that one is known whatever
-    became of the checkpoint."""
+    """Effects and ledger in one transaction. The key is Spark's batch, or the run of the task: that one is known
+    whatever became of the checkpoint."""
 
     def pause(where: str, batch: int) -> None:
         if asked.stop == where and batch == 1:
@@ -87,10 +88,10 @@ def ledgered(asked: Asked) -> Callable[[DataFrame, int], None]:
                 if n == len(rows) // 2:
                     pause("midst", batch)
                 new = connection.execute(
-                    "insert into ledger values (%s) on conflict do nothing returning key", (key(row, batch),)
+                    "insert into sink.ledger values (%s) on conflict do nothing returning key", (key(row, batch),)
                 ).fetchone()
                 if new is not None:
-                    connection.execute("insert into effect (task, who) values (%s, %s)", (row.id, asked.name))
+                    connection.execute("insert into sink.effect (task, who) values (%s, %s)", (row.id, asked.name))
         pause("after", batch)
         if asked.stop == "before" and batch == 1:  # a zombie: what it says now must not count
             try:
@@ -121,7 +122,11 @@ def write(asked: list[Asked], path: Path) -> None:
 
 def main() -> None:
     spark = session()
-    queries = [begin(spark, Asked(**one)) for one in json.loads(Path(sys.argv[1]).read_text())]
+    queries = []
+    for one in json.loads(Path(sys.argv[1]).read_text()):
+        queries.append(begin(spark, Asked(**one)))
+        while queries[-1].isActive and queries[-1].lastProgress is None:
+            time.sleep(0.05)  # one by one: Spark gives a reader ten seconds to start, and the machine may be busy
     for query in queries:
         query.awaitTermination()
 

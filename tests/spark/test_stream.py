@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ def tasks(spark: SparkSession, dsn: str, **options: object) -> DataFrame:
     for name, value in options.items():
         reader = reader.option(name, str(value))
     return reader.load()
+
+
+def swallow(frame: DataFrame, _: int) -> None:
+    frame.collect()
 
 
 def run(frame: DataFrame, sink: Any, checkpoint: Path) -> Any:
@@ -49,7 +54,7 @@ def test_a_queue_is_drained_batch_by_batch(spark: SparkSession, queue: Queue, ds
     status = queue.status()
     assert (status.pending, status.active, status.totals["done"]) == (1, 0, 500), "the last batch is settled too"
     backlogs = [json.loads(one.sources[0].latestOffset)["backlog"] for one in query.recentProgress if one.numInputRows]
-    assert backlogs == [301, 101, 1]
+    assert backlogs == [300, 101, 1], "after each claim"
 
 
 def test_a_sink_that_fails_is_given_the_same_again(spark: SparkSession, queue: Queue, dsn: str, tmp_path: Path) -> None:
@@ -83,10 +88,10 @@ def test_a_sink_that_fails_is_given_the_same_again(spark: SparkSession, queue: Q
 def test_a_checkpoint_of_another_group(spark: SparkSession, queue: Queue, dsn: str, tmp_path: Path) -> None:
     """B107."""
     queue.push_many([{}] * 10)
-    run(tasks(spark, dsn), lambda frame, _: frame.collect(), tmp_path / "c")
+    run(tasks(spark, dsn), swallow, tmp_path / "c")
     queue.push()
     with pytest.raises(StreamingQueryException) as error:
-        run(tasks(spark, dsn, consumerGroup="other"), lambda frame, _: frame.collect(), tmp_path / "c")
+        run(tasks(spark, dsn, consumerGroup="other"), swallow, tmp_path / "c")
     said = str(error.value)
     assert "ConfigError: checkpointLocation: it is of consumerGroup 'default' of queue 'work', not 'other'" in said
     assert "Every query needs a checkpointLocation of its own." in said
@@ -99,26 +104,23 @@ def test_a_continuous_query_settles_as_it_goes(
     """Its tasks are not done when it is stopped in its sink; whoever comes next has them."""
     queue.push_many([{}] * 10)
     query = (
-        tasks(spark, dsn)
-        .writeStream.foreachBatch(lambda frame, _: frame.collect())
-        .option("checkpointLocation", str(tmp_path / "c"))
-        .start()
+        tasks(spark, dsn).writeStream.foreachBatch(swallow).option("checkpointLocation", str(tmp_path / "c")).start()
     )
     try:
         for _ in range(SECONDS * 10):
             if queue.status().totals["done"] == 10:
                 break
             assert query.isActive
-            query.awaitTermination(0.1)
+            time.sleep(0.1)
         queue.push_many([{}] * 5)
         query.processAllAvailable()
     finally:
         query.stop()
-    run(tasks(spark, dsn), lambda frame, _: frame.collect(), tmp_path / "c")
+    run(tasks(spark, dsn), swallow, tmp_path / "c")
     assert queue.status().totals["done"] == 15
 
 
 def test_options_are_checked_before_anybody_connects(spark: SparkSession, tmp_path: Path) -> None:
     frame = tasks(spark, "postgresql://127.0.0.1:1/nowhere", numPartition=2)
     with pytest.raises((AnalysisException, StreamingQueryException), match="Did you mean numPartitions"):
-        run(frame, lambda frame, _: None, tmp_path / "c")
+        run(frame, lambda *_: None, tmp_path / "c")

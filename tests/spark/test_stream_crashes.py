@@ -23,7 +23,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import stream_driver
-from conftest import NUMBER, TEMPLATE, Clock, with_database
+from conftest import TEMPLATE, Clock, with_database
 from penstock import Penstock
 from stream_driver import Asked, begin
 
@@ -33,7 +33,7 @@ TASKS = 50
 READER = "python_streaming_source_runner"
 T = TypeVar("T")
 
-# The commit of the second batch waits until it is told to go on, so that the reader can be stopped before it has the answer.
+# The commit of the second batch waits until it is told to go on: the reader can be stopped before it has the answer.
 SLOW_COMMIT = """
     create table penstock_test.go ();
     create function penstock_test.wait() returns trigger language plpgsql as $$
@@ -58,8 +58,7 @@ def eventually(found: Callable[[], T], process: subprocess.Popen[bytes] | None =
 class Place:
     """A database with a queue of tasks, and a directory for checkpoints."""
 
-    def __init__(self, server_dsn: str, home: Path) -> None:
-        name = f"test_{os.getpid()}_{next(NUMBER)}"
+    def __init__(self, server_dsn: str, home: Path, name: str) -> None:
         with psycopg.connect(server_dsn, autocommit=True) as connection:
             connection.execute(f"create database {name} template {TEMPLATE}".encode())
         self.name = name
@@ -95,7 +94,7 @@ class Place:
         assert self.sql.execute(
             once.format("task_id", "penstock.history where outcome = 'done'").encode()
         ).fetchall() == [(TASKS, TASKS)]
-        assert self.sql.execute(once.format("task", "effect").encode()).fetchall() == [(TASKS, TASKS)]
+        assert self.sql.execute(once.format("task", "sink.effect").encode()).fetchall() == [(TASKS, TASKS)]
         status = self.queue.status()
         assert (status.pending, status.planned, status.active, status.totals["done"]) == (0, 0, 0, TASKS)
         assert self.app.verify().ok, self.app.verify().findings
@@ -107,7 +106,7 @@ def places(server_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     home = tmp_path_factory.mktemp("streams")
 
     def make() -> Place:
-        made.append(Place(server_dsn, home))
+        made.append(Place(server_dsn, home, f"stream_{os.getpid()}_{len(made)}"))
         return made[-1]
 
     yield make
@@ -194,7 +193,7 @@ def test_killed_after_the_claim_before_the_offset_log(spark: SparkSession, kille
 def test_killed_in_the_midst_of_the_sink(spark: SparkSession, killed: dict[str, Place]) -> None:
     place = killed["midst"]
     assert (place.logged("offsets"), place.logged("commits")) == ({"0", "1"}, {"0"})
-    assert place.sql.execute("select count(*) from effect").fetchone() == (20,)
+    assert place.sql.execute("select count(*) from sink.effect").fetchone() == (20,)
     place.drain(spark, Asked(place.dsn, str(place.checkpoint)))
     place.check()
 
@@ -202,9 +201,9 @@ def test_killed_in_the_midst_of_the_sink(spark: SparkSession, killed: dict[str, 
 def test_killed_after_the_sink_before_the_commit_log(spark: SparkSession, killed: dict[str, Place]) -> None:
     place = killed["after"]
     assert (place.logged("offsets"), place.logged("commits")) == ({"0", "1"}, {"0"})
-    assert place.sql.execute("select count(*) from effect").fetchone() == (40,)
+    assert place.sql.execute("select count(*) from sink.effect").fetchone() == (40,)
     place.drain(spark, Asked(place.dsn, str(place.checkpoint), name="second"))
-    assert place.sql.execute("select count(*) from effect where who = 'second'").fetchone() == (10,)
+    assert place.sql.execute("select count(*) from sink.effect where who = 'second'").fetchone() == (10,)
     place.check()
 
 
@@ -216,18 +215,18 @@ def test_away_for_longer_than_its_lease(spark: SparkSession, killed: dict[str, P
     assert (place.queue.status().active, place.queue.status().pending) == (0, 30)
     place.drain(spark, Asked(place.dsn, str(place.checkpoint), ledger="run", name="second"))
     assert place.logged("commits") >= {"0", "1", "2"}
-    assert place.sql.execute("select count(*) from effect where who = 'second'").fetchone() == (10,)
+    assert place.sql.execute("select count(*) from sink.effect where who = 'second'").fetchone() == (10,)
     place.check(expired=20)
 
 
 def test_a_lost_checkpoint(spark: SparkSession, killed: dict[str, Place]) -> None:
-    """The first batch is settled, and not read again; the second was not, and is. Its effects were there already: only a
-    ledger of runs knows that, since for Spark it is another query."""
+    """The first batch is settled, and not read again; the second was not, and is. Its effects were there already: only
+    a ledger of runs knows that, since for Spark it is another query."""
     place = killed["lost"]
     shutil.rmtree(place.checkpoint)
     assert place.queue.status().active == 20
     place.drain(spark, Asked(place.dsn, f"{place.checkpoint}.new", ledger="run", name="second"))
-    assert place.sql.execute("select count(*) from effect where who = 'second'").fetchone() == (10,)
+    assert place.sql.execute("select count(*) from sink.effect where who = 'second'").fetchone() == (10,)
     place.check()
 
 
@@ -252,7 +251,7 @@ def test_a_second_driver_is_refused_and_a_zombie_fenced(
         place.app.upkeep()
         assert place.queue.status().totals["expired"] == 20
         place.drain(spark, second)
-        assert place.sql.execute("select who, count(*) from effect group by who order by who").fetchall() == [
+        assert place.sql.execute("select who, count(*) from sink.effect group by who order by who").fetchall() == [
             ("second", 30), ("zombie", 20),
         ]  # fmt: skip
 

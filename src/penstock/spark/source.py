@@ -4,7 +4,6 @@ which tasks are in it. What Spark asks for decides: whoever asks for what comes 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -14,15 +13,16 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from penstock.database import Database
-from penstock.errors import ConfigError, PenstockError, Unavailable, shown
+from penstock.errors import ConfigError, Unavailable, shown
 from penstock.model import EPOCH
 from penstock.queue import batch_leases, next_batch, persistently, read_lease, status, waiting_now
+from penstock.spark.explained import explained
 from penstock.spark.group import Group
 from penstock.spark.options import MOST_ROWS, StreamOptions
 from penstock.spark.place import found
 
-# `payload` is JSON as it is stored; `since` is when the task's age began. `id`, `iterations` and `attempt` are one run of
-# one task, whatever became of batches and checkpoints. With `token` a sink says what became of it (see `outcomes`).
+# `payload` is JSON as it is stored; `since` is when the task's age began. `id`, `iterations` and `attempt` are one run
+# of one task, whatever became of batches and checkpoints. With `token` a sink says what became of it (see `outcomes`).
 SCHEMA = (
     "id bigint, queue string, kind string, subject string, payload string, priority int, due timestamp, attempt int,"
     " iterations int, created timestamp, since timestamp, token string"
@@ -204,14 +204,3 @@ def column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if kind != MOMENT:
         return pa.array(values, kind)
     return pc.add(pa.array(values, pa.int64()), int(EPOCH.timestamp()) * 1_000_000).cast(MOMENT)
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """What Spark shows of an error is its traceback: what to do is written below it."""
-    try:
-        yield
-    except PenstockError as error:
-        if error.hint and error.hint not in getattr(error, "__notes__", ()):
-            error.add_note(error.hint)
-        raise
