@@ -186,6 +186,23 @@ class Outcome(NamedTuple):
 DONE = Outcome("done")
 
 
+class Held(NamedTuple):
+    """A consumer group in a driver's hands, and the batch that it was given last."""
+
+    stream: int
+    epoch: int
+    identity: str
+    batch: int
+
+
+class Batch(NamedTuple):
+    """What a consumer group is given; `early` are the tasks that were due by the moment asked for."""
+
+    number: int
+    tasks: int
+    early: int
+
+
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
     """A queue as it was created."""

@@ -21,11 +21,13 @@ from penstock.colour import Items, batches, sleep
 from penstock.database import Connection, Database, fetch_raw, still_lent
 from penstock.errors import LeaseLost, NotFound, PartialPush, PenstockError, Taken, Unavailable
 from penstock.model import (
+    Batch,
     Claim,
     CronSchedule,
     Duration,
     Extended,
     Firing,
+    Held,
     Horizon,
     Json,
     Kept,
@@ -759,3 +761,73 @@ def queues_named(database: Database, name: str) -> list[int]:
     with database.transaction() as connection:
         row = connection.execute(say.QUEUES_NAMED, (name,)).fetchone()
     return list(row[0]) if row else []
+
+
+# --- streams --------------------------------------------------------------------------------------------------------
+# A consumer group is driven by one at a time. Who lost it is refused by every call (Conflict).
+
+
+def next_epoch(database: Database) -> int:
+    with database.transaction() as connection:
+        row = connection.execute(say.NEXT_EPOCH).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def hold_stream(database: Database, queue: str, group: str, *, epoch: int, driver: str, lease: Duration) -> Held:
+    """A driver takes a group; it has locked its epoch before."""
+    parameters = (queue, group, epoch, driver, validate.lease(lease))
+    with database.transaction() as connection:
+        row = connection.execute(say.HOLD_STREAM, parameters).fetchone()
+    assert row is not None
+    stream, identity, batch = row
+    return Held(stream, epoch, identity, batch)
+
+
+def keep_stream(database: Database, held: Held, *, lease: Duration) -> None:
+    """The driver lives, and holds what it was given."""
+    with database.transaction() as connection:
+        connection.execute(say.KEEP_STREAM, (held.stream, held.epoch, validate.lease(lease)))
+
+
+def leave_stream(database: Database, held: Held) -> None:
+    with database.transaction() as connection:
+        connection.execute(say.LEAVE_STREAM, (held.stream, held.epoch))
+
+
+def next_batch(
+    database: Database,
+    held: Held,
+    *,
+    after: int,
+    limit: int,
+    slots: int,
+    lease: Duration,
+    before: datetime | None = None,
+) -> Batch:
+    """What was given up to `after` is done; what comes next. May be repeated: then it is the same."""
+    parameters = (held.stream, held.epoch, after, limit, slots, validate.lease(lease), before)
+    with database.transaction() as connection:
+        row = connection.execute(say.NEXT_BATCH, parameters).fetchone()
+    assert row is not None
+    return Batch(*row)
+
+
+def batch_leases(database: Database, held: Held, after: int, upto: int) -> list[tuple[str, int]]:
+    """The leases of what was given after one batch up to another: token and size."""
+    with database.transaction() as connection:
+        return connection.execute(say.BATCH_LEASES, (held.stream, held.epoch, after, upto)).fetchall()
+
+
+def read_lease(connection: Connection, token: str, first: int, count: int) -> list[tuple[Any, ...]]:
+    """Some of a lease, in its order, as PostgreSQL sent them."""
+    with translated():
+        return fetch_raw(connection, say.READ_LEASE, (token, first, count))
+
+
+def waiting_now(database: Database, queue: str) -> tuple[datetime, int]:
+    """A moment, and how many tasks could run at it."""
+    with database.transaction() as connection:
+        row = connection.execute(say.WAITING_NOW, (queue,)).fetchone()
+    assert row is not None
+    return row[0], int(row[1])

@@ -436,6 +436,20 @@ PAUSE_SCHEDULE = "select penstock.pause_schedule(%s)"
 RESUME_SCHEDULE = "select penstock.resume_schedule(%s)"
 FIRE = "select penstock.fire(%s, %s, %s::timestamptz[], %s, %s)"
 
+STREAM = 0x50454E47  # "PENG": the advisory locks of those who drive a consumer group
+LOCK_EPOCH = "select pg_advisory_xact_lock(%s, %s)"
+NEXT_EPOCH = "select penstock.next_epoch()"
+HOLD_STREAM = "select stream, identity::text, batch from penstock.hold_stream(%s, %s, %s, %s, %s)"
+KEEP_STREAM = "select penstock.keep_stream(%s, %s, %s)"
+LEAVE_STREAM = "select penstock.leave_stream(%s, %s)"
+NEXT_BATCH = "select batch, tasks, early from penstock.next_batch(%s, %s, %s, %s, %s, %s, %s)"
+BATCH_LEASES = "select token::text, tasks from penstock.batch_leases(%s, %s, %s, %s)"
+READ_LEASE = """
+    select id, kind, subject, payload, priority, due, attempt, iterations, created, since
+    from penstock.read_lease(%s, %s, %s)
+"""
+WAITING_NOW = "select at, tasks from penstock.waiting_now(%s)"
+
 
 class Round(NamedTuple):
     """What a look at the schedules did: how many tasks it pushed, and which could not be fired, and why."""

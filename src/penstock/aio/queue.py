@@ -20,11 +20,13 @@ from penstock.aio.colour import Items, batches, sleep
 from penstock.aio.database import AsyncConnection, AsyncDatabase, fetch_raw, still_lent
 from penstock.errors import LeaseLost, NotFound, PartialPush, PenstockError, Taken, Unavailable
 from penstock.model import (
+    Batch,
     Claim,
     CronSchedule,
     Duration,
     Extended,
     Firing,
+    Held,
     Horizon,
     Json,
     Kept,
@@ -770,3 +772,75 @@ async def queues_named(database: AsyncDatabase, name: str) -> list[int]:
     async with database.transaction() as connection:
         row = await (await connection.execute(say.QUEUES_NAMED, (name,))).fetchone()
     return list(row[0]) if row else []
+
+
+# --- streams --------------------------------------------------------------------------------------------------------
+# A consumer group is driven by one at a time. Who lost it is refused by every call (Conflict).
+
+
+async def next_epoch(database: AsyncDatabase) -> int:
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.NEXT_EPOCH)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+async def hold_stream(
+    database: AsyncDatabase, queue: str, group: str, *, epoch: int, driver: str, lease: Duration
+) -> Held:
+    """A driver takes a group; it has locked its epoch before."""
+    parameters = (queue, group, epoch, driver, validate.lease(lease))
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.HOLD_STREAM, parameters)).fetchone()
+    assert row is not None
+    stream, identity, batch = row
+    return Held(stream, epoch, identity, batch)
+
+
+async def keep_stream(database: AsyncDatabase, held: Held, *, lease: Duration) -> None:
+    """The driver lives, and holds what it was given."""
+    async with database.transaction() as connection:
+        await connection.execute(say.KEEP_STREAM, (held.stream, held.epoch, validate.lease(lease)))
+
+
+async def leave_stream(database: AsyncDatabase, held: Held) -> None:
+    async with database.transaction() as connection:
+        await connection.execute(say.LEAVE_STREAM, (held.stream, held.epoch))
+
+
+async def next_batch(
+    database: AsyncDatabase,
+    held: Held,
+    *,
+    after: int,
+    limit: int,
+    slots: int,
+    lease: Duration,
+    before: datetime | None = None,
+) -> Batch:
+    """What was given up to `after` is done; what comes next. May be repeated: then it is the same."""
+    parameters = (held.stream, held.epoch, after, limit, slots, validate.lease(lease), before)
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.NEXT_BATCH, parameters)).fetchone()
+    assert row is not None
+    return Batch(*row)
+
+
+async def batch_leases(database: AsyncDatabase, held: Held, after: int, upto: int) -> list[tuple[str, int]]:
+    """The leases of what was given after one batch up to another: token and size."""
+    async with database.transaction() as connection:
+        return await (await connection.execute(say.BATCH_LEASES, (held.stream, held.epoch, after, upto))).fetchall()
+
+
+async def read_lease(connection: AsyncConnection, token: str, first: int, count: int) -> list[tuple[Any, ...]]:
+    """Some of a lease, in its order, as PostgreSQL sent them."""
+    with translated():
+        return await fetch_raw(connection, say.READ_LEASE, (token, first, count))
+
+
+async def waiting_now(database: AsyncDatabase, queue: str) -> tuple[datetime, int]:
+    """A moment, and how many tasks could run at it."""
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.WAITING_NOW, (queue,))).fetchone()
+    assert row is not None
+    return row[0], int(row[1])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource
 
 from penstock.spark import options
+from penstock.spark.hints import hinted
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -41,7 +42,8 @@ class DefaultSource(DataSource):
             from penstock.spark.history import HistoryStream  # noqa: PLC0415
 
             return HistoryStream(options.for_history(self.options))
-        asked = options.for_streaming(self.options)
+        with hinted():
+            asked = options.for_streaming(self.options)
         from penstock.spark.source import TaskStream  # noqa: PLC0415
 
         return TaskStream(asked)

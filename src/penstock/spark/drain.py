@@ -23,8 +23,9 @@ from penstock.errors import Conflict, LeaseLost, PenstockError, Unavailable, Val
 from penstock.model import Claim, Duration, Outcome, Task
 from penstock.queue import Queue, persistently
 from penstock.spark.hand import Ended, Hand
+from penstock.spark.hints import hinted
 from penstock.spark.options import MOST_PARTITIONS, Place
-from penstock.spark.place import found, hinted
+from penstock.spark.place import found
 from penstock.statements import storable
 from penstock.worker.execution import error_text, judged
 

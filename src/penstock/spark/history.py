@@ -23,8 +23,9 @@ from penstock import statements as say
 from penstock import validate
 from penstock.errors import ConfigError, Conflict, PenstockError, Unavailable, shown
 from penstock.model import Horizon, Span, Window
+from penstock.spark.hints import hinted
 from penstock.spark.options import HistoryOptions, Place
-from penstock.spark.place import found, hinted, opened
+from penstock.spark.place import found, opened
 from penstock.wire import for_other_drivers, meant
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from psycopg.conninfo import make_conninfo
 
 from penstock.database import Database
 from penstock.dsn import find_dsn
-from penstock.errors import PenstockError
+from penstock.spark.hints import hinted
 from penstock.spark.options import Place
 
 
@@ -31,14 +31,3 @@ def opened(place: Place, connections: int = 1) -> Iterator[Database]:
             yield database
     finally:
         database.close()
-
-
-@contextmanager
-def hinted() -> Iterator[None]:
-    """Spark shows the text of an error and nothing else: what to do next must be in it."""
-    try:
-        yield
-    except PenstockError as error:
-        if error.hint and error.args == (error.message,):
-            error.args = (f"{error.message}. {error.hint}",)
-        raise

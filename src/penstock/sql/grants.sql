@@ -25,7 +25,7 @@ begin
         execute 'revoke all on penstock.' || v_name || ' from public';
         if v_roles then
             execute 'revoke all on penstock.' || v_name || ' from penstock_producer, penstock_worker, penstock_reader, penstock_admin';
-            if v_name <> 'lease' then
+            if v_name not in ('lease', 'stream') then
                 execute 'grant select on penstock.' || v_name || ' to penstock_reader';
             end if;
         end if;
@@ -37,6 +37,7 @@ begin
     -- All of a lease but its token: who has that may settle.
     grant select (claimed_at, until, queue_id, alone, named, worker, open, ids, dues, attempts, companies, crashes, revoked)
         on penstock.lease to penstock_reader;
+    grant select (id, identity, queue_id, name, epoch, until, driver, batch, created) on penstock.stream to penstock_reader;
     grant usage on schema penstock to penstock_producer, penstock_worker, penstock_reader, penstock_admin;
 
     for v_grant in
@@ -48,7 +49,9 @@ begin
             ('penstock_worker', array['contract', 'clock', 'claim', 'extend', 'extend_many', 'settle', 'release', 'at_place', 'the_queue',
                                       'largest_payload', 'status', 'upkeep', 'beat', 'leave', 'set_kinds', 'schedules', 'next_schedule',
                                       'due_schedules', 'set_schedule', 'fire', 'note_records', 'forget_records',
-                                      'mark_adopted', 'note_pass', 'next_hand', 'begin_hand', 'note_hand', 'end_hands']),
+                                      'mark_adopted', 'note_pass', 'next_hand', 'begin_hand', 'note_hand', 'end_hands',
+                                      'next_epoch', 'hold_stream', 'keep_stream', 'leave_stream', 'next_batch', 'batch_leases',
+                                      'read_lease', 'waiting_now']),
             ('penstock_reader', array['contract', 'clock', 'the_queue', 'largest_payload', 'status', 'verify', 'mentions', 'retry_delay',
                                       'retry_spread', 'refuse', 'schedules', 'history_horizon', 'check_window', 'history_between',
                                       'history_spans', 'queues_named']),    -- retry_spread and refuse: retry_delay runs as its caller

@@ -354,6 +354,26 @@ create table penstock.adopted_hand (
 );
 comment on column penstock.adopted_hand.key is 'the record in hand, where a pass is careful';
 
+-- Consumer groups: a queue read as a stream, batch by batch. One driver holds a group at a time, known by its epoch.
+create sequence penstock.stream_epoch_seq as int;
+create table penstock.stream (
+    id       int generated always as identity primary key,
+    identity uuid not null default gen_random_uuid(),
+    queue_id int not null,
+    name     text collate "C" not null,
+    epoch    int not null,
+    until    timestamptz not null,
+    driver   text not null,
+    batch    bigint not null default 0,
+    tokens   uuid[] not null default '{}',
+    created  timestamptz not null default penstock.clock(),
+    constraint name_is_taken unique (queue_id, name),
+    constraint name_fits check (octet_length(name) between 1 and 200)
+) with (fillfactor = 50);
+comment on column penstock.stream.identity is 'every checkpoint has it: one of another group, or of a queue that was dropped, is told by it';
+comment on column penstock.stream.until is 'how long the driver holds the group, if it does not say that it lives';
+comment on column penstock.stream.tokens is 'the leases of the last batch; none: it is settled';
+
 -- Tasks as people see them.
 create view penstock.tasks as
 select

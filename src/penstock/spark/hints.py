@@ -1,0 +1,32 @@
+"""Errors on their way through Spark, which keeps nothing of them but the text of a traceback."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock import errors
+
+SAID = re.compile(r"penstock\.errors\.(\w+): (.*)(?:\n\s*Hint: (.*))?")
+
+
+@contextmanager
+def hinted() -> Iterator[None]:
+    """What to do next is part of that text too."""
+    try:
+        yield
+    except errors.PenstockError as error:
+        note = f"Hint: {error.hint}"
+        if error.hint and note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        raise
+
+
+def as_ours(said: str) -> errors.PenstockError | None:
+    """The error of ours that a task or the planner raised, out of what Spark made of it."""
+    for name, message, hint in reversed(SAID.findall(said)):
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, errors.PenstockError) and name != "PartialPush":
+            return kind(message, hint=hint or None)
+    return None
