@@ -329,6 +329,32 @@ begin
     perform penstock.check_retry(p_queue.retry);
 end
 $_$;
+CREATE TABLE penstock.ledger (
+    batch_id uuid NOT NULL,
+    part integer NOT NULL,
+    queue_id integer NOT NULL,
+    rows bigint NOT NULL,
+    checksum text NOT NULL,
+    report jsonb NOT NULL,
+    at timestamp with time zone NOT NULL
+);
+CREATE FUNCTION penstock.check_repeat(p_what text, p_known penstock.ledger, p_queue penstock.queue, p_rows bigint, p_checksum text) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_said constant text := case
+        when p_known.queue_id <> p_queue.id then format('it was written into another queue before, not into %L', p_queue.name)
+        when p_known.rows <> p_rows then format('it was written with %s rows before, now there are %s', p_known.rows, p_rows)
+        when p_known.checksum <> p_checksum then format('its %s rows were written with other content before', p_rows)
+    end;
+begin
+    if v_said is not null then
+        perform penstock.refuse('PS409', p_what || v_said,
+            'The same job has the same rows in the same partitions. Other rows are another txnVersion.');
+    end if;
+end
+$$;
 CREATE FUNCTION penstock.check_retry(p_strategy jsonb) RETURNS void
     LANGUAGE plpgsql IMMUTABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1042,6 +1068,33 @@ begin
     return v_known.report;
 end
 $$;
+CREATE FUNCTION penstock.enter_partition(p_queue text, p_job uuid, p_partition integer, p_batch_id uuid, p_rows bigint, p_checksum text) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_known penstock.ledger;
+    v_seal  penstock.ledger;
+begin
+    insert into penstock.ledger (batch_id, part, queue_id, rows, checksum, report, at)
+    values (p_batch_id, 0, v_queue.id, p_rows, p_checksum, '{}', penstock.clock())
+    on conflict (batch_id, part) do nothing;
+    if found then
+        select * into v_seal from penstock.ledger as l where l.batch_id = p_job and l.part = 0;
+        if v_seal.batch_id is not null then
+            perform penstock.refuse('PS409',
+                format('partition %s: it is new, and the job was sealed with %s partitions and %s rows', p_partition,
+                       v_seal.report->>'partitions', v_seal.rows),
+                'The same job has the same rows in the same partitions. Other rows are another txnVersion.');
+        end if;
+        return null;
+    end if;
+    select * into v_known from penstock.ledger as l where l.batch_id = p_batch_id and l.part = 0;
+    perform penstock.check_repeat(format('partition %s: ', p_partition), v_known, v_queue, p_rows, p_checksum);
+    return v_known.report;
+end
+$$;
 CREATE FUNCTION penstock.expire(p_queue_id integer, p_limit integer DEFAULT 10000, p_thorough boolean DEFAULT false) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1298,6 +1351,34 @@ CREATE FUNCTION penstock.in_seconds(p_length interval) RETURNS interval
 CREATE FUNCTION penstock.is_number(p_value jsonb, p_least numeric, p_most numeric) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN CASE WHEN (jsonb_typeof(p_value) = 'number'::text) THEN (((p_value)::numeric >= p_least) AND ((p_value)::numeric <= p_most)) ELSE false END;
+CREATE FUNCTION penstock.job_report(p_job uuid) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN (SELECT l.report FROM penstock.ledger l WHERE ((l.batch_id = job_report.p_job) AND (l.part = 0)));
+CREATE FUNCTION penstock.judge_payloads(p_payloads text[]) RETURNS TABLE(n integer, reason text)
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_message text;
+    v_detail  text;
+begin
+    for i in 1 .. coalesce(cardinality(p_payloads), 0) loop
+        begin
+            if jsonb_typeof(p_payloads[i]::jsonb) is distinct from 'object' then
+                n := i - 1;
+                reason := 'payload: it is not a JSON object';
+                return next;
+            end if;
+        exception when data_exception or program_limit_exceeded then
+            get stacked diagnostics v_message = message_text, v_detail = pg_exception_detail;
+            n := i - 1;
+            reason := concat_ws(' ', 'payload: ' || v_message || '.', nullif(v_detail, ''));
+            return next;
+        end;
+    end loop;
+end
+$$;
 CREATE FUNCTION penstock.largest_payload(p_queue penstock.queue) RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN COALESCE((((p_queue).settings ->> 'max_payload'::text))::bigint, (1048576)::bigint);
@@ -1469,6 +1550,23 @@ CREATE FUNCTION penstock.note_records(p_adopted integer, p_records jsonb) RETURN
     order by 2
     on conflict (adopted_id, key) do update
     set failures = excluded.failures, last_failure = excluded.last_failure, due = excluded.due, error = excluded.error
+$$;
+CREATE FUNCTION penstock.note_rejects(p_queue text, p_job uuid, p_partition integer, p_reasons text[], p_payloads text[], p_subjects text[], p_kinds text[], p_dues text[], p_priorities text[]) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_count bigint;
+begin
+    insert into penstock.reject (job, partition, queue, reason, payload, subject, kind, due, priority)
+    select p_job, p_partition, v_queue.name, r.reason, r.payload, r.subject, r.kind, r.due, r.priority
+    from unnest(p_reasons, p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
+         with ordinality as r(reason, payload, subject, kind, due, priority, n)
+    order by r.n;
+    get diagnostics v_count = row_count;
+    return v_count;
+end
 $$;
 CREATE FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) RETURNS void
     LANGUAGE sql SECURITY DEFINER
@@ -2246,6 +2344,31 @@ CREATE FUNCTION penstock.schedules(p_name text DEFAULT NULL::text) RETURNS TABLE
     where p_name is null or s.name = p_name
     order by s.name
 $$;
+CREATE FUNCTION penstock.seal_job(p_queue text, p_job uuid, p_partitions integer, p_rows bigint, p_checksum text, p_report jsonb) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_queue  constant penstock.queue := penstock.the_queue(p_queue);
+    v_report constant jsonb := p_report || jsonb_build_object('partitions', p_partitions, 'rows', p_rows);
+    v_known  penstock.ledger;
+begin
+    insert into penstock.ledger (batch_id, part, queue_id, rows, checksum, report, at)
+    values (p_job, 0, v_queue.id, p_rows, p_checksum, v_report, penstock.clock())
+    on conflict (batch_id, part) do nothing;
+    if found then
+        return v_report;
+    end if;
+    select * into v_known from penstock.ledger as l where l.batch_id = p_job and l.part = 0;
+    if (v_known.report->>'partitions')::int <> p_partitions then
+        perform penstock.refuse('PS409',
+            format('job: it was sealed with %s partitions, now there are %s', v_known.report->>'partitions', p_partitions),
+            'The same job has the same rows in the same partitions. Other rows are another txnVersion.');
+    end if;
+    perform penstock.check_repeat('job: ', v_known, v_queue, p_rows, p_checksum);
+    return v_known.report;
+end
+$$;
 CREATE FUNCTION penstock.set_kinds(p_queue text, p_kinds jsonb) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2650,6 +2773,13 @@ begin
             delete from penstock.ledger as l using old where l.ctid = old.ctid returning 1
         )
         select 'ledger parts dropped', count(*) from gone;
+    return query
+        with old as (
+            select r.ctid from penstock.reject as r where r.at < v_now - p_keep_ledger limit 10000 for update skip locked
+        ), gone as (
+            delete from penstock.reject as r using old where r.ctid = old.ctid returning 1
+        )
+        select 'rejects dropped', count(*) from gone;
     -- Last: from here on nobody settles until this transaction ends.
     return query select 'history days dropped', penstock.drop_history(v_now - p_keep_history)::bigint;
 end
@@ -2806,15 +2936,6 @@ CREATE TABLE penstock.kind (
     CONSTRAINT max_attempts_in_range CHECK (((max_attempts >= 1) AND (max_attempts <= 32767))),
     CONSTRAINT retry_has_type CHECK ((retry ? 'type'::text))
 );
-CREATE TABLE penstock.ledger (
-    batch_id uuid NOT NULL,
-    part integer NOT NULL,
-    queue_id integer NOT NULL,
-    rows bigint NOT NULL,
-    checksum text NOT NULL,
-    report jsonb NOT NULL,
-    at timestamp with time zone NOT NULL
-);
 CREATE TABLE penstock.low (
     queue_id integer NOT NULL,
     xid bigint NOT NULL,
@@ -2830,6 +2951,27 @@ CREATE TABLE penstock.migration (
 );
 ALTER TABLE penstock.queue ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.queue_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+CREATE TABLE penstock.reject (
+    id bigint NOT NULL,
+    at timestamp with time zone DEFAULT penstock.clock() NOT NULL,
+    job uuid NOT NULL,
+    partition integer NOT NULL,
+    queue text NOT NULL COLLATE pg_catalog."C",
+    reason text NOT NULL,
+    payload text,
+    subject text,
+    kind text,
+    due text,
+    priority text
+);
+ALTER TABLE penstock.reject ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.reject_id_seq
     START WITH 1
     INCREMENT BY 1
     NO MINVALUE
@@ -2956,6 +3098,8 @@ ALTER TABLE ONLY penstock.queue
     ADD CONSTRAINT queue_name_key UNIQUE (name);
 ALTER TABLE ONLY penstock.queue
     ADD CONSTRAINT queue_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY penstock.reject
+    ADD CONSTRAINT reject_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.sample
     ADD CONSTRAINT sample_pkey PRIMARY KEY (queue_id, at);
 ALTER TABLE ONLY penstock.schedule
@@ -2972,6 +3116,8 @@ CREATE INDEX counter_log_xid ON penstock.counter_log USING btree (queue_id, xid)
 CREATE INDEX history_xid ON ONLY penstock.history USING brin (xid);
 CREATE INDEX lease_until ON penstock.lease USING btree (queue_id, until);
 CREATE INDEX ledger_at ON penstock.ledger USING btree (at);
+CREATE INDEX reject_at ON penstock.reject USING btree (at);
+CREATE INDEX reject_job ON penstock.reject USING btree (job);
 CREATE INDEX schedule_next ON penstock.schedule USING btree (next_at) WHERE (NOT paused);
 CREATE INDEX task_ended ON penstock.task USING btree (queue_id, ended, ended_at) WHERE (ended IS NOT NULL);
 CREATE UNIQUE INDEX task_subject ON penstock.task USING btree (queue_id, subject) WHERE (subject IS NOT NULL);
@@ -3019,6 +3165,8 @@ GRANT ALL ON FUNCTION penstock.clock() TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.clock() TO penstock_reader;
 GRANT SELECT ON TABLE penstock.queue TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.check_queue(p_queue penstock.queue) FROM PUBLIC;
+GRANT SELECT ON TABLE penstock.ledger TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.check_repeat(p_what text, p_known penstock.ledger, p_queue penstock.queue, p_rows bigint, p_checksum text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_retry(p_strategy jsonb) FROM PUBLIC;
 GRANT SELECT ON TABLE penstock.schedule TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.check_schedule(p_schedule penstock.schedule, p_largest bigint) FROM PUBLIC;
@@ -3062,6 +3210,8 @@ REVOKE ALL ON FUNCTION penstock.end_hands(p_hands integer[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.end_hands(p_hands integer[]) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.enter_part(p_queue text, p_batch_id uuid, p_part integer, p_rows bigint, p_checksum text, p_report jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.enter_part(p_queue text, p_batch_id uuid, p_part integer, p_rows bigint, p_checksum text, p_report jsonb) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.enter_partition(p_queue text, p_job uuid, p_partition integer, p_batch_id uuid, p_rows bigint, p_checksum text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.enter_partition(p_queue text, p_job uuid, p_partition integer, p_batch_id uuid, p_rows bigint, p_checksum text) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.expire(p_queue_id integer, p_limit integer, p_thorough boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.extend(p_token uuid, p_lease interval) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.extend(p_token uuid, p_lease interval) TO penstock_worker;
@@ -3078,6 +3228,10 @@ REVOKE ALL ON FUNCTION penstock.hold_live(p_queue_id integer, p_ids bigint[]) FR
 REVOKE ALL ON FUNCTION penstock.hold_waiting(p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.in_seconds(p_length interval) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.is_number(p_value jsonb, p_least numeric, p_most numeric) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.job_report(p_job uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.job_report(p_job uuid) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.judge_payloads(p_payloads text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.judge_payloads(p_payloads text[]) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_producer;
 GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_worker;
@@ -3106,6 +3260,8 @@ REVOKE ALL ON FUNCTION penstock.note_pass(p_adopted integer, p_report jsonb) FRO
 GRANT ALL ON FUNCTION penstock.note_pass(p_adopted integer, p_report jsonb) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.note_records(p_adopted integer, p_records jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.note_records(p_adopted integer, p_records jsonb) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.note_rejects(p_queue text, p_job uuid, p_partition integer, p_reasons text[], p_payloads text[], p_subjects text[], p_kinds text[], p_dues text[], p_priorities text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.note_rejects(p_queue text, p_job uuid, p_partition integer, p_reasons text[], p_payloads text[], p_subjects text[], p_kinds text[], p_dues text[], p_priorities text[]) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.pause_schedule(p_name text) FROM PUBLIC;
@@ -3145,6 +3301,8 @@ REVOKE ALL ON FUNCTION penstock.safe_text(p_text text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.schedules(p_name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.schedules(p_name text) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.schedules(p_name text) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.seal_job(p_queue text, p_job uuid, p_partitions integer, p_rows bigint, p_checksum text, p_report jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.seal_job(p_queue text, p_job uuid, p_partitions integer, p_rows bigint, p_checksum text, p_report jsonb) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.set_kinds(p_queue text, p_kinds jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.set_kinds(p_queue text, p_kinds jsonb) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.set_queue(p_name text, p_changes jsonb) FROM PUBLIC;
@@ -3181,9 +3339,9 @@ GRANT SELECT ON TABLE penstock.counter_log TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history_dropped TO penstock_reader;
 GRANT SELECT ON TABLE penstock.kind TO penstock_reader;
-GRANT SELECT ON TABLE penstock.ledger TO penstock_reader;
 GRANT SELECT ON TABLE penstock.low TO penstock_reader;
 GRANT SELECT ON TABLE penstock.migration TO penstock_reader;
+GRANT SELECT ON TABLE penstock.reject TO penstock_reader;
 GRANT SELECT ON TABLE penstock.sample TO penstock_reader;
 GRANT SELECT ON TABLE penstock.task TO penstock_reader;
 GRANT INSERT(id) ON TABLE penstock.task TO penstock_producer;
