@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID, uuid4
@@ -10,15 +9,13 @@ from uuid import UUID, uuid4
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from penstock import errors
 from penstock.app import Penstock
 from penstock.model import OnConflict
 from penstock.spark import options
+from penstock.spark.hints import as_ours
 from penstock.spark.rows import planned
 from penstock.spark.session import hide_secrets
 from penstock.spark.writer import job_named
-
-SAID = re.compile(r"penstock\.errors\.(\w+): (.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +82,3 @@ def write(df: DataFrame, given: Mapping[str, str]) -> None:
         if ours is None:
             raise
         raise ours from error
-
-
-def as_ours(said: str) -> errors.PenstockError | None:
-    """The error that a task or the planner raised, out of what Spark made of it."""
-    for name, message in reversed(SAID.findall(said)):
-        kind = getattr(errors, name, None)
-        if isinstance(kind, type) and issubclass(kind, errors.PenstockError) and name != "PartialPush":
-            return kind(message)
-    return None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource
 
 from penstock.spark import options
+from penstock.spark.hints import hinted
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -44,13 +45,15 @@ class DefaultSource(DataSource):
         return TaskStream(asked)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        asked = options.for_writing(self.options)
-        from penstock.spark.writer import BatchWriter  # noqa: PLC0415
+        with hinted():
+            asked = options.for_writing(self.options)
+            from penstock.spark.writer import BatchWriter  # noqa: PLC0415
 
-        return BatchWriter(asked, schema, overwrite=overwrite)
+            return BatchWriter(asked, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
-        asked = options.for_stream_writing(self.options)
-        from penstock.spark.writer import StreamWriter  # noqa: PLC0415
+        with hinted():
+            asked = options.for_stream_writing(self.options)
+            from penstock.spark.writer import StreamWriter  # noqa: PLC0415
 
-        return StreamWriter(asked, schema, overwrite=overwrite)
+            return StreamWriter(asked, schema, overwrite=overwrite)

@@ -139,7 +139,7 @@ HISTORY: dict[str, tuple[str, Parse]] = {
 }
 READ = "read"  # what a read reads: tasks, as a stream, or history
 # Spark passes these along with ours.
-SPARKS_OWN = frozenset({"path", "checkpointlocation", "inferschema"})
+SPARKS_OWN = frozenset({"path", "checkpointlocation", "inferschema", "queryname"})
 
 
 # --- uses -------------------------------------------------------------------------------------------------------------

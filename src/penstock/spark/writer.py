@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 
 from penstock.app import Penstock
 from penstock.errors import ConfigError, Conflict, ValidationError
+from penstock.spark.hints import hinted
 from penstock.spark.options import Place, WriteOptions
 from penstock.spark.parts import Partition, Target, in_hex
 from penstock.spark.rows import planned
@@ -66,7 +67,7 @@ class Writer:
         assert context is not None
         number = context.partitionId()
         asked = self._asked
-        with Penstock(asked.place.given, max_connections=2) as app, Partition(job, number) as partition:
+        with hinted(), Penstock(asked.place.given, max_connections=2) as app, Partition(job, number) as partition:
             target = Target(app.queue(asked.queue), *self._limits, asked.on_conflict, asked.reject_table)
             partition.fill(self._plan, batches, target)
             counts = partition.write(target) if partition.rows else Counter[str]()
@@ -82,7 +83,7 @@ class Writer:
         if sum(counts.values()) != rows:
             raise Conflict(f"job {job}: of {rows} rows {sum(counts.values())} are accounted for")
         checksum = sum(one.checksum * (2 * one.partition + 1) for one in written)
-        with Penstock(self._asked.place.given, max_connections=2) as app:
+        with hinted(), Penstock(self._asked.place.given, max_connections=2) as app:
             app.queue(self._asked.queue).seal_job(job, len(written), rows, in_hex(checksum), counts)
 
 
