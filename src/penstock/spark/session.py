@@ -28,19 +28,19 @@ chosen: Java | None = None  # the Java that our sessions run on
 def session(app_name: str = "penstock", *, master: str | None = None, **conf: Any) -> SparkSession:
     """The session: the one that is there, or a new one. Settings by their Spark names, `**{"spark.…": …}`; what
     spark-submit or the environment says stays as it is."""
+    given = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in conf.items()}
+    if master is not None:
+        given["spark.master"] = master
     if SparkSession.getActiveSession() is None:
         prepare(os.environ, master)
-        SparkContext._ensure_initialized()  # noqa: SLF001 - only then SparkConf knows what spark-submit was told
-    told = SparkConf()
-    if master is not None:
-        told.setMaster(master)
+        # Jars and memory are for the start of its Java; only then SparkConf knows what spark-submit was told.
+        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*given.items()]))  # noqa: SLF001
+    told = SparkConf().setAll([*given.items()])
     told.setIfMissing("spark.master", "local[*]")
     if app_name != "penstock" or not told.contains("spark.app.name"):
         told.setAppName(app_name)
     for name, value in SETTINGS.items():
         told.setIfMissing(name, value)
-    for name, value in conf.items():
-        told.set(name, str(value).lower() if isinstance(value, bool) else str(value))
     found = SparkSession.builder.config(conf=told).getOrCreate()
     hide_secrets(found)
     return found
