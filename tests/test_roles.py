@@ -234,7 +234,8 @@ def test_every_verb_is_for_somebody(world: World, role: str) -> None:
 
 FUNCTIONS = {
     "producer": {
-        "clock", "contract", "enter_part", "largest_payload", "note_report", "push", "push_many", "status", "the_queue",
+        "clock", "contract", "enter_part", "enter_partition", "job_report", "judge_payloads", "largest_payload",
+        "note_rejects", "note_report", "push", "push_many", "seal_job", "status", "the_queue",
     },
     "worker": {
         "at_place", "batch_leases", "beat", "begin_hand", "claim", "clock", "contract", "due_schedules", "end_hands",
@@ -523,7 +524,7 @@ $do$;
 """
 TABLES = (
     "task", "agenda", "lease", "queue", "counter", "counter_log", "low", "history", "worker", "ledger", "audit", "kind",
-    "sample", "history_gone", "history_origin", "queue_gone", "arrived", "parted", "pg_roles", "pg_inherits", "pg_class",
+    "sample", "reject", "history_gone", "history_origin", "queue_gone", "arrived", "parted", "pg_roles", "pg_inherits", "pg_class",
 )  # fmt: skip
 TYPES = ("text", "jsonb", "uuid", "timestamptz", "date", "varbit", "int8", "tid", "regclass", "place")
 
@@ -560,6 +561,11 @@ CALLS: dict[str, tuple[str, ...]] = {
         "select * from penstock.push_many('work', '{\"{}\",\"{}\"}', '{one,one}', p_on_conflict => 'update')",
         "select penstock.enter_part('work', '{uuid}', 0, 1, 'x', '{{}}')",
         "select penstock.note_report('{uuid}', 0, '{{\"created\": 1}}')",
+        "select penstock.enter_partition('work', '{job}', 0, '{other}', 1, 'x')",
+        'select * from penstock.judge_payloads(\'{"{}","[]",NaN}\')',
+        "select penstock.note_rejects('work', '{job}', 0, '{why}', '{x}', '{x}', '{x}', '{x}', '{x}')",
+        "select penstock.seal_job('work', '{job}', 1, 1, 'x', '{{}}')",
+        "select penstock.job_report('{job}')",
         "insert into penstock.task (queue_id, payload) values (1, '{}'), (1, '{}')",
         "insert into penstock.task (queue_id, subject, payload, due) values (1, 'copied', '{}', '2030-01-01')",
         "select * from penstock.status('work')",
@@ -619,6 +625,8 @@ def test_a_hostile_search_path_captures_nothing(world: World, role: str, where: 
         "{more}": "{" + ",".join(map(str, claim.ids[3:5])) + "}",
         "{leased}": "{" + str(claim.ids[6]) + "}",
         "{uuid}": str(UUID(int=7)),
+        "{job}": str(UUID(int=8)),
+        "{other}": str(UUID(int=9)),
     }
     with world.sql("owner") as sql:
         set_traps(sql)

@@ -24,8 +24,18 @@ BATCH = 50  # items looked at together: enough to be fast, few enough for any pa
 IN_MEMORY = 32 << 20
 
 
-class Chunk(NamedTuple):
+class Columns(NamedTuple):
     """Some tasks as parallel lists; a list that would be all default is None."""
+
+    payloads: list[bytes]
+    subjects: list[bytes | None] | None = None
+    kinds: list[bytes] | None = None
+    dues: list[bytes | None] | None = None
+    priorities: list[int] | None = None
+
+
+class Chunk(NamedTuple):
+    """The columns of some tasks, and which of all they are."""
 
     payloads: list[bytes]
     subjects: list[bytes | None] | None
@@ -77,15 +87,18 @@ class Spool:
         """What is left becomes the last chunk."""
         if not self._payloads:
             return
-        columns = (self._payloads, *task_columns(self._tasks))
-        data = marshal.dumps(columns, 2)  # version 2: the same bytes for the same values, always
+        self.add_encoded(Columns(self._payloads, *task_columns(self._tasks)))
+        self._tasks, self._payloads, self._bytes = [], [], 0
+
+    def add_encoded(self, columns: Columns) -> None:
+        """Takes a chunk that is checked and encoded already: at most CHUNK tasks."""
+        data = marshal.dumps(tuple(columns), 2)  # version 2: the same bytes for the same values, always
         self._file.write(data)
         self._sizes.append(len(data))
-        self._longest = max(self._longest, *map(len, self._payloads))
-        self.rows += len(self._payloads)
+        self._longest = max(self._longest, *map(len, columns.payloads))
+        self.rows += len(columns.payloads)
         self.checksum = zlib.crc32(data, self.checksum)
-        self.named = self.named or columns[1] is not None
-        self._tasks, self._payloads, self._bytes = [], [], 0
+        self.named = self.named or columns.subjects is not None
 
     def fill(self, items: Iterable[Json | NewTask | None]) -> None:
         """Takes all items."""

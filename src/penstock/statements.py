@@ -58,6 +58,10 @@ PUSH_MANY = """
 RESERVE = "select nextval('penstock.task_id_seq') from generate_series(1, %s)"
 ENTER_PART = "select penstock.enter_part(%s, %s, %s, %s, %s::text, %s::jsonb)::text"
 NOTE_REPORT = "select penstock.note_report(%s, %s, %s::jsonb)"
+ENTER_PARTITION = "select penstock.enter_partition(%s, %s, %s, %s, %s, %s::text)::text"
+SEAL_JOB = "select penstock.seal_job(%s, %s, %s, %s, %s::text, %s::jsonb)::text"
+JOB_REPORT = "select penstock.job_report(%s)::text"
+JUDGE = "select n, reason from penstock.judge_payloads(%s)"
 
 # Into the caller's transaction, through whatever driver it has: every parameter is text, arrays are array literals.
 PUSH_AS_TEXT = """
@@ -164,6 +168,86 @@ def counted_from(first: int) -> Iterator[None]:
 
 
 ITEM = re.compile(r"^item (\d+):")
+
+
+# --- what can not be a task ------------------------------------------------------------------------------------------
+
+REJECTED = ("reason", "payload", "subject", "kind", "due", "priority")
+NOTE_REJECTS = (
+    "select penstock.note_rejects(%s, %s, %s, %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[])"
+)
+# Our own is written by a function; somebody's own, with the rights of whoever connects.
+REJECT_COLUMNS = """
+    select a.attname from pg_catalog.pg_attribute as a
+    where a.attrelid = pg_catalog.to_regclass(%s) and a.attnum > 0 and not a.attisdropped
+"""
+MAKE_REJECTS = """
+    create table if not exists {} (
+        id bigint generated always as identity primary key, at timestamptz not null default clock_timestamp(),
+        job uuid not null, partition int not null, queue text not null, reason text not null,
+        payload text, subject text, kind text, due text, priority text)
+"""
+INSERT_REJECTS = """
+    insert into {} (queue, job, partition, reason, payload, subject, kind, due, priority)
+    select %s, %s, %s, r.* from unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]) as r
+"""
+TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}(\.[A-Za-z_][A-Za-z0-9_$]{0,62})?")
+
+
+class Reject(NamedTuple):
+    """A row that can not be a task, and why."""
+
+    reason: str
+    payload: str | None = None
+    subject: str | None = None
+    kind: str | None = None
+    due: str | None = None
+    priority: str | None = None
+
+
+class Entry(NamedTuple):
+    """How a part of a bulk write is known in the ledger. The first part of a partition stands for all of it."""
+
+    job: UUID
+    partition: int
+    batch: UUID
+    part: int
+    rows: int
+    checksum: str
+
+
+def table_name(value: object, field: str = "rejectTable") -> str:
+    """A table's name, with or without its schema: nothing that could be anything else in a statement."""
+    if isinstance(value, str) and TABLE.fullmatch(value):
+        return value
+    raise ValidationError(
+        f"{field}: {shown(value)} is not the name of a table",
+        hint="Write table or schema.table: letters, digits, _ and $, at most 63 each.",
+        field=field,
+    )
+
+
+def quoted(table: str) -> str:
+    return ".".join(f'"{part}"' for part in table_name(table).split("."))
+
+
+def enter(queue: str, entry: Entry) -> tuple[str, tuple[Any, ...]]:
+    """The statement that notes a part, and its parameters."""
+    if entry.part == 0:
+        return ENTER_PARTITION, (queue, entry.job, entry.partition, entry.batch, entry.rows, entry.checksum)
+    return ENTER_PART, (queue, entry.batch, entry.part, entry.rows, entry.checksum, "{}")
+
+
+def note_rejects(queue: str, entry: Entry, rejects: Sequence[Reject], table: str | None) -> tuple[str, tuple[Any, ...]]:
+    columns = [
+        [None if one is None else storable(one, LONGEST_REJECT) for one in column]
+        for column in zip(*rejects, strict=True)
+    ]
+    statement = NOTE_REJECTS if table is None else INSERT_REJECTS.format(quoted(table))
+    return statement, (queue, entry.job, entry.partition, *columns)
+
+
+LONGEST_REJECT = 1 << 20
 
 
 # --- claim, extend, settle, release -----------------------------------------------------------------------------------
@@ -294,12 +378,12 @@ def settle_row(outcome: object) -> tuple[Any, ...]:
     )
 
 
-def storable(text: str | None) -> str | None:
+def storable(text: str | None, longest: int = 20_000) -> str | None:
     """An error text is never a reason to lose a settle: what PostgreSQL can not store is spelt out, what is too long is
     cut (it is cut again, exactly, in SQL)."""
     if text is None:
         return None
-    cut = str(text)[:20_000]
+    cut = str(text)[:longest]
     return cut.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
 
 

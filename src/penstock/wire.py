@@ -179,6 +179,17 @@ def check_contract(row: Sequence[Any] | None) -> None:
         )
 
 
+def spelt_out(dsn: str) -> str:
+    """The DSN with what libpq would take from this process's environment: another machine has another one."""
+    told = psycopg.conninfo.conninfo_to_dict(dsn)
+    if "service" in told:
+        return dsn  # its file says the rest, there too
+    found = {one.keyword.decode(): one.val.decode() for one in pq.Conninfo.get_defaults() if one.envvar and one.val}
+    known = {name: value for name, value in found.items() if name in SPELT_OUT and name not in told}
+    return psycopg.conninfo.make_conninfo(dsn, **known)
+
+
+SPELT_OUT = ("host", "hostaddr", "port", "dbname", "user", "password", "sslmode", "sslrootcert", "service")
 DSN_HINT = "Write postgresql://user@host:port/database, or key=value pairs."
 
 

@@ -1,31 +1,19 @@
-"""One Spark for all tests here: a JVM takes ten seconds to start."""
+"""One Spark session for all tests of it: its Java takes ten seconds to start."""
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
 from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
 
-os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+from penstock import spark as ours
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Spark's own, at its start
-        session = (
-            SparkSession.builder.master("local[2,4]")
-            .appName("penstock-tests")
-            .config("spark.ui.enabled", "false")
-            .config("spark.sql.session.timeZone", "UTC")
-            .config("spark.sql.shuffle.partitions", "2")
-            .getOrCreate()
-        )
-    session.sparkContext.setLogLevel("ERROR")
+    """Two tasks at once, each tried four times: `local[2]` would never try one again."""
+    settings = {"spark.ui.enabled": False, "spark.sql.shuffle.partitions": 2, "spark.log.level": "OFF"}
+    session = ours.session("tests", master="local[2,4]", **settings)
     yield session
     session.stop()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
@@ -18,7 +19,7 @@ from penstock import validate
 from penstock.aio.borrowed import Run, borrow, refusals
 from penstock.aio.colour import Items, batches, sleep
 from penstock.aio.database import AsyncConnection, AsyncDatabase, fetch_raw, still_lent
-from penstock.errors import LeaseLost, NotFound, PartialPush, PenstockError, Taken, Unavailable
+from penstock.errors import LeaseLost, NotFound, PartialPush, PenstockError, Taken, Unavailable, ValidationError
 from penstock.model import (
     Batch,
     Claim,
@@ -47,7 +48,7 @@ from penstock.model import (
     Window,
 )
 from penstock.spool import BATCH, Chunk, Spool, task_columns
-from penstock.wire import translated
+from penstock.wire import TextArray, translated
 
 Progress = Callable[[int], None]
 Write = Callable[..., Awaitable[dict[str, int]]]
@@ -186,12 +187,9 @@ class AsyncQueue:
 
     async def _check_sizes(self, spool: Spool) -> int:
         """The queue's id, if its limit allows everything in the spool."""
-        async with self._database.transaction() as connection:
-            row = await (await connection.execute(say.LIMIT, (self.name,))).fetchone()
-        assert row is not None
-        queue_id, largest = row
+        queue_id, largest = await self.limits()
         spool.check_sizes(largest)
-        return int(queue_id)
+        return queue_id
 
     async def _push_plain(self, spool: Spool, queue_id: int, batch: UUID, progress: Progress | None) -> PushReport:
         """COPY into the documents; their trigger writes the agenda. Chunk by chunk, so that the trigger's view of what
@@ -273,8 +271,7 @@ class AsyncQueue:
         counts = {"created": len(chunk.payloads)}
         known = await self._enter(connection, (batch, chunk.part, len(chunk.payloads), chunk.checksum), counts)
         if known is None:
-            ids = await (await connection.execute(say.RESERVE, (len(chunk.payloads),))).fetchall()
-            await copy(connection, *say.copy_text(queue_id, chunk, [id_ for (id_,) in ids]))
+            await copy_named(connection, queue_id, chunk)
         return counts if known is None else known
 
     async def _merge_part(
@@ -283,12 +280,15 @@ class AsyncQueue:
         known = await self._enter(connection, (batch, chunk.part, len(chunk.payloads), chunk.checksum), {})
         if known is not None:
             return known
+        counts = await self._merge(connection, chunk, on_conflict)
+        await connection.execute(say.NOTE_REPORT, (batch, chunk.part, orjson.dumps(counts).decode()))
+        return counts
+
+    async def _merge(self, connection: AsyncConnection, chunk: Chunk, on_conflict: str) -> dict[str, int]:
         parameters = (self.name, *say.merge_columns(chunk), on_conflict)
         with say.counted_from(chunk.first), translated():
             rows = await (await connection.execute(say.PUSH_MANY, parameters)).fetchall()
-        counts = {str(word): int(count) for word, count in rows}
-        await connection.execute(say.NOTE_REPORT, (batch, chunk.part, orjson.dumps(counts).decode()))
-        return counts
+        return {str(word): int(count) for word, count in rows}
 
     async def _enter(
         self, connection: AsyncConnection, entry: tuple[UUID, int, int, int], counts: Mapping[str, int]
@@ -298,6 +298,96 @@ class AsyncQueue:
         row = await (await connection.execute(say.ENTER_PART, parameters)).fetchone()
         assert row is not None
         return None if row[0] is None else orjson.loads(row[0])
+
+    # --- bulk writers that run in many places at once ---------------------------------------------------------------
+
+    async def limits(self) -> tuple[int, int]:
+        """The queue's id, and the largest payload it takes."""
+        async with self._database.transaction() as connection:
+            row = await (await connection.execute(say.LIMIT, (self.name,))).fetchone()
+        assert row is not None
+        return int(row[0]), int(row[1])
+
+    async def write_part(
+        self,
+        entry: say.Entry,
+        chunks: Callable[[], Iterable[Chunk]],
+        rejects: Sequence[say.Reject] = (),
+        *,
+        queue_id: int,
+        on_conflict: OnConflict = "skip",
+        copying: bool = True,
+        counted: Mapping[str, int] = MappingProxyType({}),
+        reject_table: str | None = None,
+    ) -> dict[str, int]:
+        """One part of a job: noted in the ledger, its tasks and what it rejects, in one transaction. One that is there
+        already is left as it is, and its report answered. Chunks with subjects have none twice; `counted` is what
+        became of those. By COPY, if that is worth a try, while no subject is taken."""
+
+        async def attempt(*, copying: bool) -> dict[str, int]:
+            counts = Counter(counted)
+            async with self._database.transaction() as connection:
+                row = await (await connection.execute(*say.enter(self.name, entry))).fetchone()
+                if row is not None and row[0] is not None:
+                    return dict(orjson.loads(row[0]))
+                for chunk in chunks():
+                    if chunk.subjects is not None and not copying:
+                        counts.update(await self._merge(connection, chunk, on_conflict))
+                        continue
+                    await copy_named(connection, queue_id, chunk)
+                    counts["created"] += len(chunk.payloads)
+                if rejects:
+                    await connection.execute(*say.note_rejects(self.name, entry, rejects, reject_table))
+                    counts["rejected"] += len(rejects)
+                await connection.execute(say.NOTE_REPORT, (entry.batch, entry.part, orjson.dumps(counts).decode()))
+            return dict(counts)
+
+        try:
+            return await persistently(lambda: attempt(copying=copying and on_conflict != "update"))
+        except Taken:
+            return await persistently(lambda: attempt(copying=False))
+
+    async def seal_job(
+        self, job: UUID, partitions: int, rows: int, checksum: str, counts: Mapping[str, int]
+    ) -> dict[str, int]:
+        """The end of a job, whose parts are all written. A repeat that differs is a Conflict that says in what."""
+        parameters = (self.name, job, partitions, rows, checksum, orjson.dumps(dict(counts)).decode())
+
+        async def attempt() -> dict[str, int]:
+            async with self._database.transaction() as connection:
+                row = await (await connection.execute(say.SEAL_JOB, parameters)).fetchone()
+            assert row is not None
+            return dict(orjson.loads(row[0]))
+
+        return await persistently(attempt)
+
+    async def job_report(self, job: UUID) -> dict[str, int] | None:
+        """What became of a job; None: it is not sealed."""
+        async with self._database.transaction() as connection:
+            row = await (await connection.execute(say.JOB_REPORT, (job,))).fetchone()
+        return None if row is None or row[0] is None else dict(orjson.loads(row[0]))
+
+    async def judge(self, payloads: list[bytes]) -> dict[int, str]:
+        """What PostgreSQL has against payloads, by their position."""
+        async with self._database.transaction() as connection:
+            rows = await (await connection.execute(say.JUDGE, (TextArray(payloads),))).fetchall()
+        return {int(n): str(reason) for n, reason in rows}
+
+    async def prepare_rejects(self, table: str) -> None:
+        """A table of somebody's own for what can not be a task: there, and as we need it, or made."""
+        needed = {"queue", "job", "partition", *say.REJECTED}
+        async with self._database.transaction() as connection:
+            named = say.quoted(table)
+            await connection.execute("select pg_advisory_xact_lock(hashtext('penstock.reject'))")
+            found = {name for (name,) in await (await connection.execute(say.REJECT_COLUMNS, (named,))).fetchall()}
+            if not found:
+                await connection.execute(say.MAKE_REJECTS.format(named).encode())
+            elif not needed <= found:
+                raise ValidationError(
+                    f"rejectTable: {table} has no {', '.join(sorted(needed - found))}",
+                    hint="Name a table that is not there yet: it is made.",
+                    field="rejectTable",
+                )
 
     # --- claim, extend, settle, release -----------------------------------------------------------------------------
 
@@ -565,6 +655,16 @@ async def fill(spool: Spool, items: Items[Json | NewTask | None]) -> None:
     async for some in batches(items, BATCH):
         spool.add(some)
     spool.finish()
+
+
+async def copy_named(connection: AsyncConnection, queue_id: int, chunk: Chunk) -> None:
+    """Raises Taken for a subject that is. In the order of subjects, as everybody writes them, with ids in the order
+    given, so that the first runs first; without subjects the ids come by themselves."""
+    ids = None
+    if chunk.subjects is not None:
+        rows = await (await connection.execute(say.RESERVE, (len(chunk.payloads),))).fetchall()
+        ids = [id_ for (id_,) in rows]
+    await copy(connection, *say.copy_text(queue_id, chunk, ids))
 
 
 async def copy(connection: AsyncConnection, columns: str, data: bytes) -> None:

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import ConfigError
+
 if TYPE_CHECKING:
+    from penstock.spark.api import SparkReport, push
     from penstock.spark.drain import drain, drain_backlog
     from penstock.spark.history import read_history
+    from penstock.spark.session import session
 
-__all__ = ["drain", "drain_backlog", "read_history"]
+__all__ = ["SparkReport", "drain", "drain_backlog", "push", "read_history", "session"]
 
 # Where each name is. Loaded when somebody asks: Spark is an extra, and heavy.
-HOMES = {"drain": "drain", "drain_backlog": "drain", "read_history": "history"}
+HOMES = {
+    "SparkReport": "api",
+    "push": "api",
+    "drain": "drain",
+    "drain_backlog": "drain",
+    "read_history": "history",
+    "session": "session",
+}
 
 
 class Package(ModuleType):
@@ -31,4 +43,6 @@ sys.modules[__name__].__class__ = Package
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if find_spec("pyspark") is None:
+        raise ConfigError("PySpark is not installed", hint="pip install 'penstock[spark]'")
     return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)

@@ -31,31 +31,34 @@ class DefaultSource(DataSource):
         return TASKS
 
     def reader(self, schema: StructType) -> Any:  # noqa: ARG002 - ours is the only one
-        options.reads_history(self.options, stream=False)
-        asked = options.for_history(self.options)
-        from penstock.spark.history import HistoryReader  # noqa: PLC0415
+        with hinted():
+            options.reads_history(self.options, stream=False)
+            asked = options.for_history(self.options)
+            from penstock.spark.history import HistoryReader  # noqa: PLC0415
 
-        return HistoryReader(asked)
+            return HistoryReader(asked)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802, ARG002 - Spark's name
-        if options.reads_history(self.options, stream=True):
-            from penstock.spark.history import HistoryStream  # noqa: PLC0415
-
-            return HistoryStream(options.for_history(self.options))
         with hinted():
-            asked = options.for_streaming(self.options)
-        from penstock.spark.source import TaskStream  # noqa: PLC0415
+            if options.reads_history(self.options, stream=True):
+                from penstock.spark.history import HistoryStream  # noqa: PLC0415
 
-        return TaskStream(asked)
+                return HistoryStream(options.for_history(self.options))
+            asked = options.for_streaming(self.options)
+            from penstock.spark.source import TaskStream  # noqa: PLC0415
+
+            return TaskStream(asked)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        asked = options.for_writing(self.options)
-        from penstock.spark.writer import BatchWriter  # noqa: PLC0415
+        with hinted():
+            asked = options.for_writing(self.options)
+            from penstock.spark.writer import BatchWriter  # noqa: PLC0415
 
-        return BatchWriter(asked, schema, overwrite=overwrite)
+            return BatchWriter(asked, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
-        asked = options.for_stream_writing(self.options)
-        from penstock.spark.writer import StreamWriter  # noqa: PLC0415
+        with hinted():
+            asked = options.for_stream_writing(self.options)
+            from penstock.spark.writer import StreamWriter  # noqa: PLC0415
 
-        return StreamWriter(asked, schema, overwrite=overwrite)
+            return StreamWriter(asked, schema, overwrite=overwrite)

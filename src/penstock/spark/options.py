@@ -11,7 +11,7 @@ from typing import Any
 from penstock import validate
 from penstock.errors import ValidationError, shown
 from penstock.model import OnConflict
-from penstock.statements import conflict
+from penstock.statements import conflict, table_name
 
 MOST_PARTITIONS = 1000
 MOST_ROWS = 10_000_000
@@ -25,6 +25,11 @@ class Place:
 
     dsn: str | None = field(default=None, repr=False)
     service: str | None = None
+
+    @property
+    def given(self) -> str | None:
+        """As a DSN; None: the environment says it."""
+        return self.dsn if self.service is None else f"service={self.service}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +120,7 @@ WRITE: dict[str, tuple[str, Parse]] = {
     "onConflict": ("on_conflict", conflict),
     "kind": ("kind", words("kind", 128)),
     "packColumns": ("pack_columns", truth("packColumns")),
-    "rejectTable": ("reject_table", words("rejectTable")),
+    "rejectTable": ("reject_table", table_name),
     "txnAppId": ("txn_app_id", words("txnAppId")),
     "txnVersion": ("txn_version", number("txnVersion", 0, 2**63 - 1)),
 }
@@ -134,7 +139,7 @@ HISTORY: dict[str, tuple[str, Parse]] = {
 }
 READ = "read"  # what a read reads: tasks, as a stream, or history
 # Spark passes these along with ours.
-SPARKS_OWN = frozenset({"path", "checkpointlocation", "inferschema"})
+SPARKS_OWN = frozenset({"path", "checkpointlocation", "inferschema", "queryname"})
 
 
 # --- uses -------------------------------------------------------------------------------------------------------------

@@ -137,6 +137,13 @@ begin
             delete from penstock.ledger as l using old where l.ctid = old.ctid returning 1
         )
         select 'ledger parts dropped', count(*) from gone;
+    return query
+        with old as (
+            select r.ctid from penstock.reject as r where r.at < v_now - p_keep_ledger limit 10000 for update skip locked
+        ), gone as (
+            delete from penstock.reject as r using old where r.ctid = old.ctid returning 1
+        )
+        select 'rejects dropped', count(*) from gone;
     -- Last: from here on nobody settles until this transaction ends.
     return query select 'history days dropped', penstock.drop_history(v_now - p_keep_history)::bigint;
 end

@@ -272,6 +272,23 @@ create table penstock.ledger (
 );
 create index ledger_at on penstock.ledger (at);
 
+-- Rows of a bulk writer that can not be tasks, as they came, and why. Everything is text: nothing may be too odd for it.
+create table penstock.reject (
+    id        bigint generated always as identity primary key,
+    at        timestamptz not null default penstock.clock(),
+    job       uuid not null,
+    partition int not null,
+    queue     text collate "C" not null,
+    reason    text not null,
+    payload   text,
+    subject   text,
+    kind      text,
+    due       text,
+    priority  text
+);
+create index reject_at on penstock.reject (at);
+create index reject_job on penstock.reject (job);
+
 -- When tasks shall be pushed. Cron lines are read by clients: PostgreSQL keeps what was decided, and pushes each tick once.
 create table penstock.schedule (
     name      text collate "C" primary key,

@@ -1,0 +1,84 @@
+"""`penstock.spark.push`: a DataFrame into a queue, with a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from uuid import UUID, uuid4
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from penstock.app import Penstock
+from penstock.model import OnConflict
+from penstock.spark import options
+from penstock.spark.hints import as_ours
+from penstock.spark.rows import planned
+from penstock.spark.session import hide_secrets
+from penstock.spark.writer import job_named
+
+
+@dataclass(frozen=True, slots=True)
+class SparkReport:
+    """What became of the rows of a write: the seven counts add up to `rows`."""
+
+    job_id: UUID
+    rows: int = 0
+    partitions: int = 0
+    created: int = 0
+    updated: int = 0
+    renewed: int = 0
+    reopened: int = 0
+    skipped: int = 0
+    superseded: int = 0
+    rejected: int = 0
+
+    @property
+    def accepted(self) -> int:
+        return self.rows - self.rejected
+
+
+def push(
+    df: DataFrame,
+    queue: str,
+    *,
+    dsn: str | None = None,
+    on_conflict: OnConflict = "skip",
+    kind: str | None = None,
+    pack_columns: bool = False,
+    reject_table: str | None = None,
+    txn_app_id: str | None = None,
+    txn_version: int | None = None,
+) -> SparkReport:
+    """A DataFrame's rows as tasks. Columns: payload (JSON text, struct or map), and if there are any subject, kind,
+    due, priority. With `txn_app_id` and `txn_version` the same call can be repeated: its rows are written once."""
+    told: dict[str, str | None] = {
+        "queue": queue,
+        "onConflict": on_conflict,
+        "kind": kind,
+        "packColumns": str(pack_columns).lower(),
+        "rejectTable": reject_table,
+        "txnAppId": txn_app_id,
+        "txnVersion": None if txn_version is None else str(txn_version),
+    }
+    given = {name: value for name, value in told.items() if value is not None}
+    asked = options.for_writing(given)
+    planned(df.schema, pack=asked.pack_columns, kind=asked.kind)
+    if asked.txn_app_id is None:
+        given |= {"txnAppId": f"once {uuid4()}", "txnVersion": "0"}  # a name, so that we can ask what became of it
+    job = job_named(given["txnAppId"], int(given["txnVersion"]))
+    with Penstock(dsn, max_connections=2) as app:
+        hide_secrets(df.sparkSession)
+        write(df, given | {"dsn": app.dsn})
+        found = app.queue(queue).job_report(job)
+    return SparkReport(job, **(found or {}))
+
+
+def write(df: DataFrame, given: Mapping[str, str]) -> None:
+    try:
+        df.write.format("penstock").options(**given).mode("append").save()
+    except PySparkException as error:
+        ours = as_ours(str(error))
+        if ours is None:
+            raise
+        raise ours from error

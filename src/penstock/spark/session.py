@@ -1,0 +1,68 @@
+"""A Spark session in which all of ours works: the same Python everywhere, a Java, UTC, Arrow, no password shown."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession
+
+from penstock.spark.java import Java, find_java
+
+log = logging.getLogger("penstock.spark")
+
+SECRET = "(?i)url|dsn|password|secret|token"  # noqa: S105 - of options that are not shown in plans
+SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.redaction.options.regex": SECRET,
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|dsn",
+}
+chosen: Java | None = None  # the Java that our sessions run on
+
+
+def session(app_name: str = "penstock", *, master: str | None = None, **conf: Any) -> SparkSession:
+    """The session: the one that is there, or a new one. Settings by their Spark names, `**{"spark.…": …}`; what
+    spark-submit or the environment says stays as it is."""
+    given = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in conf.items()}
+    if master is not None:
+        given["spark.master"] = master
+    if SparkSession.getActiveSession() is None:
+        prepare(os.environ, master)
+        # Jars and memory are for the start of its Java; only then SparkConf knows what spark-submit was told.
+        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*given.items()]))  # noqa: SLF001
+    told = SparkConf().setAll([*given.items()])
+    told.setIfMissing("spark.master", "local[*]")
+    if app_name != "penstock" or not told.contains("spark.app.name"):
+        told.setAppName(app_name)
+    for name, value in SETTINGS.items():
+        told.setIfMissing(name, value)
+    found = SparkSession.builder.config(conf=told).getOrCreate()
+    hide_secrets(found)
+    return found
+
+
+def prepare(environ: MutableMapping[str, str], master: str | None) -> None:
+    """What Spark takes from the environment, before its Java starts. A Java that runs already has it from elsewhere."""
+    global chosen  # noqa: PLW0603 - one process, one Java
+    if "PYSPARK_GATEWAY_PORT" in environ:
+        return
+    chosen = find_java(environ)
+    log.info("Spark runs on %s", chosen)
+    if chosen.home is not None:
+        environ["JAVA_HOME"] = chosen.home
+    if (master or "local").startswith("local"):
+        environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else `python3`, whichever that is
+        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else local-cluster may look for itself at a wrong address
+
+
+def hide_secrets(spark: SparkSession) -> None:
+    """The options of plans, in any session: somebody else's hides only what is called a url."""
+    name = "spark.sql.redaction.options.regex"
+    pattern = spark.conf.get(name, "") or ""
+    if "dsn" not in pattern:
+        spark.conf.set(name, f"{pattern}|{SECRET}" if pattern.startswith("(?i)") else SECRET)

@@ -1,0 +1,127 @@
+"""DataFrames and streams into a queue, exactly once.
+
+A write is a job. Each partition is a batch of its own in the ledger, named after the job and its number, so that a
+task that is tried again, or twice at once, finds what is there; at the end the job is sealed. A job that is named by
+txnAppId and txnVersion can be repeated as a whole; a micro-batch of a stream is named by its query, or txnAppId, and
+its number.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from uuid import UUID, uuid4, uuid5
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from penstock.app import Penstock
+from penstock.errors import ConfigError, Conflict, ValidationError
+from penstock.spark.hints import hinted
+from penstock.spark.options import Place, WriteOptions
+from penstock.spark.parts import Partition, Target, in_hex
+from penstock.spark.rows import planned
+from penstock.wire import spelt_out
+
+JOBS = UUID("8d6f7c0e-3a55-4f0e-9a0d-0c6b9f3b7c11")  # the namespace of jobs that have a name
+QUERY, MICRO_BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    job: UUID
+    partition: int
+    rows: int
+    checksum: int
+    counts: dict[str, int]
+
+
+def job_named(name: str, version: int) -> UUID:
+    return uuid5(JOBS, f"{name}\n{version}")
+
+
+class Writer:
+    """What both writers do. It travels to executors: no connection is kept in it, and its DSN is in no plan."""
+
+    def __init__(self, asked: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise ValidationError("mode: a queue is not overwritten", hint='Say .mode("append").', field="mode")
+        self._plan = planned(schema, pack=asked.pack_columns, kind=asked.kind)
+        with Penstock(asked.place.given, max_connections=2) as app:
+            queue = app.queue(asked.queue)
+            self._limits = queue.limits()
+            if asked.reject_table is not None:
+                queue.prepare_rejects(asked.reject_table)
+            self._asked = replace(asked, place=Place(spelt_out(app.dsn)))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._asked.queue}>"
+
+    def write_rows(self, job: UUID, batches: Iterator[pa.RecordBatch]) -> Written:
+        context = TaskContext.get()
+        assert context is not None
+        number = context.partitionId()
+        asked = self._asked
+        with hinted(), Penstock(asked.place.given, max_connections=2) as app, Partition(job, number) as partition:
+            target = Target(app.queue(asked.queue), *self._limits, asked.on_conflict, asked.reject_table)
+            partition.fill(self._plan, batches, target)
+            counts = partition.write(target) if partition.rows else Counter[str]()
+            return Written(job, number, partition.rows, partition.checksum, dict(counts))
+
+    def seal(self, job: UUID, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Partitions without rows are none: how many of them there are is up to Spark."""
+        written = [one for one in messages if isinstance(one, Written) and one.rows]
+        counts: Counter[str] = Counter()
+        for one in written:
+            counts.update(one.counts)
+        rows = sum(one.rows for one in written)
+        if sum(counts.values()) != rows:
+            raise Conflict(f"job {job}: of {rows} rows {sum(counts.values())} are accounted for")
+        checksum = sum(one.checksum * (2 * one.partition + 1) for one in written)
+        with hinted(), Penstock(self._asked.place.given, max_connections=2) as app:
+            app.queue(self._asked.queue).seal_job(job, len(written), rows, in_hex(checksum), counts)
+
+
+class BatchWriter(Writer, DataSourceArrowWriter):
+    """`df.write`. The job is named here, once, before its tasks exist."""
+
+    def __init__(self, asked: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+        super().__init__(asked, schema, overwrite=overwrite)
+        named = asked.txn_app_id is not None and asked.txn_version is not None
+        self._job = job_named(str(asked.txn_app_id), asked.txn_version or 0) if named else uuid4()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return self.write_rows(self._job, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self.seal(self._job, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """What is written stays: the same job, tried again, completes it."""
+
+
+class StreamWriter(Writer, DataSourceStreamArrowWriter):
+    """`df.writeStream`. A micro-batch is a job. The writer of its commit is another one than that of its tasks,
+    which tell it what the job is."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        context = TaskContext.get()
+        assert context is not None
+        number = context.getLocalProperty(MICRO_BATCH)
+        name = self._asked.txn_app_id or context.getLocalProperty(QUERY)
+        if number is None or name is None:
+            raise ConfigError("Spark does not say which query and micro-batch this is", hint="Write with writeStream.")
+        return self.write_rows(job_named(name, int(number)), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002 - Spark's
+        jobs = {one.job for one in messages if isinstance(one, Written)}
+        for job in jobs:
+            self.seal(job, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """What is written stays: Spark tries the same micro-batch again."""

@@ -1,0 +1,127 @@
+-- Jobs of bulk writers that run in many places at once (Spark): partitions noted in the ledger, a seal at the end, and rows
+-- that can not be tasks set aside with the reason. The seal is the ledger's part 0 of the job itself.
+
+-- A partition notes itself before it writes anything. Null: it is new, go on; else what was reported when it was written.
+-- Once its job is sealed there are no new ones.
+create or replace function penstock.enter_partition(
+    p_queue text, p_job uuid, p_partition int, p_batch_id uuid, p_rows bigint, p_checksum text
+) returns jsonb
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_known penstock.ledger;
+    v_seal  penstock.ledger;
+begin
+    insert into penstock.ledger (batch_id, part, queue_id, rows, checksum, report, at)
+    values (p_batch_id, 0, v_queue.id, p_rows, p_checksum, '{}', penstock.clock())
+    on conflict (batch_id, part) do nothing;
+    if found then
+        select * into v_seal from penstock.ledger as l where l.batch_id = p_job and l.part = 0;
+        if v_seal.batch_id is not null then
+            perform penstock.refuse('PS409',
+                format('partition %s: it is new, and the job was sealed with %s partitions and %s rows', p_partition,
+                       v_seal.report->>'partitions', v_seal.rows),
+                'The same job has the same rows in the same partitions. Other rows are another txnVersion.');
+        end if;
+        return null;
+    end if;
+    select * into v_known from penstock.ledger as l where l.batch_id = p_batch_id and l.part = 0;
+    perform penstock.check_repeat(format('partition %s: ', p_partition), v_known, v_queue, p_rows, p_checksum);
+    return v_known.report;
+end
+$$;
+
+-- A repeat that differs is an error that says in what, never a skip.
+create or replace function penstock.check_repeat(
+    p_what text, p_known penstock.ledger, p_queue penstock.queue, p_rows bigint, p_checksum text
+) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    v_said constant text := case
+        when p_known.queue_id <> p_queue.id then format('it was written into another queue before, not into %L', p_queue.name)
+        when p_known.rows <> p_rows then format('it was written with %s rows before, now there are %s', p_known.rows, p_rows)
+        when p_known.checksum <> p_checksum then format('its %s rows were written with other content before', p_rows)
+    end;
+begin
+    if v_said is not null then
+        perform penstock.refuse('PS409', p_what || v_said,
+            'The same job has the same rows in the same partitions. Other rows are another txnVersion.');
+    end if;
+end
+$$;
+
+-- The end of a job: so many partitions, rows, and this content. Answers its report; that of the first time, if it is a repeat.
+create or replace function penstock.seal_job(
+    p_queue text, p_job uuid, p_partitions int, p_rows bigint, p_checksum text, p_report jsonb
+) returns jsonb
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_queue  constant penstock.queue := penstock.the_queue(p_queue);
+    v_report constant jsonb := p_report || jsonb_build_object('partitions', p_partitions, 'rows', p_rows);
+    v_known  penstock.ledger;
+begin
+    insert into penstock.ledger (batch_id, part, queue_id, rows, checksum, report, at)
+    values (p_job, 0, v_queue.id, p_rows, p_checksum, v_report, penstock.clock())
+    on conflict (batch_id, part) do nothing;
+    if found then
+        return v_report;
+    end if;
+    select * into v_known from penstock.ledger as l where l.batch_id = p_job and l.part = 0;
+    if (v_known.report->>'partitions')::int <> p_partitions then
+        perform penstock.refuse('PS409',
+            format('job: it was sealed with %s partitions, now there are %s', v_known.report->>'partitions', p_partitions),
+            'The same job has the same rows in the same partitions. Other rows are another txnVersion.');
+    end if;
+    perform penstock.check_repeat('job: ', v_known, v_queue, p_rows, p_checksum);
+    return v_known.report;
+end
+$$;
+
+-- What became of a job; null: it is not sealed.
+create or replace function penstock.job_report(p_job uuid) returns jsonb
+language sql stable security definer set search_path = pg_catalog, pg_temp
+return (select l.report from penstock.ledger as l where l.batch_id = p_job and l.part = 0);
+
+-- What is wrong with payloads, by position from 0. Whether a text is a payload is for the type to say that has to hold it.
+create or replace function penstock.judge_payloads(p_payloads text[]) returns table (n int, reason text)
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    v_message text;
+    v_detail  text;
+begin
+    for i in 1 .. coalesce(cardinality(p_payloads), 0) loop
+        begin
+            if jsonb_typeof(p_payloads[i]::jsonb) is distinct from 'object' then
+                n := i - 1;
+                reason := 'payload: it is not a JSON object';
+                return next;
+            end if;
+        exception when data_exception or program_limit_exceeded then
+            get stacked diagnostics v_message = message_text, v_detail = pg_exception_detail;
+            n := i - 1;
+            reason := concat_ws(' ', 'payload: ' || v_message || '.', nullif(v_detail, ''));
+            return next;
+        end;
+    end loop;
+end
+$$;
+
+-- Rows that can not be tasks.
+create or replace function penstock.note_rejects(
+    p_queue text, p_job uuid, p_partition int, p_reasons text[], p_payloads text[], p_subjects text[], p_kinds text[],
+    p_dues text[], p_priorities text[]
+) returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_count bigint;
+begin
+    insert into penstock.reject (job, partition, queue, reason, payload, subject, kind, due, priority)
+    select p_job, p_partition, v_queue.name, r.reason, r.payload, r.subject, r.kind, r.due, r.priority
+    from unnest(p_reasons, p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
+         with ordinality as r(reason, payload, subject, kind, due, priority, n)
+    order by r.n;
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;

@@ -1,0 +1,96 @@
+"""Options of `format("penstock")` are refused by name before anybody connects (B98 to B103). No Java, no server."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock import ValidationError
+from penstock.spark import options
+
+NOWHERE = "postgresql://nobody:canary@127.0.0.1:1/nothing"
+
+
+def refused(use: object, **given: str) -> ValidationError:
+    with pytest.raises(ValidationError) as found:
+        use(given)  # type: ignore[operator]
+    assert "canary" not in f"{found.value} {found.value.hint}"
+    return found.value
+
+
+def test_a_write_knows_its_options() -> None:
+    given = {"DSN": NOWHERE, "queue": "work", "onconflict": "update", "packColumns": "TRUE", "txnAppId": "a"}
+    asked = options.for_writing(given | {"txnVersion": "7", "rejectTable": "own.rejects", "kind": "mail"})
+    assert (asked.queue, asked.on_conflict, asked.pack_columns, asked.kind) == ("work", "update", True, "mail")
+    assert (asked.txn_app_id, asked.txn_version, asked.reject_table) == ("a", 7, "own.rejects")
+    assert asked.place.given == NOWHERE
+    assert "canary" not in repr(asked)
+    assert options.for_writing({"queue": "work", "service": "prod"}).place.given == "service=prod"
+
+
+@pytest.mark.parametrize("use", [options.for_writing, options.for_stream_writing, options.for_streaming])
+def test_a_missing_queue_is_named(use: object) -> None:
+    assert refused(use, dsn=NOWHERE).field == "queue"
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("queu", "queue"),
+        ("onConflit", "onConflict"),
+        ("txnappid2", "txnAppId"),
+        ("reject_table", "rejectTable"),
+        ("packcolumn", "packColumns"),
+    ],
+)
+def test_an_unknown_option_is_refused_by_its_nearest_name(name: str, near: str) -> None:
+    error = refused(options.for_writing, **{"queue": "work", name: "x"})
+    assert error.message.startswith(f"{name}: ")
+    assert error.hint == f"Did you mean {near}?"
+
+
+@pytest.mark.parametrize("name", ["dbtable", "query", "url", "socketFactory", "loggerFile", "preferQueryMode"])
+def test_what_other_connectors_take_is_not_ours(name: str) -> None:
+    assert refused(options.for_writing, **{"queue": "work", name: "select 1; drop table x"}).field == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("queue", "Work"),
+        ("queue", "work; drop"),
+        ("onConflict", "replace"),
+        ("packColumns", "yes"),
+        ("rejectTable", "own.rejects; drop table x"),
+        ("rejectTable", "(select 1) as x"),
+        ("rejectTable", 'a"b'),
+        ("rejectTable", "a.b.c"),
+        ("rejectTable", ""),
+        ("rejectTable", "x" * 64),
+        ("txnVersion", "-1"),
+        ("txnVersion", "x"),
+        ("txnVersion", str(2**63)),
+        ("kind", ""),
+        ("kind", "x" * 129),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(name: str, value: str) -> None:
+    given = {"queue": "work", "txnAppId": "a", "txnVersion": "1", name: value}
+    error = refused(options.for_writing, **given)
+    assert error.message.lower().replace("_", "").startswith(name.lower())
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "x", "1000000", "1.5", ""])
+def test_partitions_are_a_sensible_number(value: str) -> None:
+    for use in (options.for_streaming, options.for_history):
+        assert refused(use, queue="work", numPartitions=value).field == "numPartitions"
+
+
+def test_bounds_are_in_order() -> None:
+    assert refused(options.for_history, since="2030-01-02T00:00:00Z", until="2030-01-01T00:00:00Z").field == "since"
+
+
+def test_what_goes_together() -> None:
+    assert refused(options.for_writing, queue="work", txnAppId="a").field == "txnVersion"
+    assert refused(options.for_writing, queue="work", txnVersion="1").field == "txnAppId"
+    assert refused(options.for_stream_writing, queue="work", txnAppId="a", txnVersion="1").field == "txnVersion"
+    assert refused(options.for_writing, queue="work", dsn=NOWHERE, service="x").field == "service"

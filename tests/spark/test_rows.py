@@ -1,0 +1,374 @@
+"""Rows as tasks: what a schema must be, and what becomes of each value. Arrow and PostgreSQL; no Java."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as t
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from penstock import Conflict, Penstock, Queue, ValidationError
+from penstock.model import OnConflict
+from penstock.spark import parts
+from penstock.spark.parts import Partition, Target
+from penstock.spark.rows import planned
+
+LARGEST = 1 << 20
+NOW = datetime.now(UTC).replace(microsecond=123456)
+
+
+def target(queue: Queue, on_conflict: OnConflict = "skip", reject_table: str | None = None) -> Target:
+    return Target(queue, *queue.limits(), on_conflict, reject_table)
+
+
+def written(
+    queue: Queue, table: pa.Table, *, pack: bool = False, kind: str | None = None, rows: int = 10_000, **more: Any
+) -> Counter[str]:
+    """A table of rows as one partition of a job of its own."""
+    plan = planned(from_arrow_schema(table.schema), pack=pack, kind=kind)
+    with Partition(more.pop("job", None) or uuid4(), more.pop("number", 0)) as partition:
+        aim = target(queue, **more)
+        partition.fill(plan, table.to_batches(rows), aim)
+        return partition.write(aim)
+
+
+def stored(sql: psycopg.Connection, column: str = "payload::text") -> list[Any]:
+    return [one for (one,) in sql.execute(f"select {column} from penstock.task order by id").fetchall()]
+
+
+def reasons(sql: psycopg.Connection, table: str = "penstock.reject") -> list[str]:
+    return [one for (one,) in sql.execute(f"select reason from {table} order by id").fetchall()]
+
+
+# --- the schema -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("columns", "word"),
+    [
+        ({"payload": t.IntegerType()}, "payload"),
+        ({"payload": t.ArrayType(t.StringType())}, "payload"),
+        ({"payload": t.MapType(t.IntegerType(), t.StringType())}, "payload"),
+        ({"payload": t.VariantType()}, "payload"),
+        ({"payload": t.StructType().add("a", t.DayTimeIntervalType())}, "payload.a"),
+        ({"payload": t.StringType(), "subject": t.LongType()}, "subject"),
+        ({"payload": t.StringType(), "kind": t.BooleanType()}, "kind"),
+        ({"payload": t.StringType(), "due": t.StringType()}, "due"),
+        ({"payload": t.StringType(), "due": t.TimestampNTZType()}, "due"),
+        ({"payload": t.StringType(), "due": t.DateType()}, "due"),
+        ({"payload": t.StringType(), "priority": t.DoubleType()}, "priority"),
+        ({"payload": t.StringType(), "priority": t.StringType()}, "priority"),
+        ({"subject": t.StringType()}, "payload"),
+    ],
+)
+def test_a_column_of_a_wrong_type_is_refused_by_name(columns: dict[str, t.DataType], word: str) -> None:
+    schema = t.StructType([t.StructField(name, kind) for name, kind in columns.items()])
+    with pytest.raises(ValidationError) as found:
+        planned(schema, pack=False, kind=None)
+    assert found.value.message.startswith(word)
+
+
+def test_other_columns_are_refused_unless_packed() -> None:
+    schema = t.StructType().add("payload", "string").add("subjct", "string").add("amount", "long")
+    with pytest.raises(ValidationError, match="subjct, amount: no column") as found:
+        planned(schema, pack=False, kind=None)
+    assert "Did you mean subject?" in (found.value.hint or "")
+    assert planned(schema, pack=True, kind=None).packed == ("subjct", "amount")
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+EXACT = ('{"a": 1234567890123456789012345678901234567890}', '{"a": 1.0}', '{"a": 0.1000}', '{"a": "é\\n\\\\u0000 \\t"}')
+
+
+def test_text_crosses_as_it_is(queue: Queue, sql: psycopg.Connection) -> None:
+    given = [*EXACT, '{"a": 1e400}', ' {\n\t"b" :\r\n 1 } ', '{"c": "\\u00e9\\ud83d\\ude00"}']
+    assert written(queue, pa.table({"payload": given})) == {"created": len(given)}
+    sql.execute("create temp table given (n serial, payload jsonb)")
+    for one in given:
+        sql.execute("insert into given (payload) values (%s::jsonb)", (one,))
+    assert stored(sql) == [one for (one,) in sql.execute("select payload::text from given order by n").fetchall()]
+    assert stored(sql)[:3] == list(EXACT[:3])
+
+
+def test_structs_and_maps_become_json(queue: Queue, sql: psycopg.Connection) -> None:
+    rome = timezone(timedelta(hours=2))
+    value = {
+        "at": datetime(2030, 6, 1, 12, 30, 15, 250, tzinfo=rome),
+        "local": datetime(2030, 6, 1, 12, 30),  # noqa: DTZ001 - a moment without a zone
+        "day": date(2030, 6, 1),
+        "exact": Decimal("12345678901234567890.123400"),
+        "raw": b"\x00\xff",
+        "list": [1, None],
+        "tags": {"k": "v"},
+        "nothing": None,
+    }
+    kind = pa.struct(
+        [
+            ("at", pa.timestamp("us", "Europe/Rome")),
+            ("local", pa.timestamp("us")),
+            ("day", pa.date32()),
+            ("exact", pa.decimal128(38, 6)),
+            ("raw", pa.binary()),
+            ("list", pa.list_(pa.int64())),
+            ("tags", pa.map_(pa.string(), pa.string())),
+            ("nothing", pa.string()),
+        ]
+    )
+    values = [value | {"tags": [("k", "v")]}]
+    written(queue, pa.table({"payload": pa.array(values, kind)}))
+    written(queue, pa.table({"payload": pa.array([[("x", 1), ("y", None)]], pa.map_(pa.string(), pa.int64()))}))
+    first, second = stored(sql)
+    assert json.loads(first, parse_float=Decimal) == {
+        "at": "2030-06-01T10:30:15.000250Z",
+        "local": "2030-06-01T12:30:00",
+        "day": "2030-06-01",
+        "exact": Decimal("12345678901234567890.123400"),
+        "raw": "AP8=",
+        "list": [1, None],
+        "tags": {"k": "v"},
+        "nothing": None,
+    }
+    assert json.loads(second) == {"x": 1, "y": None}
+
+
+def test_other_columns_are_packed(queue: Queue, sql: psycopg.Connection) -> None:
+    table = pa.table({"subject": ["a", "b"], "amount": [1, None], "note": ["x", "y"]})
+    written(queue, table, pack=True)
+    mixed = pa.table({"payload": ['{"amount": 1.0}', " { } ", "[1]"], "amount": [5, 6, 7]})
+    assert written(queue, mixed, pack=True) == {"created": 2, "rejected": 1}
+    found = [json.loads(one) for one in stored(sql)]
+    assert found == [{"amount": 1, "note": "x"}, {"amount": None, "note": "y"}, {"amount": 1.0}, {"amount": 6}]
+    assert stored(sql)[2] == '{"amount": 1.0}'
+
+
+def test_all_columns_arrive(queue: Queue, sql: psycopg.Connection) -> None:
+    table = pa.table(
+        {
+            "payload": ["{}", "{}"],
+            "subject": ["s\t1", None],
+            "kind": ["mail", None],
+            "due": pa.array([NOW, None], pa.timestamp("us", "Asia/Tokyo")),
+            "priority": pa.array([0, None], pa.int8()),
+        }
+    )
+    assert written(queue, table, kind="other") == {"created": 2}
+    rows = sql.execute("select subject, kind, due, priority from penstock.task order by subject").fetchall()
+    assert rows == [("s\t1", "mail", NOW, 0), (None, "other", None, 5)]
+
+
+# --- what can not be a task -------------------------------------------------------------------------------------------
+
+BAD: dict[str, tuple[str | None, str]] = {
+    "null": (None, "payload: null"),
+    "raw NUL": ('{"a": "\x00"}', "payload: there is a NUL"),
+    "escaped NUL": ('{"a": "\\u0000"}', "payload: unsupported Unicode escape sequence. \\u0000 cannot"),
+    "lone surrogate": ('{"a": "\\ud800"}', "payload: invalid input syntax for type json. Unicode low surrogate"),
+    "NaN": ('{"a": NaN}', "payload: invalid input syntax"),
+    "infinity": ('{"a": -Infinity}', "payload: invalid input syntax"),
+    "cut": ('{"a": ', "payload: invalid input syntax"),
+    "empty": ("", "payload: invalid input syntax"),
+    "raw newline in text": ('{"a": "x\ny"}', "payload: invalid input syntax"),
+    "array": ("[1]", "payload: it is not a JSON object"),
+    "number": ("7", "payload: it is not a JSON object"),
+    "json null": ("null", "payload: it is not a JSON object"),
+    "deep": ('{"a": ' + "[" * 100 + "]" * 100 + "}", "payload: it is nested deeper than 100"),
+    "too large": ('{"a": "' + "x" * LARGEST + '"}', "payload: 1048585 bytes are more than 1048576"),
+    "large number": ('{"a": 1e200000}', "payload: "),
+    "small number": ('{"a": 1e-20000}', "payload: "),
+}
+
+
+def test_a_bad_payload_is_rejected_with_the_reason(queue: Queue, sql: psycopg.Connection) -> None:
+    good = ['{"a": "[[[[' + "{" * 200 + '"}', '{"a": ' + "[" * 99 + "]" * 99 + "}", '{"ok": true}']
+    given = [good[0], *(payload for payload, _ in BAD.values()), *good[1:]]
+    counts = written(queue, pa.table({"payload": given}))
+    assert counts == {"created": 3, "rejected": len(BAD)}
+    assert {name for (name, (_, why)) in BAD.items() if not any(r.startswith(why) for r in reasons(sql))} == set()
+    assert len(stored(sql)) == 3
+    kept = sql.execute("select payload from penstock.reject where reason like '%%nested%%'").fetchone()
+    assert kept == (BAD["deep"][0],)
+
+
+def test_what_only_postgresql_can_tell_is_rejected_by_its_words(queue: Queue, sql: psycopg.Connection) -> None:
+    """It looks well from here: the whole part is refused, its rows are judged, and the rest is written."""
+    given = [f'{{"n": {n}}}' for n in range(300)]
+    given[150] = '{"n": ' + "9" * 140_000 + "}"
+    named = pa.table({"payload": given, "subject": [f"s{n}" for n in range(300)]})
+    assert written(queue, pa.table({"payload": given})) == {"created": 299, "rejected": 1}
+    assert written(queue, named) == {"created": 299, "rejected": 1}
+    assert len(stored(sql)) == 598
+    assert sql.execute("select subject from penstock.reject order by id").fetchall() == [(None,), ("s150",)]
+
+
+def test_structs_with_odd_values_are_rejected(queue: Queue, sql: psycopg.Connection) -> None:
+    kind = pa.struct([("x", pa.list_(pa.float64())), ("s", pa.string())])
+    values = [
+        {"x": [1.5]},
+        {"x": [float("nan")]},
+        None,
+        {"s": "a\x00b"},
+        {"x": [float("-inf")], "s": None},
+        {"x": [None]},
+    ]
+    assert written(queue, pa.table({"payload": pa.array(values, kind)})) == {"created": 2, "rejected": 4}
+    assert sorted(reasons(sql)) == [
+        "payload.x[0]: -inf is not JSON",
+        "payload.x[0]: nan is not JSON",
+        "payload: null is not a JSON object",
+        "payload: unsupported Unicode escape sequence. \\u0000 cannot be converted to text.",
+    ]
+
+
+def test_other_columns_out_of_range_are_rejected(queue: Queue, sql: psycopg.Connection) -> None:
+    rows: list[tuple[Any, ...]] = [
+        ("s", "k", NOW, 5),
+        ("", "k", NOW, 5),
+        ("x" * 513, "k", NOW, 5),
+        ("nul\x00", "k", NOW, 5),
+        ("t", "", NOW, 5),
+        ("t", "x" * 129, NOW, 5),
+        ("t", "k", NOW + timedelta(days=3700), 5),
+        ("t", "k", datetime(1, 1, 1, tzinfo=UTC), 5),
+        ("t", "k", NOW, 10),
+        ("t", "k", NOW, -1),
+        ("t", "k", NOW, 2**40),
+    ]
+    subjects, kinds, dues, priorities = zip(*rows, strict=True)
+    table = pa.table(
+        {
+            "payload": ["{}"] * len(rows),
+            "subject": subjects,
+            "kind": kinds,
+            "due": pa.array(dues, pa.timestamp("us", "UTC")),
+            "priority": pa.array(priorities, pa.int64()),
+        }
+    )
+    assert written(queue, table) == {"created": 1, "rejected": 10}
+    assert [one.split(":")[0] for one in reasons(sql)] == ["subject"] * 3 + ["kind"] * 2 + ["due"] * 2 + [
+        "priority"
+    ] * 3
+    assert sql.execute("select priority from penstock.reject order by id desc limit 1").fetchone() == (str(2**40),)
+
+
+def test_bytes_that_are_no_text_are_rejected(queue: Queue, sql: psycopg.Connection) -> None:
+    """Spark lets any bytes be a string."""
+    raw = pa.array([b'{"a": "\xff"}', b'{"a": 1}'], pa.binary())
+    column = pa.Array.from_buffers(pa.string(), 2, raw.buffers())
+    assert written(queue, pa.table({"payload": column})) == {"created": 1, "rejected": 1}
+    assert reasons(sql) == ["payload: it is not UTF-8"]
+    assert sql.execute("select payload from penstock.reject").fetchone() == ('{"a": "\\xff"}',)
+
+
+def test_rejects_go_where_they_are_told(queue: Queue, sql: psycopg.Connection) -> None:
+    sql.execute("create schema own")
+    queue.prepare_rejects("own.Rejects")
+    queue.prepare_rejects("own.Rejects")
+    job = uuid4()
+    assert written(queue, pa.table({"payload": [None, "{}"]}), reject_table="own.Rejects", job=job, number=3) == {
+        "created": 1,
+        "rejected": 1,
+    }
+    assert reasons(sql) == []
+    row = sql.execute('select queue, job, partition, reason, payload from own."Rejects"').fetchone()
+    assert row == ("work", job, 3, "payload: null is not a JSON object", None)
+    sql.execute("create table own.taken (id int)")
+    with pytest.raises(ValidationError, match=r"rejectTable: own\.taken has no due, job, kind"):
+        queue.prepare_rejects("own.taken")
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def many(count: int, seed: int = 0) -> pa.Table:
+    order = random.Random(seed).sample(range(count), count)
+    payloads = [f'{{"n": {n}}}' for n in order]
+    return pa.table({"payload": payloads, "subject": [None if n % 10 == 0 else f"s{n:06d}" for n in order]})
+
+
+@pytest.mark.parametrize("together", [200_000, 700])
+def test_a_partition_that_was_half_written_is_completed_in_any_order(
+    app: Penstock, queue: Queue, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, together: int
+) -> None:
+    """Killed between two parts, and tried again with its rows in another order, as after a shuffle."""
+    monkeypatch.setattr(parts, "CHUNK", 500)
+    monkeypatch.setattr(parts, "TOGETHER", together)
+    plan, job = planned(from_arrow_schema(many(2).schema), pack=False, kind=None), uuid4()
+    with Partition(job, 0) as partition:
+        partition.fill(plan, many(3000).to_batches(400), target(queue))
+        for part, _ in zip(partition._parts(together=False), range(3), strict=False):
+            parts.write_part(part, target(queue), copying=True)
+    before = queue.status().pending
+    assert 300 < before < 3000
+    assert written(queue, many(3000, seed=7), job=job, rows=300) == {"created": 3000}
+    assert written(queue, many(3000, seed=8), job=job, rows=900) == {"created": 3000}
+    assert queue.status().pending == 3000
+    with pytest.raises(Conflict, match="partition 0: it was written with 3000 rows before, now there are 2999"):
+        written(queue, many(2999), job=job)
+    changed = many(3000).to_pydict()
+    changed["payload"][5] += " "
+    with pytest.raises(Conflict, match="partition 0: its 3000 rows were written with other content"):
+        written(queue, pa.table(changed), job=job)
+    assert queue.status().pending == 3000
+
+
+@pytest.mark.parametrize("on_conflict", ["skip", "update", "error"])
+def test_equal_subjects_are_merged_and_counted(
+    queue: Queue, sql: psycopg.Connection, on_conflict: OnConflict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B105. The last one wins, however many there are."""
+    monkeypatch.setattr(parts, "CHUNK", 10)
+    table = pa.table(
+        {"payload": [f'{{"n": {n}}}' for n in range(100)], "subject": [f"s{n % 25:02d}" for n in range(100)]}
+    )
+    assert written(queue, table, on_conflict=on_conflict, rows=7) == {"created": 25, "superseded": 75}
+    assert sorted(json.loads(one)["n"] for one in stored(sql)) == [*range(75, 100)]
+
+
+def test_taken_subjects_follow_the_rule(queue: Queue, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "CHUNK", 10)
+    queue.push({"old": True}, subject="s07")
+    table = pa.table({"payload": ['{"new": 1}'] * 40, "subject": [f"s{n:02d}" for n in range(40)]})
+    with pytest.raises(Conflict, match="'s07' is taken"):
+        written(queue, table, on_conflict="error")
+    assert queue.status().pending == 1, "all or nothing"
+    assert written(queue, table) == {"created": 39, "skipped": 1}
+    assert written(queue, table, on_conflict="update") == {"updated": 40}
+
+
+def test_a_sealed_job_takes_nothing_more(queue: Queue) -> None:
+    job = UUID(int=7)
+    table = pa.table({"payload": ["{}"] * 3})
+    assert queue.job_report(job) is None
+    written(queue, table, job=job)
+    assert queue.seal_job(job, 1, 3, "x", {"created": 3}) == {"created": 3, "partitions": 1, "rows": 3}
+    assert queue.seal_job(job, 1, 3, "x", {"created": 3}) == queue.job_report(job)
+    written(queue, table, job=job)
+    with pytest.raises(Conflict, match="partition 1: it is new, and the job was sealed with 1 partitions and 3 rows"):
+        written(queue, table, job=job, number=1)
+    with pytest.raises(Conflict, match="sealed with 1 partitions, now there are 2"):
+        queue.seal_job(job, 2, 3, "x", {})
+    with pytest.raises(Conflict, match="with 3 rows before, now there are 4"):
+        queue.seal_job(job, 1, 4, "x", {})
+    with pytest.raises(Conflict, match="other content"):
+        queue.seal_job(job, 1, 3, "y", {})
+    assert queue.status().pending == 3
+
+
+def test_another_queue_is_another_job(app: Penstock, queue: Queue) -> None:
+    """B107: the checkpoint or name of a write into one queue is used for another."""
+    other = app.create_queue("other")
+    job, table = uuid4(), pa.table({"payload": ["{}"]})
+    written(queue, table, job=job)
+    with pytest.raises(Conflict, match="into another queue before, not into 'other'"):
+        written(other, table, job=job)
+    assert other.status().pending == 0
