@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from penstock.spark.api import SparkReport, push
     from penstock.spark.drain import drain, drain_backlog
     from penstock.spark.history import read_history
+    from penstock.spark.outcomes import note_outcomes
     from penstock.spark.session import session
 
-__all__ = ["SparkReport", "drain", "drain_backlog", "push", "read_history", "session"]
+__all__ = ["SparkReport", "drain", "drain_backlog", "note_outcomes", "push", "read_history", "session"]
 
 # Where each name is. Loaded when somebody asks: Spark is an extra, and heavy.
 HOMES = {
@@ -24,6 +25,7 @@ HOMES = {
     "push": "api",
     "drain": "drain",
     "drain_backlog": "drain",
+    "note_outcomes": "outcomes",
     "read_history": "history",
     "session": "session",
 }

@@ -91,6 +91,23 @@ $$;
 CREATE FUNCTION penstock.at_place(p_priority smallint, p_due timestamp with time zone, p_task_id bigint) RETURNS penstock.place
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN CASE WHEN (p_task_id IS NOT NULL) THEN ROW(p_priority, p_due, p_task_id)::penstock.place ELSE NULL::penstock.place END;
+CREATE FUNCTION penstock.batch_leases(p_stream integer, p_epoch integer, p_after bigint, p_upto bigint) RETURNS TABLE(token uuid, tasks integer)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+    v_stream constant penstock.stream := penstock.held_stream(p_stream, p_epoch);
+begin
+    if v_stream.batch > p_after and v_stream.batch <= p_upto then
+        return query
+        select l.token, cardinality(l.ids)
+        from unnest(v_stream.tokens) with ordinality as o(token, n) join penstock.lease as l on l.token = o.token
+        order by o.n;
+    end if;
+end
+$$;
 CREATE FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer DEFAULT 1, p_busy integer DEFAULT 0, p_host text DEFAULT ''::text, p_pid integer DEFAULT NULL::integer, p_requested_at timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS TABLE(queue text, channel text, alone boolean)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -228,6 +245,18 @@ begin
     end if;
 end
 $$;
+CREATE FUNCTION penstock.check_hold(p_lease interval, p_driver text DEFAULT '-'::text) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    if p_lease is null or penstock.in_seconds(p_lease) not between '100 milliseconds' and '24 hours' then
+        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', coalesce(p_lease::text, 'null')));
+    elsif p_driver is null or octet_length(p_driver) not between 1 and 200 then
+        perform penstock.refuse('PS400', 'driver: it is null, or not 1 to 200 bytes long');
+    end if;
+end
+$$;
 CREATE FUNCTION penstock.check_limit(p_limit integer) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -340,6 +369,32 @@ begin
     perform penstock.check_retry(p_queue.retry);
 end
 $_$;
+CREATE TABLE penstock.ledger (
+    batch_id uuid NOT NULL,
+    part integer NOT NULL,
+    queue_id integer NOT NULL,
+    rows bigint NOT NULL,
+    checksum text NOT NULL,
+    report jsonb NOT NULL,
+    at timestamp with time zone NOT NULL
+);
+CREATE FUNCTION penstock.check_repeat(p_what text, p_known penstock.ledger, p_queue penstock.queue, p_rows bigint, p_checksum text) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_said constant text := case
+        when p_known.queue_id <> p_queue.id then format('it was written into another queue before, not into %L', p_queue.name)
+        when p_known.rows <> p_rows then format('it was written with %s rows before, now there are %s', p_known.rows, p_rows)
+        when p_known.checksum <> p_checksum then format('its %s rows were written with other content before', p_rows)
+    end;
+begin
+    if v_said is not null then
+        perform penstock.refuse('PS409', p_what || v_said,
+            'The same job has the same rows in the same partitions. Other rows are another txnVersion.');
+    end if;
+end
+$$;
 CREATE FUNCTION penstock.check_retry(p_strategy jsonb) RETURNS void
     LANGUAGE plpgsql IMMUTABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -650,6 +705,48 @@ begin
                 case when v_tried then v_attempts end, case when v_tried then v_companies end, case when v_tried then v_crashes end);
         update penstock.low as l set until = v_now + v_lease where l.queue_id = v_queue.id and l.until > v_now + v_lease;
     end if;
+end
+$$;
+CREATE FUNCTION penstock.claim_batch(p_queue penstock.queue, p_driver text, p_limit integer, p_slots integer, p_lease interval, p_before timestamp with time zone) RETURNS TABLE(tokens uuid[], tasks integer, early integer)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+    v_tokens uuid[] := '{}';
+    v_tasks  int := 0;
+    v_early  int := 0;
+    v_size   int;
+    v_most   int;
+    v_ask    int;
+    v_hint   penstock.place;
+    v_claim  record;
+begin
+    if p_limit > 0 and not p_queue.paused then
+        perform penstock.expire(p_queue.id, p_limit);
+        perform penstock.promote(p_queue.id, p_limit);
+        if p_before is null or penstock.waits_since(p_queue.id, p_before) then
+            -- A lease for each slot, of what there is; more where that would be too many for one.
+            select greatest(1, ceil(least(p_limit, s.pending)::numeric / p_slots)) into v_size from penstock.status(p_queue.name) as s;
+            v_size := greatest(2, least(10000, ceil(v_size::numeric / ceil(v_size::numeric / 10000))));
+        end if;
+    end if;
+    v_most := greatest(64, 4 * (p_limit / v_size));
+    while v_size is not null and v_tasks < p_limit and cardinality(v_tokens) < v_most loop
+        v_ask := least(v_size, p_limit - v_tasks);
+        select (array_agg(c.token))[1] as token, count(*)::int as tasks, count(*) filter (where c.due <= p_before)::int as early,
+               bool_and(c.alone) as alone, (array_agg(penstock.at_place(c.priority, c.due, c.id)))[count(*)] as place
+        into v_claim
+        from penstock.claim(p_queue.name, v_ask, p_lease, p_driver, v_hint, p_may_alone => v_tasks = 0) as c;
+        exit when v_claim.tasks = 0;
+        v_tokens := v_tokens || v_claim.token;
+        v_tasks := v_tasks + v_claim.tasks;
+        v_early := v_early + v_claim.early;
+        v_hint := v_claim.place;
+        exit when v_claim.alone;
+    end loop;
+    return query select v_tokens, v_tasks, v_early;
 end
 $$;
 CREATE TABLE penstock.lease (
@@ -1035,6 +1132,7 @@ begin
     delete from penstock.agenda as a where a.queue_id = v_queue.id and a.pending;
     delete from penstock.agenda as a where a.queue_id = v_queue.id and not a.pending;
     delete from penstock.lease as l where l.queue_id = v_queue.id;
+    delete from penstock.stream as s where s.queue_id = v_queue.id;
     delete from penstock.kind as k where k.queue_id = v_queue.id;
     delete from penstock.counter as c where c.queue_id = v_queue.id;
     delete from penstock.counter_log as l where l.queue_id = v_queue.id;
@@ -1098,6 +1196,33 @@ begin
         perform penstock.refuse('PS409', format('batch %s, part %s: it was written before with other content', p_batch_id, p_part),
             'Repeat a batch id only with the same tasks in the same order.');
     end if;
+    return v_known.report;
+end
+$$;
+CREATE FUNCTION penstock.enter_partition(p_queue text, p_job uuid, p_partition integer, p_batch_id uuid, p_rows bigint, p_checksum text) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_known penstock.ledger;
+    v_seal  penstock.ledger;
+begin
+    insert into penstock.ledger (batch_id, part, queue_id, rows, checksum, report, at)
+    values (p_batch_id, 0, v_queue.id, p_rows, p_checksum, '{}', penstock.clock())
+    on conflict (batch_id, part) do nothing;
+    if found then
+        select * into v_seal from penstock.ledger as l where l.batch_id = p_job and l.part = 0;
+        if v_seal.batch_id is not null then
+            perform penstock.refuse('PS409',
+                format('partition %s: it is new, and the job was sealed with %s partitions and %s rows', p_partition,
+                       v_seal.report->>'partitions', v_seal.rows),
+                'The same job has the same rows in the same partitions. Other rows are another txnVersion.');
+        end if;
+        return null;
+    end if;
+    select * into v_known from penstock.ledger as l where l.batch_id = p_batch_id and l.part = 0;
+    perform penstock.check_repeat(format('partition %s: ', p_partition), v_known, v_queue, p_rows, p_checksum);
     return v_known.report;
 end
 $$;
@@ -1334,6 +1459,41 @@ begin
         select t.id from penstock.task as t where t.id = any(p_ids) except select unnest(v_free));
 end
 $$;
+CREATE TABLE penstock.stream (
+    id integer NOT NULL,
+    identity uuid DEFAULT gen_random_uuid() NOT NULL,
+    queue_id integer NOT NULL,
+    name text NOT NULL COLLATE pg_catalog."C",
+    epoch integer NOT NULL,
+    until timestamp with time zone NOT NULL,
+    driver text NOT NULL,
+    batch bigint DEFAULT 0 NOT NULL,
+    tokens uuid[] DEFAULT '{}'::uuid[] NOT NULL,
+    created timestamp with time zone DEFAULT penstock.clock() NOT NULL,
+    CONSTRAINT name_fits CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 200)))
+)
+WITH (fillfactor='50');
+COMMENT ON COLUMN penstock.stream.identity IS 'every checkpoint has it: one of another group, or of a queue that was dropped, is told by it';
+COMMENT ON COLUMN penstock.stream.until IS 'how long the driver holds the group, if it does not say that it lives';
+COMMENT ON COLUMN penstock.stream.tokens IS 'the leases of the last batch; none: it is settled';
+CREATE FUNCTION penstock.held_stream(p_stream integer, p_epoch integer) RETURNS penstock.stream
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_stream penstock.stream;
+begin
+    select * into v_stream from penstock.stream as s where s.id = p_stream for update;
+    if not found then
+        perform penstock.refuse('PS404', format('consumerGroup: there is no group %s any more', coalesce(p_stream::text, 'null')),
+            'Its queue was dropped. Begin with a new checkpoint.');
+    elsif p_epoch is null or v_stream.epoch <> p_epoch then
+        perform penstock.refuse('PS409', format('consumerGroup: driver %s has taken over %L', v_stream.driver, v_stream.name),
+            'This driver was silent for longer than its lease, or was replaced. What it had in hand is the other one''s now.');
+    end if;
+    return v_stream;
+end
+$$;
 CREATE FUNCTION penstock.history_between(p_from bigint, p_to bigint) RETURNS boolean
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1393,6 +1553,40 @@ CREATE FUNCTION penstock.hold_live(p_queue_id integer, p_ids bigint[]) RETURNS b
     select array(select t.id from penstock.task as t
                  where t.id = any(p_ids) and t.queue_id = p_queue_id and t.ended is null for update skip locked)
 $$;
+CREATE FUNCTION penstock.hold_stream(p_queue text, p_group text, p_epoch integer, p_driver text, p_lease interval) RETURNS TABLE(stream integer, identity uuid, batch bigint)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '5s'
+    AS $$
+#variable_conflict use_column
+declare
+    v_queue  constant penstock.queue := penstock.the_queue(p_queue);
+    v_now    timestamptz;
+    v_stream penstock.stream;
+begin
+    if p_group is null or octet_length(p_group) not between 1 and 200 then
+        perform penstock.refuse('PS400', 'group: it is null, or not 1 to 200 bytes long');
+    elsif p_epoch is null then
+        perform penstock.refuse('PS400', 'epoch: it is null', 'Ask penstock.next_epoch for one.');
+    end if;
+    perform penstock.check_hold(p_lease, p_driver);
+    insert into penstock.stream (queue_id, name, epoch, until, driver)
+    values (v_queue.id, p_group, p_epoch, '-infinity', p_driver)
+    on conflict (queue_id, name) do nothing;
+    select * into v_stream from penstock.stream as s where s.queue_id = v_queue.id and s.name = p_group for update;
+    v_now := penstock.clock();
+    if v_stream.epoch <> p_epoch and v_stream.until > v_now and not pg_try_advisory_xact_lock(1346719303, v_stream.epoch) then
+        perform penstock.refuse('PS409',
+            format('consumerGroup: %L of queue %L is held by driver %s until %s', p_group, p_queue, v_stream.driver, v_stream.until),
+            'Stop that driver, wait until its hold has ended, or give this one a consumerGroup of its own.');
+    end if;
+    update penstock.stream as s
+    set epoch = p_epoch, until = v_now + penstock.in_seconds(p_lease), driver = p_driver,
+        tokens = case when v_stream.epoch = p_epoch then v_stream.tokens else penstock.renew_tokens(v_stream.tokens, p_driver, p_lease) end
+    where s.id = v_stream.id;
+    return query select v_stream.id, v_stream.identity, v_stream.batch;
+end
+$$;
 CREATE FUNCTION penstock.hold_waiting(p_ids bigint[]) RETURNS bigint[]
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1407,6 +1601,46 @@ CREATE FUNCTION penstock.in_seconds(p_length interval) RETURNS interval
 CREATE FUNCTION penstock.is_number(p_value jsonb, p_least numeric, p_most numeric) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN CASE WHEN (jsonb_typeof(p_value) = 'number'::text) THEN (((p_value)::numeric >= p_least) AND ((p_value)::numeric <= p_most)) ELSE false END;
+CREATE FUNCTION penstock.job_report(p_job uuid) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN (SELECT l.report FROM penstock.ledger l WHERE ((l.batch_id = job_report.p_job) AND (l.part = 0)));
+CREATE FUNCTION penstock.judge_payloads(p_payloads text[]) RETURNS TABLE(n integer, reason text)
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_message text;
+    v_detail  text;
+begin
+    for i in 1 .. coalesce(cardinality(p_payloads), 0) loop
+        begin
+            if jsonb_typeof(p_payloads[i]::jsonb) is distinct from 'object' then
+                n := i - 1;
+                reason := 'payload: it is not a JSON object';
+                return next;
+            end if;
+        exception when data_exception or program_limit_exceeded then
+            get stacked diagnostics v_message = message_text, v_detail = pg_exception_detail;
+            n := i - 1;
+            reason := concat_ws(' ', 'payload: ' || v_message || '.', nullif(v_detail, ''));
+            return next;
+        end;
+    end loop;
+end
+$$;
+CREATE FUNCTION penstock.keep_stream(p_stream integer, p_epoch integer, p_lease interval) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_stream constant penstock.stream := penstock.held_stream(p_stream, p_epoch);
+begin
+    perform penstock.check_hold(p_lease);
+    perform penstock.extend_many(v_stream.tokens, p_lease);
+    update penstock.stream as s set until = penstock.clock() + penstock.in_seconds(p_lease) where s.id = p_stream;
+end
+$$;
 CREATE FUNCTION penstock.largest_payload(p_queue penstock.queue) RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN COALESCE((((p_queue).settings ->> 'max_payload'::text))::bigint, (1048576)::bigint);
@@ -1415,6 +1649,12 @@ CREATE FUNCTION penstock.leave(p_worker text) RETURNS void
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
     delete from penstock.worker as w where w.name = p_worker
+$$;
+CREATE FUNCTION penstock.leave_stream(p_stream integer, p_epoch integer) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    update penstock.stream as s set until = '-infinity' where s.id = p_stream and s.epoch = p_epoch
 $$;
 CREATE FUNCTION penstock.left_out(p_queue_id integer, p_ids bigint[], p_taken bigint[]) RETURNS TABLE(id bigint, result text)
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1533,6 +1773,50 @@ CREATE FUNCTION penstock.nearest_schedule(p_name text) RETURNS text
     where n.steps <= greatest(2, length(p_name) / 3)
     order by n.steps, n.name limit 1
 $$;
+CREATE FUNCTION penstock.next_batch(p_stream integer, p_epoch integer, p_after bigint, p_limit integer, p_slots integer, p_lease interval, p_before timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS TABLE(batch bigint, tasks integer, early integer)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+    v_stream penstock.stream := penstock.held_stream(p_stream, p_epoch);
+    v_queue  penstock.queue;
+    v_tasks  int;
+    v_early  int := 0;
+begin
+    if p_after is null or p_after not between 0 and v_stream.batch then
+        perform penstock.refuse('PS400', format('after: batch %s is not between 0 and %s, the last of consumerGroup %L',
+                                                coalesce(p_after::text, 'null'), v_stream.batch, v_stream.name));
+    elsif p_limit is null or p_limit not between 0 and 10000000 then
+        perform penstock.refuse('PS400', format('limit: %s is not between 0 and 10000000', coalesce(p_limit::text, 'null')));
+    elsif p_slots is null or p_slots not between 1 and 1000 then
+        perform penstock.refuse('PS400', format('slots: %s is not between 1 and 1000', coalesce(p_slots::text, 'null')));
+    end if;
+    perform penstock.check_hold(p_lease);
+    if v_stream.batch <= p_after then
+        perform penstock.settle_batch(v_stream.tokens);
+        v_stream.tokens := '{}';
+    end if;
+    v_tasks := penstock.open_tasks(v_stream.tokens);
+    if v_tasks = 0 then
+        select * into v_queue from penstock.queue as q where q.id = v_stream.queue_id;
+        select c.tokens, c.tasks, c.early into v_stream.tokens, v_tasks, v_early
+        from penstock.claim_batch(v_queue, v_stream.driver, p_limit, p_slots, p_lease, p_before) as c;
+        v_stream.batch := v_stream.batch + (v_tasks > 0)::int;
+    end if;
+    update penstock.stream as s
+    set batch = v_stream.batch, tokens = v_stream.tokens, until = penstock.clock() + penstock.in_seconds(p_lease)
+    where s.id = p_stream;
+    return query select case when v_tasks > 0 then v_stream.batch else p_after end, v_tasks, v_early;
+end
+$$;
+CREATE FUNCTION penstock.next_epoch() RETURNS integer
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select nextval('penstock.stream_epoch_seq')::int
+$$;
 CREATE FUNCTION penstock.next_hand() RETURNS integer
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1579,11 +1863,35 @@ CREATE FUNCTION penstock.note_records(p_adopted integer, p_records jsonb) RETURN
     on conflict (adopted_id, key) do update
     set failures = excluded.failures, last_failure = excluded.last_failure, due = excluded.due, error = excluded.error
 $$;
+CREATE FUNCTION penstock.note_rejects(p_queue text, p_job uuid, p_partition integer, p_reasons text[], p_payloads text[], p_subjects text[], p_kinds text[], p_dues text[], p_priorities text[]) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_count bigint;
+begin
+    insert into penstock.reject (job, partition, queue, reason, payload, subject, kind, due, priority)
+    select p_job, p_partition, v_queue.name, r.reason, r.payload, r.subject, r.kind, r.due, r.priority
+    from unnest(p_reasons, p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
+         with ordinality as r(reason, payload, subject, kind, due, priority, n)
+    order by r.n;
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
 CREATE FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) RETURNS void
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
     update penstock.ledger as l set report = p_report where l.batch_id = p_batch_id and l.part = p_part
+$$;
+CREATE FUNCTION penstock.open_tasks(p_tokens uuid[]) RETURNS integer
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+    select coalesce(sum(bit_count(l.open)), 0)::int from penstock.lease as l where l.token = any(p_tokens)
 $$;
 CREATE FUNCTION penstock.pause_schedule(p_name text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1790,6 +2098,39 @@ begin
         perform penstock.the_queue(p_queue);    -- says which name is near
     end if;
     return v_ids;
+end
+$$;
+CREATE FUNCTION penstock.read_lease(p_token uuid, p_first integer, p_count integer) RETURNS TABLE(id bigint, kind text, subject text, payload text, priority smallint, due timestamp with time zone, attempt integer, iterations integer, created timestamp with time zone, since timestamp with time zone)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_nestloop TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+    v_lease penstock.lease;
+    v_ids   bigint[];
+begin
+    if p_token is null or p_first is null or p_first < 0 or p_count is null or p_count not between 1 and 10000 then
+        perform penstock.refuse('PS400', 'token, first, count: null, or not from 0, and not between 1 and 10000');
+    end if;
+    select * into v_lease from penstock.lease as l where l.token = p_token;
+    if not found then
+        if p_first > 0 then
+            perform penstock.refuse('PS409', 'token: the lease was lost while it was read');
+        end if;
+        return;
+    end if;
+    v_ids := v_lease.ids[p_first + 1 : p_first + p_count];
+    return query
+    select t.id, t.kind, t.subject, t.payload::text, t.priority, h.due, coalesce(h.attempts, 0) + 1, t.iterations, t.created,
+           coalesce(t.since, t.created)
+    from unnest(v_ids, v_lease.dues[p_first + 1 : p_first + p_count], v_lease.attempts[p_first + 1 : p_first + p_count])
+         with ordinality as h(id, due, attempts, n)
+    join (select * from penstock.task as d where d.id = any(v_ids) and d.ended is null) as t on t.id = h.id
+    where get_bit(v_lease.open, p_first + h.n::int - 1) = 1
+    order by h.n;
 end
 $$;
 CREATE FUNCTION penstock.rebase_history() RETURNS bigint
@@ -2041,6 +2382,25 @@ begin
     select s.id, s.result
     from penstock.settle(p_token, coalesce(v_ids, '{}'), array_fill('release'::text, array[coalesce(cardinality(v_ids), 0)]),
                          p_delays => array_fill(p_delay, array[coalesce(cardinality(v_ids), 0)])) as s;
+end
+$$;
+CREATE FUNCTION penstock.renew_tokens(p_tokens uuid[], p_driver text, p_lease interval) RETURNS uuid[]
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+declare
+    v_tokens uuid[];
+begin
+    with renewed as (
+        update penstock.lease as l set token = gen_random_uuid(), worker = p_driver
+        from unnest(p_tokens) with ordinality as o(token, n)
+        where l.token = o.token
+        returning l.token, o.n
+    )
+    select coalesce(array_agg(r.token order by r.n), '{}') into v_tokens from renewed as r;
+    perform penstock.extend_many(v_tokens, p_lease);
+    return v_tokens;
 end
 $$;
 CREATE FUNCTION penstock.reopen(p_ids bigint[], p_dues timestamp with time zone[], p_now timestamp with time zone) RETURNS TABLE(id bigint, state text)
@@ -2390,6 +2750,31 @@ CREATE FUNCTION penstock.schedules(p_name text DEFAULT NULL::text) RETURNS TABLE
     where p_name is null or s.name = p_name
     order by s.name
 $$;
+CREATE FUNCTION penstock.seal_job(p_queue text, p_job uuid, p_partitions integer, p_rows bigint, p_checksum text, p_report jsonb) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_queue  constant penstock.queue := penstock.the_queue(p_queue);
+    v_report constant jsonb := p_report || jsonb_build_object('partitions', p_partitions, 'rows', p_rows);
+    v_known  penstock.ledger;
+begin
+    insert into penstock.ledger (batch_id, part, queue_id, rows, checksum, report, at)
+    values (p_job, 0, v_queue.id, p_rows, p_checksum, v_report, penstock.clock())
+    on conflict (batch_id, part) do nothing;
+    if found then
+        return v_report;
+    end if;
+    select * into v_known from penstock.ledger as l where l.batch_id = p_job and l.part = 0;
+    if (v_known.report->>'partitions')::int <> p_partitions then
+        perform penstock.refuse('PS409',
+            format('job: it was sealed with %s partitions, now there are %s', v_known.report->>'partitions', p_partitions),
+            'The same job has the same rows in the same partitions. Other rows are another txnVersion.');
+    end if;
+    perform penstock.check_repeat('job: ', v_known, v_queue, p_rows, p_checksum);
+    return v_known.report;
+end
+$$;
 CREATE FUNCTION penstock.set_kinds(p_queue text, p_kinds jsonb) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2582,6 +2967,37 @@ begin
         cross join lateral penstock.conclude(v_lease, v_now, r.ids, r.outcomes, r.dues, r.delays, r.payloads, r.errors, r.classes) as c;
     end if;
     perform penstock.close(v_lease, v_open);
+end
+$$;
+CREATE FUNCTION penstock.settle_batch(p_tokens uuid[]) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_nestloop TO 'off'
+    AS $$
+declare
+    v_named bigint[];
+    v_lease record;
+begin
+    perform from penstock.lease as l where l.token = any(p_tokens) order by l.token for update;
+    select array_agg(h.id) into v_named
+    from penstock.lease as l cross join lateral unnest(l.ids) with ordinality as h(id, n)
+    where l.token = any(p_tokens) and l.named and get_bit(l.open, h.n::int - 1) = 1;
+    if v_named is not null then
+        perform penstock.lock_documents(v_named, p_named_only => true);
+    end if;
+    for v_lease in
+        select l.token, case
+            when bit_count(l.open) = cardinality(l.ids) then l.ids
+            else array(select h.id from unnest(l.ids) with ordinality as h(id, n) where get_bit(l.open, h.n::int - 1) = 1) end as open
+        from penstock.lease as l where l.token = any(p_tokens) order by l.token
+    loop
+        if v_lease.open = '{}' then
+            delete from penstock.lease as l where l.token = v_lease.token;    -- all of it was cancelled
+        else
+            perform penstock.settle(v_lease.token, v_lease.open);
+        end if;
+    end loop;
 end
 $$;
 CREATE FUNCTION penstock.squeeze(p_queue_id integer) RETURNS bigint
@@ -2794,6 +3210,13 @@ begin
             delete from penstock.ledger as l using old where l.ctid = old.ctid returning 1
         )
         select 'ledger parts dropped', count(*) from gone;
+    return query
+        with old as (
+            select r.ctid from penstock.reject as r where r.at < v_now - p_keep_ledger limit 10000 for update skip locked
+        ), gone as (
+            delete from penstock.reject as r using old where r.ctid = old.ctid returning 1
+        )
+        select 'rejects dropped', count(*) from gone;
     -- Last: from here on nobody settles until this transaction ends.
     return query select 'history days dropped', penstock.drop_history(v_now - p_keep_history)::bigint;
 end
@@ -2807,6 +3230,35 @@ begin
     lock table penstock.history in access share mode;
     return query select r.area, r.queue, r.what, r.expected, r.found from penstock.recount(p_queue) as r;
 end
+$$;
+CREATE FUNCTION penstock.waiting_now(p_queue text) RETURNS TABLE(at timestamp with time zone, tasks bigint)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_now   constant timestamptz := penstock.clock();
+begin
+    perform penstock.expire(v_queue.id, 10000000);
+    return query
+    select greatest(v_now, max(a.due) filter (where a.pending)), count(*)
+    from penstock.agenda as a where a.queue_id = v_queue.id and (a.pending or a.due <= v_now);
+end
+$$;
+CREATE FUNCTION penstock.waits_since(p_queue_id integer, p_before timestamp with time zone) RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+    select exists (
+        select from generate_series(0, 9) as g(priority)
+        cross join lateral (
+            select a.due from penstock.agenda as a
+            where a.queue_id = p_queue_id and a.pending and a.priority = g.priority
+            order by a.due, a.task_id limit 1
+        ) as f
+        where f.due <= p_before)
 $$;
 CREATE TABLE penstock.adopted (
     id integer NOT NULL,
@@ -2970,15 +3422,6 @@ CREATE TABLE penstock.kind (
     CONSTRAINT max_attempts_in_range CHECK (((max_attempts >= 1) AND (max_attempts <= 32767))),
     CONSTRAINT retry_has_type CHECK ((retry ? 'type'::text))
 );
-CREATE TABLE penstock.ledger (
-    batch_id uuid NOT NULL,
-    part integer NOT NULL,
-    queue_id integer NOT NULL,
-    rows bigint NOT NULL,
-    checksum text NOT NULL,
-    report jsonb NOT NULL,
-    at timestamp with time zone NOT NULL
-);
 CREATE TABLE penstock.low (
     queue_id integer NOT NULL,
     xid bigint NOT NULL,
@@ -3004,6 +3447,27 @@ ALTER TABLE penstock.queue ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     NO MAXVALUE
     CACHE 1
 );
+CREATE TABLE penstock.reject (
+    id bigint NOT NULL,
+    at timestamp with time zone DEFAULT penstock.clock() NOT NULL,
+    job uuid NOT NULL,
+    partition integer NOT NULL,
+    queue text NOT NULL COLLATE pg_catalog."C",
+    reason text NOT NULL,
+    payload text,
+    subject text,
+    kind text,
+    due text,
+    priority text
+);
+ALTER TABLE penstock.reject ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.reject_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 CREATE TABLE penstock.sample (
     queue_id integer NOT NULL,
     at timestamp with time zone NOT NULL,
@@ -3019,6 +3483,21 @@ CREATE TABLE penstock.sample (
     totals jsonb NOT NULL
 );
 COMMENT ON COLUMN penstock.sample.at IS 'start of the ten-second bucket';
+CREATE SEQUENCE penstock.stream_epoch_seq
+    AS integer
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+ALTER TABLE penstock.stream ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.stream_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 CREATE TABLE penstock.task (
     id bigint NOT NULL,
     created timestamp with time zone DEFAULT penstock.clock() NOT NULL,
@@ -3124,16 +3603,22 @@ ALTER TABLE ONLY penstock.low
     ADD CONSTRAINT low_pkey PRIMARY KEY (queue_id);
 ALTER TABLE ONLY penstock.migration
     ADD CONSTRAINT migration_pkey PRIMARY KEY (number);
+ALTER TABLE ONLY penstock.stream
+    ADD CONSTRAINT name_is_taken UNIQUE (queue_id, name);
 ALTER TABLE ONLY penstock.queue_gone
     ADD CONSTRAINT queue_gone_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.queue
     ADD CONSTRAINT queue_name_key UNIQUE (name);
 ALTER TABLE ONLY penstock.queue
     ADD CONSTRAINT queue_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY penstock.reject
+    ADD CONSTRAINT reject_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.sample
     ADD CONSTRAINT sample_pkey PRIMARY KEY (queue_id, at);
 ALTER TABLE ONLY penstock.schedule
     ADD CONSTRAINT schedule_pkey PRIMARY KEY (name);
+ALTER TABLE ONLY penstock.stream
+    ADD CONSTRAINT stream_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.task
     ADD CONSTRAINT task_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.worker
@@ -3146,6 +3631,8 @@ CREATE INDEX counter_log_xid ON penstock.counter_log USING btree (queue_id, xid)
 CREATE INDEX history_xid ON ONLY penstock.history USING brin (xid) WITH (autosummarize='on');
 CREATE INDEX lease_until ON penstock.lease USING btree (queue_id, until);
 CREATE INDEX ledger_at ON penstock.ledger USING btree (at);
+CREATE INDEX reject_at ON penstock.reject USING btree (at);
+CREATE INDEX reject_job ON penstock.reject USING btree (job);
 CREATE INDEX schedule_next ON penstock.schedule USING btree (next_at) WHERE (NOT paused);
 CREATE INDEX task_ended ON penstock.task USING btree (queue_id, ended, ended_at) WHERE (ended IS NOT NULL);
 CREATE UNIQUE INDEX task_subject ON penstock.task USING btree (queue_id, subject) WHERE (subject IS NOT NULL);
@@ -3175,6 +3662,8 @@ GRANT ALL ON FUNCTION penstock.adopt(p_name text, p_schema text, p_table text, p
 REVOKE ALL ON FUNCTION penstock.asked_ids(p_queue_id integer, p_ids bigint[], p_subjects text[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.at_place(p_priority smallint, p_due timestamp with time zone, p_task_id bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.at_place(p_priority smallint, p_due timestamp with time zone, p_task_id bigint) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.batch_leases(p_stream integer, p_epoch integer, p_after bigint, p_upto bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.batch_leases(p_stream integer, p_epoch integer, p_after bigint, p_upto bigint) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer, p_busy integer, p_host text, p_pid integer, p_requested_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer, p_busy integer, p_host text, p_pid integer, p_requested_at timestamp with time zone) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.begin_hand(p_adopted integer, p_hand integer) FROM PUBLIC;
@@ -3185,6 +3674,7 @@ REVOKE ALL ON FUNCTION penstock.check_arrays(p_payloads text[], p_subjects text[
 REVOKE ALL ON FUNCTION penstock.check_claim(p_limit integer, p_lease interval, p_worker text, p_may_alone boolean, p_durable boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_distinct(p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_filter(p_error text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.check_hold(p_lease interval, p_driver text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_limit(p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_origin() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_push(p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_largest bigint) FROM PUBLIC;
@@ -3194,6 +3684,8 @@ GRANT ALL ON FUNCTION penstock.clock() TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.clock() TO penstock_reader;
 GRANT SELECT ON TABLE penstock.queue TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.check_queue(p_queue penstock.queue) FROM PUBLIC;
+GRANT SELECT ON TABLE penstock.ledger TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.check_repeat(p_what text, p_known penstock.ledger, p_queue penstock.queue, p_rows bigint, p_checksum text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_retry(p_strategy jsonb) FROM PUBLIC;
 GRANT SELECT ON TABLE penstock.schedule TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.check_schedule(p_schedule penstock.schedule, p_largest bigint) FROM PUBLIC;
@@ -3203,6 +3695,7 @@ REVOKE ALL ON FUNCTION penstock.check_window(p_system text, p_database bigint, p
 GRANT ALL ON FUNCTION penstock.check_window(p_system text, p_database bigint, p_from bigint, p_to bigint, p_dropped bigint, p_queue text, p_since timestamp with time zone, p_until timestamp with time zone) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.claim(p_queue text, p_limit integer, p_lease interval, p_worker text, p_hint penstock.place, p_may_alone boolean, p_durable boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.claim(p_queue text, p_limit integer, p_lease interval, p_worker text, p_hint penstock.place, p_may_alone boolean, p_durable boolean) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.claim_batch(p_queue penstock.queue, p_driver text, p_limit integer, p_slots integer, p_lease interval, p_before timestamp with time zone) FROM PUBLIC;
 GRANT SELECT(claimed_at) ON TABLE penstock.lease TO penstock_reader;
 GRANT SELECT(until) ON TABLE penstock.lease TO penstock_reader;
 GRANT SELECT(queue_id) ON TABLE penstock.lease TO penstock_reader;
@@ -3239,6 +3732,8 @@ REVOKE ALL ON FUNCTION penstock.end_hands(p_hands integer[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.end_hands(p_hands integer[]) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.enter_part(p_queue text, p_batch_id uuid, p_part integer, p_rows bigint, p_checksum text, p_report jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.enter_part(p_queue text, p_batch_id uuid, p_part integer, p_rows bigint, p_checksum text, p_report jsonb) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.enter_partition(p_queue text, p_job uuid, p_partition integer, p_batch_id uuid, p_rows bigint, p_checksum text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.enter_partition(p_queue text, p_job uuid, p_partition integer, p_batch_id uuid, p_rows bigint, p_checksum text) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.expire(p_queue_id integer, p_limit integer, p_thorough boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.extend(p_token uuid, p_lease interval) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.extend(p_token uuid, p_lease interval) TO penstock_worker;
@@ -3251,6 +3746,16 @@ GRANT ALL ON FUNCTION penstock.fire(p_name text, p_mark timestamp with time zone
 REVOKE ALL ON FUNCTION penstock.forget_records(p_adopted integer, p_keys jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.forget_records(p_adopted integer, p_keys jsonb) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.held_elsewhere(p_ids bigint[]) FROM PUBLIC;
+GRANT SELECT(id) ON TABLE penstock.stream TO penstock_reader;
+GRANT SELECT(identity) ON TABLE penstock.stream TO penstock_reader;
+GRANT SELECT(queue_id) ON TABLE penstock.stream TO penstock_reader;
+GRANT SELECT(name) ON TABLE penstock.stream TO penstock_reader;
+GRANT SELECT(epoch) ON TABLE penstock.stream TO penstock_reader;
+GRANT SELECT(until) ON TABLE penstock.stream TO penstock_reader;
+GRANT SELECT(driver) ON TABLE penstock.stream TO penstock_reader;
+GRANT SELECT(batch) ON TABLE penstock.stream TO penstock_reader;
+GRANT SELECT(created) ON TABLE penstock.stream TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.held_stream(p_stream integer, p_epoch integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.history_between(p_from bigint, p_to bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.history_between(p_from bigint, p_to bigint) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.history_horizon() FROM PUBLIC;
@@ -3258,15 +3763,25 @@ GRANT ALL ON FUNCTION penstock.history_horizon() TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.history_spans(p_from bigint, p_to bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_roughly boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.history_spans(p_from bigint, p_to bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_roughly boolean) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.hold_live(p_queue_id integer, p_ids bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.hold_stream(p_queue text, p_group text, p_epoch integer, p_driver text, p_lease interval) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.hold_stream(p_queue text, p_group text, p_epoch integer, p_driver text, p_lease interval) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.hold_waiting(p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.in_seconds(p_length interval) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.is_number(p_value jsonb, p_least numeric, p_most numeric) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.job_report(p_job uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.job_report(p_job uuid) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.judge_payloads(p_payloads text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.judge_payloads(p_payloads text[]) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.keep_stream(p_stream integer, p_epoch integer, p_lease interval) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.keep_stream(p_stream integer, p_epoch integer, p_lease interval) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_producer;
 GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.leave(p_worker text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.leave(p_worker text) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.leave_stream(p_stream integer, p_epoch integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.leave_stream(p_stream integer, p_epoch integer) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.left_out(p_queue_id integer, p_ids bigint[], p_taken bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.lock_documents(p_ids bigint[], p_named_only boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.make_history(p_day date) FROM PUBLIC;
@@ -3278,6 +3793,10 @@ GRANT ALL ON FUNCTION penstock.mentions(p_error text, p_reason text, p_text text
 REVOKE ALL ON FUNCTION penstock.miss_schedule(p_name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.nearest_queue(p_name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.nearest_schedule(p_name text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.next_batch(p_stream integer, p_epoch integer, p_after bigint, p_limit integer, p_slots integer, p_lease interval, p_before timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.next_batch(p_stream integer, p_epoch integer, p_after bigint, p_limit integer, p_slots integer, p_lease interval, p_before timestamp with time zone) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.next_epoch() FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.next_epoch() TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.next_hand() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.next_hand() TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.next_schedule() FROM PUBLIC;
@@ -3289,8 +3808,11 @@ REVOKE ALL ON FUNCTION penstock.note_pass(p_adopted integer, p_report jsonb) FRO
 GRANT ALL ON FUNCTION penstock.note_pass(p_adopted integer, p_report jsonb) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.note_records(p_adopted integer, p_records jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.note_records(p_adopted integer, p_records jsonb) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.note_rejects(p_queue text, p_job uuid, p_partition integer, p_reasons text[], p_payloads text[], p_subjects text[], p_kinds text[], p_dues text[], p_priorities text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.note_rejects(p_queue text, p_job uuid, p_partition integer, p_reasons text[], p_payloads text[], p_subjects text[], p_kinds text[], p_dues text[], p_priorities text[]) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.open_tasks(p_tokens uuid[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.pause_schedule(p_name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.pause_schedule(p_name text) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.promote(p_queue_id integer, p_limit integer) FROM PUBLIC;
@@ -3302,6 +3824,8 @@ REVOKE ALL ON FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_sub
 GRANT ALL ON FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.queues_named(p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.queues_named(p_queue text) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.read_lease(p_token uuid, p_first integer, p_count integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.read_lease(p_token uuid, p_first integer, p_count integer) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.rebase_history() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.rebase_history() TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.recount(p_queue text) FROM PUBLIC;
@@ -3313,6 +3837,7 @@ GRANT ALL ON FUNCTION penstock.refuse(p_code text, p_message text, p_hint text) 
 REVOKE ALL ON FUNCTION penstock.refuse_truncate() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.release(p_token uuid, p_ids bigint[], p_delay interval) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.release(p_token uuid, p_ids bigint[], p_delay interval) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.renew_tokens(p_tokens uuid[], p_driver text, p_lease interval) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.reopen(p_ids bigint[], p_dues timestamp with time zone[], p_now timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.repair(p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.repair(p_queue text) TO penstock_admin;
@@ -3332,6 +3857,8 @@ REVOKE ALL ON FUNCTION penstock.safe_text(p_text text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.schedules(p_name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.schedules(p_name text) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.schedules(p_name text) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.seal_job(p_queue text, p_job uuid, p_partitions integer, p_rows bigint, p_checksum text, p_report jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.seal_job(p_queue text, p_job uuid, p_partitions integer, p_rows bigint, p_checksum text, p_report jsonb) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.set_kinds(p_queue text, p_kinds jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.set_kinds(p_queue text, p_kinds jsonb) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.set_queue(p_name text, p_changes jsonb) FROM PUBLIC;
@@ -3340,6 +3867,7 @@ REVOKE ALL ON FUNCTION penstock.set_schedule(p_name text, p_queue text, p_cron t
 GRANT ALL ON FUNCTION penstock.set_schedule(p_name text, p_queue text, p_cron text, p_tz text, p_kind text, p_payload jsonb, p_priority smallint, p_backfill text) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.settle(p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.settle(p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.settle_batch(p_tokens uuid[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.squeeze(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.stand_still(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.status(p_queue text) FROM PUBLIC;
@@ -3356,6 +3884,9 @@ REVOKE ALL ON FUNCTION penstock.upkeep(p_keep_history interval, p_keep_samples i
 GRANT ALL ON FUNCTION penstock.upkeep(p_keep_history interval, p_keep_samples interval, p_keep_ledger interval) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.verify(p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.verify(p_queue text) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.waiting_now(p_queue text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.waiting_now(p_queue text) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.waits_since(p_queue_id integer, p_before timestamp with time zone) FROM PUBLIC;
 GRANT SELECT ON TABLE penstock.adopted TO penstock_reader;
 GRANT SELECT ON TABLE penstock.adopted TO penstock_worker;
 GRANT SELECT ON TABLE penstock.adopted_hand TO penstock_reader;
@@ -3370,10 +3901,10 @@ GRANT SELECT ON TABLE penstock.history_dropped TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history_gone TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history_origin TO penstock_reader;
 GRANT SELECT ON TABLE penstock.kind TO penstock_reader;
-GRANT SELECT ON TABLE penstock.ledger TO penstock_reader;
 GRANT SELECT ON TABLE penstock.low TO penstock_reader;
 GRANT SELECT ON TABLE penstock.migration TO penstock_reader;
 GRANT SELECT ON TABLE penstock.queue_gone TO penstock_reader;
+GRANT SELECT ON TABLE penstock.reject TO penstock_reader;
 GRANT SELECT ON TABLE penstock.sample TO penstock_reader;
 GRANT SELECT ON TABLE penstock.task TO penstock_reader;
 GRANT INSERT(id) ON TABLE penstock.task TO penstock_producer;
