@@ -15,6 +15,8 @@ from psycopg import Connection
 from psycopg.conninfo import make_conninfo
 
 from penstock import AuthError, LeaseLost, NewTask, NotFound, Outcome, Penstock, Queue, Unavailable
+from penstock import queue as seam
+from penstock.database import Database
 from shell import penstock
 
 ROLES = ("producer", "worker", "reader", "admin")
@@ -134,6 +136,27 @@ def test_a_worker_needs_no_other_role_to_work(world: World, tmp_path: Path) -> N
     assert (ran.code, ran.json["done"]) == (0, 20), ran.err
     with world.app("reader") as app:
         assert [one.name for one in app.schedules()] == ["work/handle"]
+
+
+def test_a_worker_drives_a_stream(world: World) -> None:
+    with world.client("owner") as queue:
+        queue.push_many([{}] * 4)
+    database = Database(world.dsn("worker"))
+    held = seam.hold_stream(database, "work", "g", epoch=seam.next_epoch(database), driver="d", lease="1m")
+    assert seam.waiting_now(database, "work")[1] == 4
+    assert seam.next_batch(database, held, after=0, limit=10, slots=1, lease="1m").tasks == 4
+    ((token, _),) = seam.batch_leases(database, held, 0, 1)
+    with database.session() as connection:
+        assert len(seam.read_lease(connection, token, 0, 10)) == 4
+    seam.keep_stream(database, held, lease="1m")
+    assert seam.next_batch(database, held, after=1, limit=10, slots=1, lease="1m").tasks == 0
+    seam.leave_stream(database, held)
+    database.close()
+    with world.client("reader") as queue, world.sql("reader") as sql:
+        assert queue.status().totals["done"] == 4
+        assert sql.execute("select name, batch, driver from penstock.stream").fetchall() == [("g", 1, "d")]
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            sql.execute("select tokens from penstock.stream")
 
 
 def test_a_reader_sees_everything(world: World, users: dict[str, str]) -> None:

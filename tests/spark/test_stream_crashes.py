@@ -27,7 +27,7 @@ from conftest import TEMPLATE, Clock, with_database
 from penstock import Penstock
 from stream_driver import Asked, begin
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PATIENCE = 240.0  # seconds: a JVM on a busy machine
 TASKS = 50
 READER = "python_streaming_source_runner"

@@ -267,6 +267,20 @@ def test_a_driver_that_hangs_is_replaced_when_its_hold_has_ended(drive: Drive, q
     assert queue.status().totals["done"] == 10
 
 
+def test_a_driver_frozen_before_its_commit_does_not_keep_the_group_locked(
+    drive: Drive, queue: Queue, dsn: str, clock: Clock
+) -> None:
+    first = drive()
+    with psycopg.connect(dsn) as frozen:
+        frozen.execute(say.KEEP_STREAM, (first.held.stream, first.held.epoch, LEASE))
+        assert frozen.execute("show idle_in_transaction_session_timeout").fetchone() == ("10s",)
+        frozen.execute("set local idle_in_transaction_session_timeout = '300ms'")  # nobody waits for ten seconds here
+        clock.advance(400)
+        drive(name="two")
+        with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
+            frozen.execute("select")
+
+
 def test_a_driver_that_was_silent_goes_on_if_nobody_came(drive: Drive, queue: Queue, clock: Clock) -> None:
     queue.push_many([{}] * 10)
     driver = drive()

@@ -1483,6 +1483,8 @@ CREATE FUNCTION penstock.held_stream(p_stream integer, p_epoch integer) RETURNS 
 declare
     v_stream penstock.stream;
 begin
+    -- Frozen before its commit, a driver would keep the group locked for as long as it likes.
+    perform set_config('idle_in_transaction_session_timeout', '10s', true);
     select * into v_stream from penstock.stream as s where s.id = p_stream for update;
     if not found then
         perform penstock.refuse('PS404', format('consumerGroup: there is no group %s any more', coalesce(p_stream::text, 'null')),
