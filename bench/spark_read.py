@@ -13,14 +13,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 if __name__ in ("__main__", "__mp_main__"):
+    # Run as a script, bench/queue.py would stand before the standard library's `queue`.
     sys.path[0] = str(Path(__file__).parent.parent)
+
+from concurrent.futures import Executor, ProcessPoolExecutor
 
 import psycopg
 from pyspark.sql import DataFrame, SparkSession

@@ -18,7 +18,7 @@ def refused(use: object, **given: str) -> ValidationError:
 
 
 def test_a_write_knows_its_options() -> None:
-    given = {"DSN": NOWHERE, "queue": "work", "onconflict": "update", "packColumns": "TRUE", "txnAppId": "a"}
+    given = {"URL": NOWHERE, "queue": "work", "onconflict": "update", "packColumns": "TRUE", "txnAppId": "a"}
     asked = options.for_writing(given | {"txnVersion": "7", "rejectTable": "own.rejects", "kind": "mail"})
     assert (asked.queue, asked.on_conflict, asked.pack_columns, asked.kind) == ("work", "update", True, "mail")
     assert (asked.txn_app_id, asked.txn_version, asked.reject_table) == ("a", 7, "own.rejects")
@@ -48,7 +48,7 @@ def test_an_unknown_option_is_refused_by_its_nearest_name(name: str, near: str) 
     assert error.hint == f"Did you mean {near}?"
 
 
-@pytest.mark.parametrize("name", ["dbtable", "query", "url", "socketFactory", "loggerFile", "preferQueryMode"])
+@pytest.mark.parametrize("name", ["dbtable", "query", "socketFactory", "loggerFile", "preferQueryMode"])
 def test_what_other_connectors_take_is_not_ours(name: str) -> None:
     assert refused(options.for_writing, **{"queue": "work", name: "select 1; drop table x"}).field == name
 
@@ -94,3 +94,10 @@ def test_what_goes_together() -> None:
     assert refused(options.for_writing, queue="work", txnVersion="1").field == "txnAppId"
     assert refused(options.for_stream_writing, queue="work", txnAppId="a", txnVersion="1").field == "txnVersion"
     assert refused(options.for_writing, queue="work", dsn=NOWHERE, service="x").field == "service"
+    for theirs in ("jdbc:postgresql://db/app?socketFactory=x", "JDBC:postgresql://db/app?preferQueryMode=simple"):
+        assert refused(options.for_writing, queue="work", url=theirs).field == "url"
+    for secret in ("host=db password=secret", "postgresql://ann:secret@db/app"):
+        error = refused(options.for_writing, queue="work", dsn=secret)
+        assert error.field == "dsn"
+        assert "secret" not in f"{error}{error.hint}"
+        assert options.for_writing({"queue": "work", "url": secret}).place.dsn == secret

@@ -244,7 +244,7 @@ def test_no_password_in_plans_and_errors(spark: SparkSession, dsn: str, queue: Q
     secret = f"{dsn} application_name=canary"
     ours.push(df, "work", dsn=secret)
     with pytest.raises(AnalysisException) as found:
-        df.write.format("penstock").options(queue="nowhere", dsn=secret).mode("append").save()
+        df.write.format("penstock").options(queue="nowhere", url=secret).mode("append").save()
     shown = [str(found.value), repr(found.value)]
     executions = spark._jsparkSession.sharedState().statusStore().executionsList()
     for n in range(executions.length()):

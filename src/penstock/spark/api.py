@@ -69,7 +69,7 @@ def push(
     job = job_named(given["txnAppId"], int(given["txnVersion"]))
     with Penstock(dsn, max_connections=2) as app:
         hide_secrets(df.sparkSession)
-        write(df, given | {"dsn": app.dsn})
+        write(df, given | {"url": app.dsn})
         found = app.queue(queue).job_report(job)
     return SparkReport(job, **(found or {}))
 

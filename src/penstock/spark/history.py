@@ -121,7 +121,7 @@ def read_history(
 ) -> DataFrame:
     """History as a DataFrame: one row per finished attempt, of a queue or all, finished in [since, until)."""
     given = {
-        "dsn": found(Place(dsn))[0] or None,
+        "url": found(Place(dsn))[0] or None,
         "queue": None if queue is None else validate.queue_name(queue),
         "since": None if since is None else validate.moment(since, "since").isoformat(),
         "until": None if until is None else validate.moment(until, "until").isoformat(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -114,7 +115,11 @@ def lease(text: str) -> timedelta:
 
 
 # What each use of the format takes: the option as people write it, the field it becomes, and how it is read.
-PLACE: dict[str, tuple[str, Parse]] = {"dsn": ("dsn", str), "service": ("service", words("service"))}
+PLACE: dict[str, tuple[str, Parse]] = {
+    "url": ("dsn", str),
+    "dsn": ("dsn", str),
+    "service": ("service", words("service")),
+}
 WRITE: dict[str, tuple[str, Parse]] = {
     "queue": ("queue", validate.queue_name),
     "onConflict": ("on_conflict", conflict),
@@ -137,6 +142,7 @@ HISTORY: dict[str, tuple[str, Parse]] = {
     "until": ("until", moment("until")),
     "numPartitions": ("partitions", number("numPartitions", 1, MOST_PARTITIONS)),
 }
+PASSWORD = re.compile(r"\bpassword\s*=|://[^/@]*:[^/@]+@")
 READ = "read"  # what a read reads: tasks, as a stream, or history
 # Spark passes these along with ours.
 SPARKS_OWN = frozenset({"path", "checkpointlocation", "inferschema", "queryname"})
@@ -201,8 +207,15 @@ def read(
     for name in needed:
         if name not in texts:
             raise ValidationError(f"{name}: the option is missing", hint=f'.option("{name}", …)', field=name)
-    if "dsn" in texts and "service" in texts:
-        raise ValidationError("service: give dsn or service, not both", field="service")
-    place = Place(texts.get("dsn"), texts.get("service"))
+    named = [name for name in PLACE if name in texts]
+    if len(named) > 1:
+        raise ValidationError(f"{named[-1]}: give url, dsn or service, not two of them", field=named[-1])
+    if named and texts[named[0]].lower().startswith("jdbc:"):
+        hint = f'.option("{named[0]}", "postgresql://user@host/database")'
+        raise ValidationError(f"{named[0]}: that is JDBC's, and means other things", hint=hint, field=named[0])
+    if PASSWORD.search(texts.get("dsn", "")):
+        hint = "Spark hides url in plans, and shows dsn. Or use a service, a password file, or PENSTOCK_DSN."
+        raise ValidationError("dsn: there is a password in it: call the option url", hint=hint, field="dsn")
+    place = Place(texts.get("url", texts.get("dsn")), texts.get("service"))
     found = {every[name][0]: every[name][1](text) for name, text in texts.items() if name not in PLACE}
     return {"place": place, **found}
