@@ -240,6 +240,7 @@ def test_a_stream_with_a_name_outlives_its_checkpoint(
 
 def test_no_password_in_plans_and_errors(spark: SparkSession, dsn: str, queue: Queue) -> None:
     spark.conf.unset("spark.sql.redaction.options.regex")  # somebody else's session
+    spark.conf.set("spark.sql.ui.explainMode", "extended")
     df = spark.createDataFrame([("{}",)], "payload string")
     secret = f"{dsn} application_name=canary"
     ours.push(df, "work", dsn=secret)
