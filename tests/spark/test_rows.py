@@ -210,6 +210,13 @@ def test_what_only_postgresql_can_tell_is_rejected_by_its_words(queue: Queue, sq
     assert sql.execute("select subject from penstock.reject order by id").fetchall() == [(None,), ("s150",)]
 
 
+def test_two_halves_are_not_one(queue: Queue, sql: psycopg.Connection) -> None:
+    """Joined, these are three objects."""
+    given = ['{"a": [1', "2]}", '{"b": 1}, {"c": 2}']
+    assert written(queue, pa.table({"payload": [*given, "{}"]})) == {"created": 1, "rejected": 3}
+    assert sorted(one for (one,) in sql.execute("select payload from penstock.reject").fetchall()) == sorted(given)
+
+
 def test_structs_with_odd_values_are_rejected(queue: Queue, sql: psycopg.Connection) -> None:
     kind = pa.struct([("x", pa.list_(pa.float64())), ("s", pa.string())])
     values = [

@@ -239,10 +239,12 @@ def test_a_stream_with_a_name_outlives_its_checkpoint(
 
 
 def test_no_password_in_plans_and_errors(spark: SparkSession, dsn: str, queue: Queue) -> None:
-    spark.conf.unset("spark.sql.redaction.options.regex")  # somebody else's session
+    spark.conf.set("spark.sql.redaction.options.regex", "(?i)url")  # somebody else's session
+    spark.conf.set("spark.sql.ui.explainMode", "extended")
     df = spark.createDataFrame([("{}",)], "payload string")
     secret = f"{dsn} application_name=canary"
     ours.push(df, "work", dsn=secret)
+    assert "dsn" in (spark.conf.get("spark.sql.redaction.options.regex") or "")
     with pytest.raises(AnalysisException) as found:
         df.write.format("penstock").options(queue="nowhere", url=secret).mode("append").save()
     shown = [str(found.value), repr(found.value)]
@@ -250,7 +252,7 @@ def test_no_password_in_plans_and_errors(spark: SparkSession, dsn: str, queue: Q
     for n in range(executions.length()):
         one = executions.apply(n)
         shown += [one.physicalPlanDescription(), one.description(), one.details(), str(one.modifiedConfigs())]
-    assert any("penstock" in text for text in shown)
+    assert any("dsn=*********(redacted)" in text for text in shown), "options are shown, but not this one"
     assert [text for text in shown if "canary" in text] == []
     with pytest.raises(NotFound) as ours_found:
         ours.push(df, "nowhere", dsn=secret)
