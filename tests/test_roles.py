@@ -269,25 +269,15 @@ FUNCTIONS = {
     },
     "reader": {
         "check_window", "clock", "contract", "history_between", "history_horizon", "history_spans", "largest_payload",
-<<<<<<< HEAD
         "mentions", "queues_named", "refuse", "retry_delay",
         "retry_spread", "schedules", "status", "the_queue", "verify",
-=======
-        "mentions", "queues_named", "refuse", "retry_delay", "retry_spread", "schedules", "status", "the_queue",
-        "verify",
->>>>>>> spark-history
     },
     "stranger": set[str](),
 }  # fmt: skip
 FUNCTIONS["admin"] = set().union(*FUNCTIONS.values()) | {
-<<<<<<< HEAD
     "abandon", "adopt", "cancel", "create_queue",
     "drop_queue", "drop_schedule", "pause_schedule", "purge", "rebase_history",
     "redrive", "repair", "reprioritise", "reschedule", "resume_schedule", "set_queue",
-=======
-    "abandon", "adopt", "cancel", "create_queue", "drop_queue", "drop_schedule", "pause_schedule", "purge",
-    "rebase_history", "redrive", "repair", "reprioritise", "reschedule", "resume_schedule", "set_queue",
->>>>>>> spark-history
 }  # fmt: skip
 
 
@@ -559,13 +549,8 @@ $do$;
 """
 TABLES = (
     "task", "agenda", "lease", "queue", "counter", "counter_log", "low", "history", "worker", "ledger", "audit", "kind",
-<<<<<<< HEAD
     "sample", "reject", "history_gone", "history_origin", "queue_gone",
     "arrived", "parted", "pg_roles", "pg_inherits", "pg_class",
-=======
-    "sample", "history_gone", "history_origin", "queue_gone", "arrived", "parted", "pg_roles", "pg_inherits",
-    "pg_class",
->>>>>>> spark-history
 )  # fmt: skip
 TYPES = ("text", "jsonb", "uuid", "timestamptz", "date", "varbit", "int8", "tid", "regclass", "place")
 
@@ -628,14 +613,10 @@ CALLS: dict[str, tuple[str, ...]] = {
         'select penstock.retry_delay(\'{"type": "fibonacci", "unit": 1, "jitter": 0.5}\', 3)',
         "select * from penstock.tasks",
         "select * from penstock.history_horizon()",
-<<<<<<< HEAD
         (
             "select penstock.check_window(h.system, h.database, 0, 3, h.dropped, 'work', '2020-01-01', '2040-01-01')"
             " from penstock.history_horizon() as h"
         ),
-=======
-        "select penstock.check_window(system, database, 0, 3, dropped, 'work') from penstock.history_horizon()",
->>>>>>> spark-history
         "select penstock.history_between(1, 5)",
         "select * from penstock.history_spans(0, 5)",
         "select * from penstock.history_spans(1, 1000000, '2020-01-01', p_roughly => true)",
