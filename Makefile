@@ -1,6 +1,6 @@
 # The one door. `make demo` and `make test` set everything up themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-compat faults check format generate schema bench clean
+.PHONY: help setup demo test test-all test-spark test-compat faults check format generate schema bench clean
 
 BIN := .venv/bin
 SQL := $(wildcard src/penstock/sql/migrations/*.sql)
@@ -19,12 +19,15 @@ demo: .venv/ready  ## start PostgreSQL, push 100,000 tasks, drain them with two 
 
 test: .venv/ready  ## all tests that run in minutes
 	@$(BIN)/pytest -m "not slow" --ignore tests/spark
-	@$(BIN)/pytest -m "not slow" -n 0 tests/spark
 
 test-all: .venv/ready check  ## every test, the long ones too, and test-compat
 	@$(BIN)/pytest -m "slow or not slow" --ignore tests/spark
-	@$(BIN)/pytest -m "slow or not slow" -n 0 tests/spark
+	@$(MAKE) --no-print-directory test-spark
 	@$(MAKE) --no-print-directory test-compat
+
+# In one process: each Spark has a Java of its own.
+test-spark: .venv/ready  ## the connector, with real Spark; its drivers killed and frozen
+	@$(BIN)/pytest -m "slow or not slow" -n 0 tests/spark
 
 # In turn: PostgreSQL 15; PgBouncer in transaction mode; plans without hash and merge joins.
 test-compat: .venv/ready  ## the queue on PostgreSQL 15, through PgBouncer, and with other plans
@@ -64,6 +67,9 @@ bench: .venv/ready  ## all benchmarks: the queue, its workers, the scaler; resul
 	@$(BIN)/python bench/worker.py all
 	@$(BIN)/python bench/scaler.py
 	@$(BIN)/python bench/adopt.py all
+	@$(BIN)/python bench/spark.py write
+	@$(BIN)/python bench/spark_read.py
+	@$(BIN)/python bench/spark_stream.py
 
 clean:  ## remove what can be made again (not the embedded server's data)
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
