@@ -68,7 +68,7 @@ bench: .venv/ready  ## all benchmarks: the queue, its workers, the scaler; resul
 	@$(BIN)/python bench/scaler.py
 	@$(BIN)/python bench/adopt.py all
 	@$(BIN)/python bench/spark.py write
-	@$(BIN)/python bench/spark_read.py
+	@$(BIN)/python bench/spark_read.py all
 	@$(BIN)/python bench/spark_stream.py
 
 clean:  ## remove what can be made again (not the embedded server's data)
