@@ -40,8 +40,8 @@ TYPES = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string(), "timest
 ARROW = pa.schema([(name, TYPES[kind]) for name, kind in map(str.split, SCHEMA.split(", "))])
 
 FIRST = 256  # pages of the first transaction; then as many as take about so long, and give about so much
-SECONDS = 0.5
-BYTES = 32 << 20
+SECONDS = 0.15
+BYTES = 8 << 20
 MOST = 1 << 16
 LEAST = 64  # pages for which a Spark task of their own is worth its while
 ROWS = 20_000  # in a batch for Spark
