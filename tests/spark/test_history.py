@@ -309,7 +309,7 @@ def test_a_day_that_was_dropped_is_told(queue: Queue, app: Penstock, dsn: str, s
     for start, end, _ in walk.seen:
         with pytest.raises(Conflict, match=r"history of \d+-\d+-\d+ was dropped before it was read") as told:
             walk.window(start, end)
-        assert "penstock pipeline rebase" in "".join(told.value.__notes__)
+        assert "rebase_history" in "".join(told.value.__notes__)
         with pytest.raises(Conflict, match="was dropped before it was read"):
             # As Spark repeats the first batch: its start is made anew, its end is noted.
             walk.window(walk.reader.initialOffset(), end)
@@ -360,7 +360,7 @@ def test_offsets_of_others(queue: Queue, dsn: str, make_database: Callable[..., 
         ):
             with pytest.raises(Conflict, match=said) as told:
                 ask()
-            assert "penstock pipeline rebase" in "".join(told.value.__notes__)
+            assert "rebase_history" in "".join(told.value.__notes__)
     with pytest.raises(Conflict, match="of another database"):
         stream(make_database()).latestOffset(start, ReadAllAvailable())
     with pytest.raises(ConfigError, match="the checkpoint is of None, not of 'work'"):
@@ -421,7 +421,7 @@ def test_restored_into_another_cluster(
     assert len(all_of(elsewhere)) == 12, "although their transactions are of the future here"
     with pytest.raises(PySparkException, match="of another cluster") as told:
         drained(spark, elsewhere, place)
-    assert "new checkpoint, or run `penstock pipeline rebase`" in str(told.value)
+    assert "new checkpoint; after a restore" in str(told.value)
     walk = Walk(elsewhere)
     assert len(walk.step()) == 12
 

@@ -274,7 +274,7 @@ CREATE FUNCTION penstock.check_origin() RETURNS void
 begin
     if (select array_agg(o.system) from penstock.history_origin as o) is distinct from array[penstock.system()] then
         perform penstock.refuse('PS409', 'history: it was written in another cluster and restored into this one',
-            'As admin: select penstock.rebase_history(); then read it with a new checkpoint. `penstock pipeline rebase` does both.');
+            'As admin: select penstock.rebase_history(); then read it with a new checkpoint.');
     end if;
 end
 $$;
@@ -548,7 +548,7 @@ CREATE FUNCTION penstock.check_window(p_system text, p_database bigint, p_from b
     SET "TimeZone" TO 'UTC'
     AS $$
 declare
-    v_hint  constant text := 'Begin with a new checkpoint, or run `penstock pipeline rebase`.';
+    v_hint  constant text := 'Begin with a new checkpoint; after a restore, as admin, select penstock.rebase_history() first.';
     v_now   record;
     v_ids   int[];
     v_days  date[];

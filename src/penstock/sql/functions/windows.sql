@@ -19,7 +19,7 @@ language plpgsql stable security definer set search_path = pg_catalog, pg_temp a
 begin
     if (select array_agg(o.system) from penstock.history_origin as o) is distinct from array[penstock.system()] then
         perform penstock.refuse('PS409', 'history: it was written in another cluster and restored into this one',
-            'As admin: select penstock.rebase_history(); then read it with a new checkpoint. `penstock pipeline rebase` does both.');
+            'As admin: select penstock.rebase_history(); then read it with a new checkpoint.');
     end if;
 end
 $$;
@@ -68,7 +68,7 @@ create or replace function penstock.check_window(
 ) returns void
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' as $$
 declare
-    v_hint  constant text := 'Begin with a new checkpoint, or run `penstock pipeline rebase`.';
+    v_hint  constant text := 'Begin with a new checkpoint; after a restore, as admin, select penstock.rebase_history() first.';
     v_now   record;
     v_ids   int[];
     v_days  date[];
