@@ -28,7 +28,7 @@ from penstock.spark.history import HistoryReader, HistoryStream
 
 
 def stream(dsn: str, **more: str) -> HistoryStream:
-    return HistoryStream(options.for_history({"dsn": dsn, **more}))
+    return HistoryStream(options.for_history({"url": dsn, **more}))
 
 
 def rows(reader: HistoryReader | HistoryStream, parts: list[Any]) -> list[dict[str, Any]]:
@@ -103,7 +103,7 @@ def test_the_name_of_a_queue_outlives_it(app: Penstock, queue: Queue, dsn: str) 
 
 
 def all_of(dsn: str, **more: str) -> list[dict[str, Any]]:
-    reader = HistoryReader(options.for_history({"dsn": dsn, **more}))
+    reader = HistoryReader(options.for_history({"url": dsn, **more}))
     return sorted(rows(reader, reader.partitions()), key=lambda row: row["id"])
 
 
@@ -111,7 +111,7 @@ def test_many_partitions_of_many_days(app: Penstock, queue: Queue, dsn: str, sql
     fill(sql, 60_000, days=3)
     truth = {id_ for (id_,) in sql.execute("select id from penstock.history")}
     for parts in (1, 4, 7):
-        reader = HistoryReader(options.for_history({"dsn": dsn, "numPartitions": str(parts)}))
+        reader = HistoryReader(options.for_history({"url": dsn, "numPartitions": str(parts)}))
         planned = reader.partitions()
         found = [id_ for part in planned for batch in reader.read(part) for id_ in batch["id"].to_pylist()]
         assert len(planned) == parts
@@ -339,7 +339,7 @@ def test_a_reader_that_had_read_all_goes_on_after_a_drop(queue: Queue, dsn: str,
 def test_a_day_dropped_between_plan_and_read(queue: Queue, dsn: str, sql: psycopg.Connection) -> None:
     queue.push_many([{}] * 4)
     work_off(queue)
-    reader = HistoryReader(options.for_history({"dsn": dsn}))
+    reader = HistoryReader(options.for_history({"url": dsn}))
     parts = reader.partitions()
     drop_days(sql)
     with pytest.raises(Conflict, match="was dropped while it was being read"):
@@ -502,7 +502,7 @@ def test_no_transaction_is_long(
     """However slowly Spark takes the rows: while it does, none of ours is open. One that takes too long is ended by
     PostgreSQL, and done in smaller steps."""
     fill(sql, 20_000)
-    reader = HistoryReader(options.for_history({"dsn": dsn, "numPartitions": "1"}))
+    reader = HistoryReader(options.for_history({"url": dsn, "numPartitions": "1"}))
     (part,) = reader.partitions()
     batches = reader.read(part)
     count = len(next(batches))

@@ -176,7 +176,7 @@ def test_a_checkpoint_of_something_else(stream: Streams, queue: Queue, change: d
     for call in (lambda: following(restarted, end | change), lambda: restarted.partitions(start, end | change)):
         with pytest.raises(ConfigError, match=f"^checkpointLocation: {words}|^checkpointLocation: .*{words}") as error:
             call()
-        assert error.value.__notes__ == [error.value.hint]
+        assert error.value.__notes__ == [f"Hint: {error.value.hint}"]
     assert len(rows(restarted, start, end)) == 5, "nothing was changed"
 
 
@@ -189,7 +189,7 @@ def test_a_queue_that_is_not_there(stream: Streams, queue: Queue) -> None:
     reader = stream("wrok")
     with pytest.raises(NotFound, match="queue 'wrok' does not exist") as error:
         following(reader, reader.initialOffset())
-    assert error.value.__notes__ == ["Did you mean 'work'?"]
+    assert error.value.__notes__ == ["Hint: Did you mean 'work'?"]
 
 
 def test_two_readers_of_one_group(stream: Streams, queue: Queue) -> None:
@@ -263,7 +263,7 @@ def test_who_lost_the_group_is_told_at_the_next_call(stream: Streams, queue: Que
     for call in (lambda: following(reader, end), lambda: reader.partitions(reader.initialOffset(), end)):
         with pytest.raises(Conflict, match="driver host:99 has taken over 'default'") as error:
             call()
-        assert error.value.__notes__ == [error.value.hint]
+        assert error.value.__notes__ == [f"Hint: {error.value.hint}"]
 
 
 HOLDER = """
@@ -306,7 +306,7 @@ def test_a_frozen_driver_is_not_kept_alive_by_its_reader(
 
 
 def test_no_password_is_shown(dsn: str) -> None:
-    reader = TaskStream(for_streaming({"dsn": "postgresql://me:s3cret@127.0.0.1:1/x", "queue": "work"}))
+    reader = TaskStream(for_streaming({"url": "postgresql://me:s3cret@127.0.0.1:1/x", "queue": "work"}))
     assert "s3cret" not in repr(reader) + repr(reader._asked)
     with pytest.raises(Unavailable) as error:
         reader.prepareForTriggerAvailableNow()

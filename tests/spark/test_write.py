@@ -252,7 +252,7 @@ def test_no_password_in_plans_and_errors(spark: SparkSession, dsn: str, queue: Q
     for n in range(executions.length()):
         one = executions.apply(n)
         shown += [one.physicalPlanDescription(), one.description(), one.details(), str(one.modifiedConfigs())]
-    assert any("dsn=*********(redacted)" in text for text in shown), "options are shown, but not this one"
+    assert any("url=*********(redacted)" in text for text in shown), "options are shown, but not this one"
     assert [text for text in shown if "canary" in text] == []
     with pytest.raises(NotFound) as ours_found:
         ours.push(df, "nowhere", dsn=secret)
