@@ -162,7 +162,7 @@ def check_dsn(dsn: str, source: str = "dsn") -> dict[str, Any]:
 
 
 CONTRACT = "select penstock.contract()"
-OUR_CONTRACT = 2  # what the functions are called with and answer; it grows with every change of that
+OUR_CONTRACT = 3  # what the functions are called with and answer; it grows with every change of that
 
 
 def check_contract(row: Sequence[Any] | None) -> None:
@@ -177,6 +177,11 @@ def check_contract(row: Sequence[Any] | None) -> None:
             f"the schema is newer than this Penstock (contract {theirs}, known {OUR_CONTRACT})",
             hint="Upgrade Penstock: pip install -U penstock.",
         )
+
+
+def for_service(name: str) -> str:
+    """The DSN of what a service file says."""
+    return psycopg.conninfo.make_conninfo(service=name)
 
 
 def spelt_out(dsn: str) -> str:

@@ -22,9 +22,9 @@ def test_a_write_knows_its_options() -> None:
     asked = options.for_writing(given | {"txnVersion": "7", "rejectTable": "own.rejects", "kind": "mail"})
     assert (asked.queue, asked.on_conflict, asked.pack_columns, asked.kind) == ("work", "update", True, "mail")
     assert (asked.txn_app_id, asked.txn_version, asked.reject_table) == ("a", 7, "own.rejects")
-    assert asked.place.given == NOWHERE
+    assert asked.place.dsn == NOWHERE
     assert "canary" not in repr(asked)
-    assert options.for_writing({"queue": "work", "service": "prod"}).place.given == "service=prod"
+    assert options.for_writing({"queue": "work", "service": "prod"}).place.service == "prod"
 
 
 @pytest.mark.parametrize("use", [options.for_writing, options.for_stream_writing, options.for_streaming])

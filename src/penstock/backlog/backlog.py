@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock import retry as strategies
 from penstock import validate
@@ -63,6 +63,14 @@ class PassReport:
         return asdict(self) | {"errors": dict(self.errors), "undeclared": dict(self.undeclared)}
 
 
+class Limits(NamedTuple):
+    """What one pass may take."""
+
+    age: timedelta | None
+    records: int | None
+    newest_first: bool
+
+
 class Backlog:
     """An adopted table. Made by `Penstock.adopt` and `Penstock.backlog`."""
 
@@ -100,7 +108,7 @@ class Backlog:
         self._stop = threading.Event()
         limits = checked_limits(max_age, max_records, newest_first)
         with self._hands(concurrency) as hands:
-            return self._pass(hands, handler, *limits, progress)
+            return self._pass(hands, handler, limits, progress)
 
     def run(
         self,
@@ -155,15 +163,7 @@ class Backlog:
         with ExitStack() as stack:
             yield [stack.enter_context(self._database.session()) for _ in range(concurrency + 1)]
 
-    def _pass(  # noqa: PLR0917
-        self,
-        hands: list[Connection],
-        handler: Handler,
-        max_age: timedelta | None,
-        limit: int | None,
-        newest_first: bool,
-        progress: Progress | None,
-    ) -> PassReport:
+    def _pass(self, hands: list[Connection], handler: Handler, limits: Limits, progress: Progress | None) -> PassReport:
         keeper, *workers = hands
         began = time.monotonic()
         fresh = look_up(keeper, f"{self.terms.table.schema}.{self.terms.table.name}")
@@ -172,8 +172,10 @@ class Backlog:
         with in_hand(keeper, workers[0], self.id, self._begun) as hand:
             mark = walk_from(keeper, self.id) if self.terms.by_ticks else None
             now = clock(keeper)
-            oldest = None if max_age is None else now - max_age
-            source = Source(self.terms, self.id, now, mark, limit, oldest, newest_first)
+            oldest = None if limits.age is None else now - limits.age
+            source = Source(
+                self.terms, self.id, now, mark, limit=limits.records, oldest=oldest, newest_first=limits.newest_first
+            )
             if self.terms.remembers:
                 source.position, source.remembering = remembered(keeper, self.id)
             one = Pass(source, self.id, handler, stop=self._stop, progress=progress)
@@ -227,13 +229,13 @@ class Backlog:
         self,
         hands: list[Connection],
         handler: Handler,
-        limits: tuple[timedelta | None, int | None, bool],
+        limits: Limits,
         total: PassReport,
         progress: Callable[[PassReport], None] | None,
     ) -> PassReport:
         idle = 0
         while not self._stop.is_set():
-            report = self._pass(hands, handler, *limits, None)
+            report = self._pass(hands, handler, limits, None)
             total = added(total, report)
             if progress is not None:
                 progress(total)
@@ -243,12 +245,10 @@ class Backlog:
         return total
 
 
-def checked_limits(
-    max_age: Duration | None, max_records: int | None, newest_first: bool
-) -> tuple[timedelta | None, int | None, bool]:
+def checked_limits(max_age: Duration | None, max_records: int | None, newest_first: bool) -> Limits:
     age = None if max_age is None else validate.positive(max_age, "max_age", most=LONGEST_AGE)
     most = None if max_records is None else validate.whole(max_records, "max_records", 1, 2**31)
-    return age, most, bool(newest_first)
+    return Limits(age, most, bool(newest_first))
 
 
 def added(total: PassReport, one: PassReport) -> PassReport:

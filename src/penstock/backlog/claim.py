@@ -5,7 +5,7 @@ if it is still the one it was taken with.
 Identifiers and types come from the catalog and are quoted; statuses are literals, so that partial indexes serve.
 """
 
-# ruff: noqa: S608
+# ruff: noqa: S608 - names from the catalog, quoted; values are parameters or literals
 from __future__ import annotations
 
 from collections.abc import Sequence

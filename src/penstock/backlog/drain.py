@@ -20,6 +20,7 @@ from penstock.backlog.source import Batch, Source, as_json
 from penstock.backlog.terms import Terms
 from penstock.database import Connection, as_before, rollback
 from penstock.errors import HandlerMisuse, ValidationError, shown
+from penstock.statements import storable
 from penstock.wire import translated
 
 Handler = Callable[..., Any]
@@ -346,6 +347,6 @@ def told(error: BaseException) -> str:
     """An error as we keep it. Somebody's may not even be able to say what it is."""
     try:
         text = f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001
+    except Exception:  # noqa: BLE001 - somebody else's
         text = type(error).__name__
-    return text.replace("\x00", "").encode("utf-8", "replace").decode()[:LONGEST_ERROR]
+    return (storable(text) or "")[:LONGEST_ERROR]

@@ -53,12 +53,13 @@ class Walk:
 class Source:
     """Shared by the threads of a pass; one of them asks at a time."""
 
-    def __init__(  # noqa: PLR0917 - one caller
+    def __init__(
         self,
         terms: Terms,
         adopted: int,
         now: datetime,
         mark: ticks.Mark | None,
+        *,
         limit: int | None,
         oldest: datetime | None,
         newest_first: bool,
@@ -115,9 +116,6 @@ class Source:
         if batch.number is not None:
             with self._lock:
                 self.walk.finish(batch.number)
-
-    def give_back(self, records: int) -> None:
-        self._spend(-records)
 
     def _spend(self, records: int) -> None:
         if self._left is not None:

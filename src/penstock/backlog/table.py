@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 import psycopg
-from psycopg import sql
 
 from penstock.database import Connection
 from penstock.errors import AuthError, NotFound, ValidationError, shown
@@ -24,10 +23,6 @@ class Column:
     nullable: bool
     writable: bool
 
-    @property
-    def identifier(self) -> sql.Identifier:
-        return sql.Identifier(self.name)
-
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -39,10 +34,6 @@ class Table:
     rows: float  # the planner's guess; below 0: it was never looked at
     columns: Mapping[str, Column]
     primary: tuple[str, ...]
-
-    @property
-    def identifier(self) -> sql.Identifier:
-        return sql.Identifier(self.schema, self.name)
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -309,8 +309,3 @@ def check_words(terms: Terms) -> None:
         )
     if terms.failed == terms.done:
         raise ValidationError(f"failed: {shown(terms.failed)} is done too", field="failed")
-
-
-def again(connection: Connection, table: Table, stored: Mapping[str, Any]) -> Terms:
-    """The terms of a table that was adopted before, checked anew: the table may have changed."""
-    return agree(connection, table, **stored)

@@ -196,38 +196,25 @@ def one_pass(
                 status.to_json() | {"dry_run": True}, f"would handle {many(status.ready + status.due, 'record')}"
             )
             return
-        report = with_bar(shell, backlog, function, max_age, max_records, newest_first, concurrency)
+        limits = {"max_age": max_age, "max_records": max_records, "newest_first": newest_first}
+        report = with_bar(shell, backlog, function, concurrency, limits)
     shell.answer(report_json(report), said(report))
     warn(report)
 
 
-def with_bar(  # noqa: PLR0917
-    shell: Shell,
-    backlog: Backlog,
-    function: Any,
-    max_age: str | None,
-    max_records: int | None,
-    newest_first: bool,
-    concurrency: int,
-) -> PassReport:
+def with_bar(shell: Shell, backlog: Backlog, function: Any, concurrency: int, limits: dict[str, Any]) -> PassReport:
     quiet = shell.quiet or shell.json
     watched = not quiet and sys.stderr.isatty()
     status = backlog.status() if watched else None
     total = None if status is None else status.ready + status.due
-    expected = total if total is None or max_records is None else min(total, max_records)
+    most = limits["max_records"]
+    expected = total if total is None or most is None else min(total, most)
     with progress_bar(f"pass {backlog.name}", expected, quiet=quiet) as show:
 
         def progress(counts: Counts) -> None:
             show(counts.handled, expected)
 
-        return backlog.process(
-            function,
-            max_age=max_age,
-            max_records=max_records,
-            newest_first=newest_first,
-            concurrency=concurrency,
-            progress=progress if watched else None,
-        )
+        return backlog.process(function, concurrency=concurrency, progress=progress if watched else None, **limits)
 
 
 @app.command("run")

@@ -26,7 +26,7 @@ class DefaultSource(DataSource):
             from penstock.spark.history import SCHEMA  # noqa: PLC0415 - what is not used is not loaded
 
             return SCHEMA
-        from penstock.spark.source import SCHEMA as TASKS  # noqa: PLC0415
+        from penstock.spark.source import SCHEMA as TASKS  # noqa: PLC0415 - what is not used is not loaded
 
         return TASKS
 
@@ -34,31 +34,31 @@ class DefaultSource(DataSource):
         with hinted():
             options.reads_history(self.options, stream=False)
             asked = options.for_history(self.options)
-            from penstock.spark.history import HistoryReader  # noqa: PLC0415
+            from penstock.spark.history import HistoryReader  # noqa: PLC0415 - what is not used is not loaded
 
             return HistoryReader(asked)
 
-    def streamReader(self, schema: StructType) -> Any:  # noqa: N802, ARG002 - Spark's name
+    def streamReader(self, schema: StructType) -> Any:  # noqa: ARG002, N802 - Spark's
         with hinted():
             if options.reads_history(self.options, stream=True):
-                from penstock.spark.history import HistoryStream  # noqa: PLC0415
+                from penstock.spark.history import HistoryStream  # noqa: PLC0415 - what is not used is not loaded
 
                 return HistoryStream(options.for_history(self.options))
             asked = options.for_streaming(self.options)
-            from penstock.spark.source import TaskStream  # noqa: PLC0415
+            from penstock.spark.source import TaskStream  # noqa: PLC0415 - what is not used is not loaded
 
             return TaskStream(asked)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         with hinted():
             asked = options.for_writing(self.options)
-            from penstock.spark.writer import BatchWriter  # noqa: PLC0415
+            from penstock.spark.writer import BatchWriter  # noqa: PLC0415 - what is not used is not loaded
 
             return BatchWriter(asked, schema, overwrite=overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's
         with hinted():
             asked = options.for_stream_writing(self.options)
-            from penstock.spark.writer import StreamWriter  # noqa: PLC0415
+            from penstock.spark.writer import StreamWriter  # noqa: PLC0415 - what is not used is not loaded
 
             return StreamWriter(asked, schema, overwrite=overwrite)

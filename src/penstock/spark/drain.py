@@ -18,14 +18,13 @@ import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 
 from penstock import backlog, validate
-from penstock.database import Database
 from penstock.errors import Conflict, LeaseLost, PenstockError, Unavailable, ValidationError, shown
 from penstock.model import Claim, Duration, Outcome, Task
 from penstock.queue import Queue, persistently
 from penstock.spark.hand import Ended, Hand
 from penstock.spark.hints import hinted
 from penstock.spark.options import MOST_PARTITIONS, Place
-from penstock.spark.place import found
+from penstock.spark.place import found, opened
 from penstock.statements import storable
 from penstock.worker.execution import error_text, judged
 
@@ -100,7 +99,7 @@ def drain(
     asked = validate.lease(lease)
     check_handler(handler, "task")
     place, source = found(Place(dsn))
-    with hinted(), opened(place, source) as database:
+    with opened(Place(place)) as database:
         seconds = Queue(database, name).lease() if asked is None else asked.total_seconds()
     shares = shared(most, parallel(spark, partitions))
     orders = Orders(place, source, name, pickled(partial(performed, handler)), shares, new_job(), size, seconds)
@@ -163,7 +162,7 @@ def check_handler(handler: object, what: str) -> None:
 
 def pickled(function: Callable[[Any], Any]) -> bytes:
     try:
-        return cast("bytes", cloudpickle.dumps(function))  # type: ignore[no-untyped-call]
+        return cast("bytes", cloudpickle.dumps(function))  # type: ignore[no-untyped-call]  # Spark's
     except Exception as error:
         raise ValidationError(f"handler: it can not be sent to executors: {error}", field="handler") from error
 
@@ -184,15 +183,6 @@ def shared(most: int | None, parts: int) -> tuple[int | None, ...]:
 
 def new_job() -> str:
     return uuid4().hex[:8]
-
-
-@contextmanager
-def opened(dsn: str, source: str) -> Iterator[Database]:
-    database = Database(dsn, source=source, max_connections=2)
-    try:
-        yield database
-    finally:
-        database.close()
 
 
 # --- in an executor: a queue ------------------------------------------------------------------------------------------
@@ -224,7 +214,7 @@ def work(orders: Orders, part: int) -> Iterator[pa.RecordBatch]:
     with ExitStack() as stack:
         stack.enter_context(hinted())
         hand = stack.enter_context(Hand(orders.function))
-        database = stack.enter_context(opened(orders.dsn, orders.source))
+        database = stack.enter_context(opened(Place(orders.dsn), connections=2))
         queue = Queue(database, orders.name)
         keeper = stack.enter_context(Keeper(queue, orders.lease))
         for claim in claims(queue, orders, worker, orders.shares[part]):

@@ -82,13 +82,13 @@ class HistoryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = resolved(options)
         self._last: Horizon | None = None  # where a stream of what is there now ends
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
         return to_offset(self._options, self._horizon()._replace(xid=0))
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
         self._last = self._horizon()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802, ARG002
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802 - Spark's
         """The start, if nothing was written since: other people's transactions move the horizon all the time."""
         since, now = from_offset(self._options, start), self._last or self._horizon()
         with opened(self._options.place) as database:
@@ -96,7 +96,7 @@ class HistoryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return start
         return to_offset(self._options, now)
 
-    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
         return to_offset(self._options, self._horizon())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -284,7 +284,7 @@ def connected(place: Place) -> Iterator[Line]:
 @contextmanager
 def driver_errors() -> Iterator[None]:
     """Errors of the driver as ours: its messages repeat the statement."""
-    from adbc_driver_manager import Error  # noqa: PLC0415
+    from adbc_driver_manager import Error  # noqa: PLC0415 - executors only
 
     try:
         yield

@@ -62,7 +62,7 @@ def find_java(environ: Mapping[str, str]) -> Java:
 def version_of(program: str) -> int:
     """0: it is none, or does not run."""
     try:
-        done = subprocess.run([program, "-version"], capture_output=True, text=True, check=False, timeout=30)  # noqa: S603
+        done = subprocess.run([program, "-version"], capture_output=True, text=True, check=False, timeout=30)  # noqa: S603 - the Java that was found
     except (OSError, subprocess.TimeoutExpired):
         return 0
     said = VERSION.search(done.stderr + done.stdout)

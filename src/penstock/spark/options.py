@@ -27,11 +27,6 @@ class Place:
     dsn: str | None = field(default=None, repr=False)
     service: str | None = None
 
-    @property
-    def given(self) -> str | None:
-        """As a DSN; None: the environment says it."""
-        return self.dsn if self.service is None else f"service={self.service}"
-
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:

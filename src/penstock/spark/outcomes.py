@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import Any
 
-from penstock.database import Database
-from penstock.dsn import find_dsn
 from penstock.errors import LeaseLost, ValidationError, shown
 from penstock.model import Outcome
 from penstock.queue import Queue
+from penstock.spark.options import Place
+from penstock.spark.place import opened
 
 
 def note_outcomes(said: Iterable[tuple[Any, Outcome]], *, dsn: str | None = None) -> dict[int, str]:
@@ -31,16 +30,13 @@ def note_outcomes(said: Iterable[tuple[Any, Outcome]], *, dsn: str | None = None
     revoked: list[int] = []
     if not told:
         return states
-    database = Database(*find_dsn(dsn, os.environ)[:1], max_connections=1)
-    try:
+    with opened(Place(dsn)) as database:
         for (token, queue), outcomes in sorted(told.items(), key=lambda one: one[0]):
             try:
                 states |= Queue(database, queue).settle(token, outcomes)
             except LeaseLost as error:
                 refused += error.refused
                 revoked += error.revoked
-    finally:
-        database.close()
     if refused or revoked:
         raise LeaseLost(
             f"{len(refused)} refused, {len(revoked)} cancelled: they are no longer this driver's",

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from uuid import UUID, uuid5
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ import pyarrow as pa
 from penstock.errors import PayloadError
 from penstock.model import OnConflict
 from penstock.queue import Queue
-from penstock.spark.rows import Plan, checksum_of, chosen, read, reject
+from penstock.spark.rows import Plan, checksum_of, chosen, read, reject, whole
 from penstock.spool import CHUNK, CHUNK_BYTES, Chunk, Columns, Spool
 from penstock.statements import Entry, Reject
 
@@ -177,17 +177,9 @@ def sorted_chunks(columns: Columns) -> Iterator[Named]:
 
 
 def named_of(columns: Columns, rows: list[int], kept: list[int]) -> Named:
-    every = [column and [column[n] for n in rows] for column in columns]
+    every: list[Any] = [column and [column[n] for n in rows] for column in columns]
     only = every if len(rows) == len(kept) else [column and [column[n] for n in kept] for column in columns]
-    payloads, subjects, kinds, dues, priorities = only
-    tasks = Columns(
-        payloads,  # type: ignore[arg-type]
-        subjects,  # type: ignore[arg-type]
-        None if {*(kinds or ())} == {b"default"} else kinds,  # type: ignore[arg-type]
-        None if {*(dues or ())} == {None} else dues,  # type: ignore[arg-type]
-        None if {*(priorities or ())} == {5} else priorities,  # type: ignore[arg-type]
-    )
-    return Named(tasks, len(rows), checksum_of(*every))  # type: ignore[arg-type]
+    return Named(whole(only), len(rows), checksum_of(*every))
 
 
 def chunk_of(named: Named) -> Chunk:

@@ -6,19 +6,19 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from psycopg.conninfo import make_conninfo
-
 from penstock.database import Database
 from penstock.dsn import find_dsn
 from penstock.spark.hints import hinted
 from penstock.spark.options import Place
+from penstock.wire import for_service, spelt_out
 
 
 def found(place: Place) -> tuple[str, str]:
-    """The DSN, and where it came from."""
+    """The DSN, with what this process's environment adds to it, and where it came from."""
     if place.service is not None:
-        return make_conninfo(service=place.service), "the service given"
-    return find_dsn(place.dsn, os.environ)
+        return for_service(place.service), "the service given"
+    dsn, source = find_dsn(place.dsn, os.environ)
+    return spelt_out(dsn), source
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def session(app_name: str = "penstock", *, master: str | None = None, **conf: An
     if SparkSession.getActiveSession() is None:
         prepare(os.environ, master)
         # Jars and memory are for the start of its Java; only then SparkConf knows what spark-submit was told.
-        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*given.items()]))  # noqa: SLF001
+        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*given.items()]))  # noqa: SLF001 - no other way
     told = SparkConf().setAll([*given.items()])
     told.setIfMissing("spark.master", "local[*]")
     if app_name != "penstock" or not told.contains("spark.app.name"):

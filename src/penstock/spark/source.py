@@ -72,18 +72,18 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- what Spark asks ----------------------------------------------------------------------------------------------
 
-    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
+    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's
         """Before the first batch. Pure: Spark asks more than once."""
         return {"batch": 0, "queue": self._asked.queue, "group": self._asked.consumer_group}
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
         return ReadMaxRows(self._asked.max_rows)
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
         with hinted():
             self._moment, self._left = persistently(lambda: waiting_now(self._connected(), self._asked.queue))
 
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's
         """The batch after `start`; all up to there is done. Asked again, after a crash too, it is the same batch."""
         with hinted():
             held = self._hold().held
@@ -124,7 +124,7 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     if rows:
                         yield table(rows, self._asked.queue, token)
 
-    def reportLatestOffset(self) -> Offset | None:  # noqa: N802
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - Spark's
         """For people who look at the query's progress: how much waits."""
         try:
             (now,) = status(self._connected(), self._asked.queue)

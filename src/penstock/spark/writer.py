@@ -18,13 +18,12 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from penstock.app import Penstock
 from penstock.errors import ConfigError, Conflict, ValidationError
-from penstock.spark.hints import hinted
+from penstock.queue import Queue
 from penstock.spark.options import Place, WriteOptions
 from penstock.spark.parts import Partition, Target, in_hex
+from penstock.spark.place import found, opened
 from penstock.spark.rows import planned
-from penstock.wire import spelt_out
 
 JOBS = UUID("8d6f7c0e-3a55-4f0e-9a0d-0c6b9f3b7c11")  # the namespace of jobs that have a name
 QUERY, MICRO_BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -52,12 +51,12 @@ class Writer:
         if overwrite:
             raise ValidationError("mode: a queue is not overwritten", hint='Say .mode("append").', field="mode")
         self._plan = planned(schema, pack=asked.pack_columns, kind=asked.kind)
-        with Penstock(asked.place.given, max_connections=2) as app:
-            queue = app.queue(asked.queue)
+        self._asked = replace(asked, place=Place(found(asked.place)[0]))
+        with opened(self._asked.place) as database:
+            queue = Queue(database, asked.queue)
             self._limits = queue.limits()
             if asked.reject_table is not None:
                 queue.prepare_rejects(asked.reject_table)
-            self._asked = replace(asked, place=Place(spelt_out(app.dsn)))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._asked.queue}>"
@@ -67,8 +66,8 @@ class Writer:
         assert context is not None
         number = context.partitionId()
         asked = self._asked
-        with hinted(), Penstock(asked.place.given, max_connections=2) as app, Partition(job, number) as partition:
-            target = Target(app.queue(asked.queue), *self._limits, asked.on_conflict, asked.reject_table)
+        with opened(asked.place) as database, Partition(job, number) as partition:
+            target = Target(Queue(database, asked.queue), *self._limits, asked.on_conflict, asked.reject_table)
             partition.fill(self._plan, batches, target)
             counts = partition.write(target) if partition.rows else Counter[str]()
             return Written(job, number, partition.rows, partition.checksum, dict(counts))
@@ -83,8 +82,8 @@ class Writer:
         if sum(counts.values()) != rows:
             raise Conflict(f"job {job}: of {rows} rows {sum(counts.values())} are accounted for")
         checksum = sum(one.checksum * (2 * one.partition + 1) for one in written)
-        with hinted(), Penstock(self._asked.place.given, max_connections=2) as app:
-            app.queue(self._asked.queue).seal_job(job, len(written), rows, in_hex(checksum), counts)
+        with opened(self._asked.place) as database:
+            Queue(database, self._asked.queue).seal_job(job, len(written), rows, in_hex(checksum), counts)
 
 
 class BatchWriter(Writer, DataSourceArrowWriter):
@@ -118,10 +117,10 @@ class StreamWriter(Writer, DataSourceStreamArrowWriter):
             raise ConfigError("Spark does not say which query and micro-batch this is", hint="Write with writeStream.")
         return self.write_rows(job_named(name, int(number)), iterator)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002 - Spark's
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
         jobs = {one.job for one in messages if isinstance(one, Written)}
         for job in jobs:
             self.seal(job, messages)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
         """What is written stays: Spark tries the same micro-batch again."""

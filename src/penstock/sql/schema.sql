@@ -907,7 +907,7 @@ end
 $$;
 CREATE FUNCTION penstock.contract() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 2;
+    RETURN 3;
 CREATE FUNCTION penstock.count_agenda() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3363,6 +3363,32 @@ CREATE TABLE penstock.counter_log (
     xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000');
+CREATE TABLE penstock.decision (
+    id bigint NOT NULL,
+    queue text NOT NULL COLLATE pg_catalog."C",
+    at timestamp with time zone NOT NULL,
+    epoch integer NOT NULL,
+    policy text NOT NULL,
+    workers integer NOT NULL,
+    actual integer NOT NULL,
+    wanted integer NOT NULL,
+    urgency text NOT NULL,
+    bound_by text NOT NULL,
+    reason text NOT NULL,
+    time_to_breach double precision,
+    predicted_breach double precision,
+    inputs jsonb NOT NULL,
+    rules jsonb NOT NULL
+);
+COMMENT ON COLUMN penstock.decision.workers IS 'the target';
+ALTER TABLE penstock.decision ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.decision_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 CREATE TABLE penstock.history (
     id bigint NOT NULL,
     xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL,
@@ -3415,6 +3441,15 @@ ALTER SEQUENCE penstock.history_id_seq OWNED BY penstock.history.id;
 CREATE TABLE penstock.history_origin (
     system bigint NOT NULL
 );
+CREATE TABLE penstock.history_reader (
+    name text NOT NULL COLLATE pg_catalog."C",
+    system bigint NOT NULL,
+    passed bigint NOT NULL,
+    seen timestamp with time zone DEFAULT penstock.clock() NOT NULL,
+    CONSTRAINT name_fits CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 200)))
+)
+WITH (fillfactor='50');
+COMMENT ON COLUMN penstock.history_reader.passed IS 'every row of a smaller xid has been read';
 CREATE TABLE penstock.kind (
     queue_id integer NOT NULL,
     kind text NOT NULL COLLATE pg_catalog."C",
@@ -3436,6 +3471,15 @@ CREATE TABLE penstock.migration (
     name text NOT NULL,
     checksum text NOT NULL,
     applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+CREATE TABLE penstock.profile (
+    queue_id integer NOT NULL,
+    version integer NOT NULL,
+    made timestamp with time zone DEFAULT penstock.clock() NOT NULL,
+    covers_from timestamp with time zone NOT NULL,
+    covers_to timestamp with time zone NOT NULL,
+    data jsonb NOT NULL,
+    CONSTRAINT covers_something CHECK ((covers_from <= covers_to))
 );
 CREATE TABLE penstock.queue_gone (
     id integer NOT NULL,
@@ -3485,6 +3529,20 @@ CREATE TABLE penstock.sample (
     totals jsonb NOT NULL
 );
 COMMENT ON COLUMN penstock.sample.at IS 'start of the ten-second bucket';
+CREATE TABLE penstock.scaling (
+    queue text NOT NULL COLLATE pg_catalog."C",
+    epoch integer NOT NULL,
+    holder text NOT NULL,
+    until timestamp with time zone NOT NULL,
+    policy text NOT NULL,
+    target integer,
+    decided_at timestamp with time zone,
+    memory jsonb,
+    CONSTRAINT target_not_negative CHECK ((target >= 0))
+)
+WITH (fillfactor='50');
+COMMENT ON COLUMN penstock.scaling.epoch IS 'grows with each new holder: what an older one still decides is refused';
+COMMENT ON COLUMN penstock.scaling.memory IS 'what the policy wants to be told next time, whoever asks';
 CREATE SEQUENCE penstock.stream_epoch_seq
     AS integer
     START WITH 1
@@ -3589,12 +3647,16 @@ ALTER TABLE ONLY penstock.audit
     ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.counter
     ADD CONSTRAINT counter_pkey PRIMARY KEY (queue_id, metric);
+ALTER TABLE ONLY penstock.decision
+    ADD CONSTRAINT decision_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.history_dropped
     ADD CONSTRAINT history_dropped_pkey PRIMARY KEY (queue_id, outcome);
 ALTER TABLE ONLY penstock.history_gone
     ADD CONSTRAINT history_gone_pkey PRIMARY KEY (n);
 ALTER TABLE ONLY penstock.history_origin
     ADD CONSTRAINT history_origin_pkey PRIMARY KEY (system);
+ALTER TABLE ONLY penstock.history_reader
+    ADD CONSTRAINT history_reader_pkey PRIMARY KEY (name);
 ALTER TABLE ONLY penstock.kind
     ADD CONSTRAINT kind_pkey PRIMARY KEY (queue_id, kind);
 ALTER TABLE ONLY penstock.lease
@@ -3607,6 +3669,8 @@ ALTER TABLE ONLY penstock.migration
     ADD CONSTRAINT migration_pkey PRIMARY KEY (number);
 ALTER TABLE ONLY penstock.stream
     ADD CONSTRAINT name_is_taken UNIQUE (queue_id, name);
+ALTER TABLE ONLY penstock.profile
+    ADD CONSTRAINT profile_pkey PRIMARY KEY (queue_id);
 ALTER TABLE ONLY penstock.queue_gone
     ADD CONSTRAINT queue_gone_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.queue
@@ -3617,6 +3681,8 @@ ALTER TABLE ONLY penstock.reject
     ADD CONSTRAINT reject_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.sample
     ADD CONSTRAINT sample_pkey PRIMARY KEY (queue_id, at);
+ALTER TABLE ONLY penstock.scaling
+    ADD CONSTRAINT scaling_pkey PRIMARY KEY (queue);
 ALTER TABLE ONLY penstock.schedule
     ADD CONSTRAINT schedule_pkey PRIMARY KEY (name);
 ALTER TABLE ONLY penstock.stream
@@ -3630,6 +3696,7 @@ CREATE INDEX agenda_alone ON penstock.agenda USING btree (queue_id, priority, du
 CREATE INDEX agenda_pick ON penstock.agenda USING btree (queue_id, priority, due, task_id) WHERE pending;
 CREATE INDEX agenda_planned ON penstock.agenda USING btree (queue_id, due) WHERE (NOT pending);
 CREATE INDEX counter_log_xid ON penstock.counter_log USING btree (queue_id, xid);
+CREATE INDEX decision_by_queue ON penstock.decision USING btree (queue, at DESC);
 CREATE INDEX history_xid ON ONLY penstock.history USING brin (xid) WITH (autosummarize='on');
 CREATE INDEX lease_until ON penstock.lease USING btree (queue_id, until);
 CREATE INDEX ledger_at ON penstock.ledger USING btree (at);
@@ -3898,16 +3965,20 @@ GRANT SELECT ON TABLE penstock.agenda TO penstock_reader;
 GRANT SELECT ON TABLE penstock.audit TO penstock_reader;
 GRANT SELECT ON TABLE penstock.counter TO penstock_reader;
 GRANT SELECT ON TABLE penstock.counter_log TO penstock_reader;
+GRANT SELECT ON TABLE penstock.decision TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history_dropped TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history_gone TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history_origin TO penstock_reader;
+GRANT SELECT ON TABLE penstock.history_reader TO penstock_reader;
 GRANT SELECT ON TABLE penstock.kind TO penstock_reader;
 GRANT SELECT ON TABLE penstock.low TO penstock_reader;
 GRANT SELECT ON TABLE penstock.migration TO penstock_reader;
+GRANT SELECT ON TABLE penstock.profile TO penstock_reader;
 GRANT SELECT ON TABLE penstock.queue_gone TO penstock_reader;
 GRANT SELECT ON TABLE penstock.reject TO penstock_reader;
 GRANT SELECT ON TABLE penstock.sample TO penstock_reader;
+GRANT SELECT ON TABLE penstock.scaling TO penstock_reader;
 GRANT SELECT ON TABLE penstock.task TO penstock_reader;
 GRANT INSERT(id) ON TABLE penstock.task TO penstock_producer;
 GRANT INSERT(queue_id) ON TABLE penstock.task TO penstock_producer;

@@ -391,6 +391,62 @@ comment on column penstock.stream.identity is 'every checkpoint has it: one of a
 comment on column penstock.stream.until is 'how long the driver holds the group, if it does not say that it lives';
 comment on column penstock.stream.tokens is 'the leases of the last batch; none: it is settled';
 
+-- Who reads history by windows and will come again: upkeep keeps the days that one of them has not passed.
+create table penstock.history_reader (
+    name   text collate "C" primary key,
+    system bigint not null,
+    passed bigint not null,
+    seen   timestamptz not null default penstock.clock(),
+    constraint name_fits check (octet_length(name) between 1 and 200)
+) with (fillfactor = 50);
+comment on column penstock.history_reader.passed is 'every row of a smaller xid has been read';
+
+-- What the pipeline learnt from history about a queue, for the scaler.
+create table penstock.profile (
+    queue_id    int primary key,
+    version     int not null,
+    made        timestamptz not null default penstock.clock(),
+    covers_from timestamptz not null,
+    covers_to   timestamptz not null,
+    data        jsonb not null,
+    constraint covers_something check (covers_from <= covers_to)
+);
+
+-- The one who scales a queue, or an adopted table, and what he wants; by name, since both have one.
+create table penstock.scaling (
+    queue      text collate "C" primary key,
+    epoch      int not null,
+    holder     text not null,
+    until      timestamptz not null,
+    policy     text not null,
+    target     int,
+    decided_at timestamptz,
+    memory     jsonb,
+    constraint target_not_negative check (target >= 0)
+) with (fillfactor = 50);
+comment on column penstock.scaling.epoch is 'grows with each new holder: what an older one still decides is refused';
+comment on column penstock.scaling.memory is 'what the policy wants to be told next time, whoever asks';
+
+create table penstock.decision (
+    id               bigint generated always as identity primary key,
+    queue            text collate "C" not null,
+    at               timestamptz not null,
+    epoch            int not null,
+    policy           text not null,
+    workers          int not null,
+    actual           int not null,
+    wanted           int not null,
+    urgency          text not null,
+    bound_by         text not null,
+    reason           text not null,
+    time_to_breach   double precision,
+    predicted_breach double precision,
+    inputs           jsonb not null,
+    rules            jsonb not null
+);
+create index decision_by_queue on penstock.decision (queue, at desc);
+comment on column penstock.decision.workers is 'the target';
+
 -- Tasks as people see them.
 create view penstock.tasks as
 select
