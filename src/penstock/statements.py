@@ -679,8 +679,10 @@ HISTORY = """
       and ctid >= '({first},0)'::pg_catalog.tid and ctid < '({last},0)'::pg_catalog.tid
 """
 OF_QUEUES = "and queue_id = any('{{{ids}}}'::int[])"
+# And whether workers are at it: claims end up as leases.
 STILL_THERE = """
-    select inhrelid::bigint from pg_catalog.pg_inherits
+    select exists (select from penstock.lease where claimed_at > pg_catalog.clock_timestamp() - interval '1 s')
+    from pg_catalog.pg_inherits
     where inhrelid = {relation} and inhparent = 'penstock.history'::pg_catalog.regclass
 """
 

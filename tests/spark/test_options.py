@@ -85,6 +85,11 @@ def test_partitions_are_a_sensible_number(value: str) -> None:
         assert refused(use, queue="work", numPartitions=value).field == "numPartitions"
 
 
+def test_a_pace_is_a_word() -> None:
+    assert options.for_history({"pace": "full"}).pace == "full"
+    assert refused(options.for_history, pace="slow").field == "pace"
+
+
 def test_bounds_are_in_order() -> None:
     assert refused(options.for_history, since="2030-01-02T00:00:00Z", until="2030-01-01T00:00:00Z").field == "since"
 

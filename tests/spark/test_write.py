@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +162,19 @@ def test_the_same_job_twice_is_written_once(
     assert rows_of(sql) == [*range(300)]
     assert ours.push(df, "work", dsn=dsn, txn_app_id="load", txn_version=2).created == 300
     assert rows_of(sql) == sorted([*range(300)] * 2)
+
+
+def test_twins_that_write_at_once_write_once(
+    spark: SparkSession, dsn: str, queue: Queue, sql: psycopg.Connection
+) -> None:
+    """As Spark runs a slow task a second time on another host (it never does on the same): both live, both write."""
+    plain = spark.range(0, 6000, 1, 3).selectExpr("named_struct('n', id) as payload")
+    named = spark.range(6000, 12000, 1, 3).selectExpr("named_struct('n', id) as payload", "concat('s/', id) as subject")
+    for version, frame in enumerate((plain, named)):
+        twin = partial(ours.push, frame, "work", dsn=dsn, txn_app_id="twins", txn_version=version)
+        with ThreadPoolExecutor(2) as pool:
+            assert [pushed.result().created for pushed in [pool.submit(twin) for _ in range(2)]] == [6000, 6000]
+    assert rows_of(sql) == [*range(12000)]
 
 
 def test_a_repeat_that_differs_is_an_error_that_says_in_what(

@@ -14,7 +14,7 @@ from penstock.model import OnConflict
 from penstock.spark import options
 from penstock.spark.hints import as_ours
 from penstock.spark.rows import planned
-from penstock.spark.session import hide_secrets
+from penstock.spark.session import make_ready
 from penstock.spark.writer import job_named
 
 
@@ -68,7 +68,7 @@ def push(
         given |= {"txnAppId": f"once {uuid4()}", "txnVersion": "0"}  # a name, so that we can ask what became of it
     job = job_named(given["txnAppId"], int(given["txnVersion"]))
     with Penstock(dsn, max_connections=2) as app:
-        hide_secrets(df.sparkSession)
+        make_ready(df.sparkSession)
         write(df, given | {"url": app.dsn})
         found = app.queue(queue).job_report(job)
     return SparkReport(job, **(found or {}))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal, get_args
 
 from penstock import validate
 from penstock.errors import ValidationError, shown
@@ -18,6 +18,7 @@ MOST_PARTITIONS = 1000
 MOST_ROWS = 10_000_000
 
 Parse = Callable[[str], Any]
+Pace = Literal["gentle", "full"]  # how a reader of history behaves beside workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class HistoryOptions:
     since: datetime | None = None
     until: datetime | None = None
     partitions: int = 4
+    pace: Pace = "gentle"
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -94,6 +96,12 @@ def words(name: str, most: int = 200) -> Parse:
         return validate.text(text, name, most)
 
     return parse
+
+
+def pace(text: str) -> str:
+    if text not in get_args(Pace):
+        raise ValidationError(f"pace: {shown(text)} is neither gentle nor full", field="pace")
+    return text
 
 
 def moment(name: str) -> Parse:
@@ -136,6 +144,7 @@ HISTORY: dict[str, tuple[str, Parse]] = {
     "since": ("since", moment("since")),
     "until": ("until", moment("until")),
     "numPartitions": ("partitions", number("numPartitions", 1, MOST_PARTITIONS)),
+    "pace": ("pace", pace),
 }
 PASSWORD = re.compile(r"\bpassword\s*=|://[^/@]*:[^/@]+@")
 READ = "read"  # what a read reads: tasks, as a stream, or history
