@@ -1,0 +1,96 @@
+"""Where the demo's tasks come from: a Parquet file and Spark, or Python alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.demo.tasks import QUEUE
+from penstock.model import NewTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+POISONED = 12
+NAMED, PLANNED = 10, 20  # every so many-th has a subject, or is for later
+SOONEST, LATEST = 5, 20  # seconds from now
+SETTINGS: dict[str, Any] = {
+    "spark.ui.enabled": False,
+    "spark.ui.showConsoleProgress": False,
+    "spark.log.level": "ERROR",
+    "spark.driver.memory": "2g",
+    "spark.sql.shuffle.partitions": 2,
+}
+
+
+def spark_is_there() -> bool:
+    return importlib.util.find_spec("pyspark") is not None
+
+
+@contextmanager
+def spark_session() -> Iterator[SparkSession]:
+    from penstock.spark import session  # noqa: PLC0415 - an extra
+
+    with muted():
+        spark = session("penstock demo", master="local[*]", **SETTINGS)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """Spark's Java greets with warnings before it can be told not to; what goes wrong comes as an exception."""
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - not a file of ours
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def write_parquet(spark: SparkSession, file: Path, count: int) -> None:
+    frame(spark, count).write.mode("overwrite").parquet(str(file))
+
+
+def push_parquet(spark: SparkSession, file: Path, dsn: str) -> int:
+    from penstock.spark import push  # noqa: PLC0415 - an extra
+
+    return push(spark.read.parquet(str(file)), QUEUE, dsn=dsn).created
+
+
+def frame(spark: SparkSession, count: int) -> DataFrame:
+    """What `tasks` gives, as rows."""
+    cents = f"if(id % {poison_step(count)} = 7, -1, id % 9973)"
+    later = f"timestampadd(SECOND, {SOONEST} + id % {LATEST - SOONEST}, current_timestamp())"
+    return spark.range(count).selectExpr(
+        f"named_struct('invoice', id, 'to', concat('customer-', id, '@example.com'), 'cents', {cents}) as payload",
+        "'bill' as kind",
+        f"if(id % {NAMED} = 0, concat('invoice/', id), null) as subject",
+        f"if(id % {PLANNED} = 0, {later}, null) as due",
+    )
+
+
+def tasks(count: int, first: int = 0) -> Iterator[NewTask]:
+    now = datetime.now(UTC)
+    for n in range(first, first + count):
+        later = now + timedelta(seconds=SOONEST + n % (LATEST - SOONEST))
+        cents = -1 if not first and n % poison_step(count) == 7 else n % 9973
+        yield NewTask(
+            {"invoice": n, "to": f"customer-{n}@example.com", "cents": cents},
+            subject=f"invoice/{n}" if n % NAMED == 0 else None,
+            kind="bill",
+            due=later if n % PLANNED == 0 else None,
+        )
+
+
+def poison_step(count: int) -> int:
+    return max(count // POISONED, 8)

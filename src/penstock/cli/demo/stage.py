@@ -1,0 +1,124 @@
+"""On stage: the scaler and its fleet, a second wave, and a worker killed with -9, watched until everything is done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.app import Penstock
+from penstock.cli.board import SAMPLES, Memory, Standing
+from penstock.cli.demo import load
+from penstock.cli.demo.tasks import QUEUE
+from penstock.errors import PenstockError
+from penstock.model import Board, BoardWorker
+
+CONCURRENCY = 20
+LOOKS = 0.5  # seconds between two
+WAVE = 0.5  # of the first one: the second, when a quarter of that is done
+LAST = 600.0  # seconds after which the demo gives up
+STOPPING = 30.0  # seconds that a fleet has to go by itself
+
+
+@dataclass
+class Scene:
+    """What happened so far."""
+
+    began: float = field(default_factory=time.monotonic)
+    second_wave: int = 0
+    killed: str | None = None
+    most_workers: int = 0
+    worst_usage: float = 0.0  # the oldest task's age against the SLA, at its worst
+    worst_urgency: str = "NORMAL"
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+
+Show = Callable[[Board, list[Standing], Scene], None]
+Tell = Callable[[str], None]
+
+
+@contextmanager
+def fleet(dsn: str, log: Path, max_workers: int) -> Iterator[subprocess.Popen[bytes]]:
+    """`penstock scale`, in a session of its own: Ctrl-C is for us, and what follows from it too."""
+    command = [sys.executable, "-m", "penstock.cli", "scale", "penstock.cli.demo.tasks:app", "--queues", QUEUE]
+    command += ["--concurrency", str(CONCURRENCY), "--max-workers", str(max_workers), "--grace", "5s"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(  # noqa: S603 - ours
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PENSTOCK_DSN": dsn},
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Its workers go first. Whoever does not go is told so again, then killed, and his workers with him."""
+    for urge in (signal.SIGTERM, signal.SIGTERM):
+        process.send_signal(urge)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOPPING)
+            return
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def play(penstock: Penstock, scaler: subprocess.Popen[bytes], tasks: int, show: Show, tell: Tell) -> Scene:
+    """Until nothing is left to do."""
+    scene, memory = Scene(), Memory()
+    while scene.seconds < LAST:
+        board = penstock.board(QUEUE, decisions=3, samples=SAMPLES)
+        standings = memory.see(board)
+        note(scene, board, standings[0])
+        show(board, standings, scene)
+        if scaler.poll() is not None:
+            raise PenstockError("the scaler ended", hint="Its last words are in scaler.log, beside the data.")
+        if is_over(standings[0], scene):
+            return scene
+        act(penstock, board, standings[0], scene, tasks, tell)
+        time.sleep(LOOKS)
+    raise PenstockError(f"the demo did not end within {LAST:.0f} s", hint="Try it with fewer tasks: --tasks 20000")
+
+
+def note(scene: Scene, board: Board, standing: Standing) -> None:
+    scene.most_workers = max(scene.most_workers, standing.workers)
+    if (standing.usage or 0.0) > scene.worst_usage:
+        scene.worst_usage, scene.worst_urgency = standing.usage or 0.0, standing.urgency or "NORMAL"
+
+
+def is_over(standing: Standing, scene: Scene) -> bool:
+    status = standing.status
+    return bool(scene.second_wave and scene.killed) and not (status.pending or status.active or status.planned)
+
+
+def act(penstock: Penstock, board: Board, standing: Standing, scene: Scene, tasks: int, tell: Tell) -> None:
+    """One thing after the other: the second wave when the first is under way, then the killing."""
+    done = standing.status.totals["done"]
+    if not scene.second_wave and done >= tasks / 4:
+        scene.second_wave = penstock.queue(QUEUE).push_many(load.tasks(int(tasks * WAVE), first=tasks)).created
+        tell(f"a second wave: {scene.second_wave:,} tasks more")
+    elif scene.second_wave and scene.killed is None and (victim := busiest(board)) is not None:
+        os.kill(victim.pid or 0, signal.SIGKILL)
+        scene.killed = victim.name
+        tell(f"kill -9 of {victim.name}, with {victim.busy} tasks in its hands")
+
+
+def busiest(board: Board) -> BoardWorker | None:
+    """Never the only one, while there are others to show."""
+    found = [one for one in board.workers if one.pid and one.busy and not one.leaving and one.silent < 5]
+    return max(found, key=lambda one: one.busy) if found else None
