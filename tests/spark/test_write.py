@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock import Conflict, NotFound, Penstock, Queue, ValidationError
 from penstock import spark as ours
 from penstock.spark.door import DefaultSource
-from penstock.spark.writer import BatchWriter
+from penstock.spark.writer import BatchWriter, job_named
 
 
 def rows_of(sql: psycopg.Connection) -> list[int]:
@@ -175,6 +175,27 @@ def test_twins_that_write_at_once_write_once(
         with ThreadPoolExecutor(2) as pool:
             assert [pushed.result().created for pushed in [pool.submit(twin) for _ in range(2)]] == [6000, 6000]
     assert rows_of(sql) == [*range(12000)]
+
+
+def test_no_more_write_at_once_than_there_may_be_connections(
+    spark: SparkSession, dsn: str, queue: Queue, sql: psycopg.Connection
+) -> None:
+    """While somebody has the only place of a job, its tasks wait, and hold no connection."""
+    others = "select count(*) from pg_stat_activity where datname = current_database() and state <> 'active'"
+    with psycopg.connect(dsn) as holder, ThreadPoolExecutor(1) as pool:
+        holder.execute("select penstock.take_place(%s, 1)", (job_named("one", 1),))
+        pushed = pool.submit(
+            ours.push, numbers(spark, 400), "work", dsn=dsn, txn_app_id="one", txn_version=1, max_connections=1
+        )
+        with pytest.raises(TimeoutError):
+            pushed.result(4.0)
+        assert rows_of(sql) == []
+        before = sql.execute(others).fetchone()
+        holder.rollback()
+        assert pushed.result(60).created == 400
+    assert rows_of(sql) == [*range(400)]
+    assert before is not None
+    assert before[0] <= 4, "the holder's, the test's, the driver's, and one that knocks"
 
 
 def test_a_repeat_that_differs_is_an_error_that_says_in_what(

@@ -49,9 +49,11 @@ def push(
     reject_table: str | None = None,
     txn_app_id: str | None = None,
     txn_version: int | None = None,
+    max_connections: int | None = None,
 ) -> SparkReport:
     """A DataFrame's rows as tasks. Columns: payload (JSON text, struct or map), and if there are any subject, kind,
-    due, priority. With `txn_app_id` and `txn_version` the same call can be repeated: its rows are written once."""
+    due, priority. With `txn_app_id` and `txn_version` the same call can be repeated: its rows are written once. So many
+    executors write at once as there may be connections; by default all that run."""
     told: dict[str, str | None] = {
         "queue": queue,
         "onConflict": on_conflict,
@@ -60,6 +62,7 @@ def push(
         "rejectTable": reject_table,
         "txnAppId": txn_app_id,
         "txnVersion": None if txn_version is None else str(txn_version),
+        "maxConnections": None if max_connections is None else str(max_connections),
     }
     given = {name: value for name, value in told.items() if value is not None}
     asked = options.for_writing(given)

@@ -15,6 +15,7 @@ from penstock.model import OnConflict
 from penstock.statements import conflict, table_name
 
 MOST_PARTITIONS = 1000
+STREAM_PARTITIONS, HISTORY_PARTITIONS = 2, 4  # unless somebody says how many
 MOST_ROWS = 10_000_000
 
 Parse = Callable[[str], Any]
@@ -41,6 +42,7 @@ class WriteOptions:
     reject_table: str | None = None
     txn_app_id: str | None = None
     txn_version: int | None = None
+    max_connections: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class StreamOptions:
     queue: str
     consumer_group: str = "default"
     max_rows: int = 50_000
-    partitions: int = 2
+    partitions: int = STREAM_PARTITIONS
     lease: timedelta = timedelta(minutes=5)
 
 
@@ -61,7 +63,7 @@ class HistoryOptions:
     queue: str | None = None
     since: datetime | None = None
     until: datetime | None = None
-    partitions: int = 4
+    partitions: int = HISTORY_PARTITIONS
     pace: Pace = "gentle"
 
 
@@ -131,12 +133,14 @@ WRITE: dict[str, tuple[str, Parse]] = {
     "rejectTable": ("reject_table", table_name),
     "txnAppId": ("txn_app_id", words("txnAppId")),
     "txnVersion": ("txn_version", number("txnVersion", 0, 2**63 - 1)),
+    "maxConnections": ("max_connections", number("maxConnections", 1, MOST_PARTITIONS)),
 }
 STREAM: dict[str, tuple[str, Parse]] = {
     "queue": ("queue", validate.queue_name),
     "consumerGroup": ("consumer_group", words("consumerGroup")),
     "maxRowsPerTrigger": ("max_rows", number("maxRowsPerTrigger", 1, MOST_ROWS)),
     "numPartitions": ("partitions", number("numPartitions", 1, MOST_PARTITIONS)),
+    "maxConnections": ("max_connections", number("maxConnections", 1, MOST_PARTITIONS)),
     "lease": ("lease", lease),
 }
 HISTORY: dict[str, tuple[str, Parse]] = {
@@ -144,6 +148,7 @@ HISTORY: dict[str, tuple[str, Parse]] = {
     "since": ("since", moment("since")),
     "until": ("until", moment("until")),
     "numPartitions": ("partitions", number("numPartitions", 1, MOST_PARTITIONS)),
+    "maxConnections": ("max_connections", number("maxConnections", 1, MOST_PARTITIONS)),
     "pace": ("pace", pace),
 }
 PASSWORD = re.compile(r"\bpassword\s*=|://[^/@]*:[^/@]+@")
@@ -172,14 +177,20 @@ def for_stream_writing(given: Mapping[str, str]) -> WriteOptions:
 
 
 def for_streaming(given: Mapping[str, str]) -> StreamOptions:
-    return StreamOptions(**read(given, STREAM, "reading a stream"))
+    return StreamOptions(**capped(read(given, STREAM, "reading a stream"), STREAM_PARTITIONS))
 
 
 def for_history(given: Mapping[str, str]) -> HistoryOptions:
-    found = HistoryOptions(**read(given, HISTORY, "reading history", needed=()))
+    found = HistoryOptions(**capped(read(given, HISTORY, "reading history", needed=()), HISTORY_PARTITIONS))
     if found.since is not None and found.until is not None and found.since >= found.until:
         raise ValidationError(f"since: {found.since} is not before until, {found.until}", field="since")
     return found
+
+
+def capped(found: dict[str, Any], usual: int) -> dict[str, Any]:
+    """Each partition that is read has a connection of its own: there are no more of them than of those."""
+    most = found.pop("max_connections", MOST_PARTITIONS)
+    return found | {"partitions": min(most, found.get("partitions", usual))}
 
 
 def reads_history(given: Mapping[str, str], *, stream: bool) -> bool:

@@ -3126,6 +3126,19 @@ CREATE FUNCTION penstock.system() RETURNS bigint
     LANGUAGE sql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN (SELECT pg_control_system.system_identifier FROM pg_control_system() pg_control_system(pg_control_version, catalog_version_no, system_identifier, pg_control_last_modified));
+CREATE FUNCTION penstock.take_place(p_job uuid, p_places integer) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    for n in 1 .. p_places loop
+        if pg_try_advisory_xact_lock(hashtext('penstock.job ' || p_job), n) then
+            return true;
+        end if;
+    end loop;
+    return false;
+end
+$$;
 CREATE FUNCTION penstock.take_samples() RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3944,6 +3957,8 @@ GRANT ALL ON FUNCTION penstock.status(p_queue text) TO penstock_producer;
 GRANT ALL ON FUNCTION penstock.status(p_queue text) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.status(p_queue text) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.system() FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.take_place(p_job uuid, p_places integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.take_place(p_job uuid, p_places integer) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.take_samples() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.the_queue(p_name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.the_queue(p_name text) TO penstock_producer;
