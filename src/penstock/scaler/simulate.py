@@ -87,9 +87,7 @@ class Worker:
 
 
 class Simulation:
-    def __init__(
-        self, trace: Trace, policy: Policy, limits: Limits, judged: tuple[float, float] | None = None
-    ) -> None:
+    def __init__(self, trace: Trace, policy: Policy, limits: Limits, judged: tuple[float, float] | None = None) -> None:
         self._trace, self._policy, self._limits = trace, policy, limits
         self._judged = judged
         self._since, self._until = judged or (0.0, math.inf)
