@@ -22,6 +22,7 @@ from penstock.colour import Items, batches, sleep
 from penstock.database import Connection, Database, fetch_raw, still_lent
 from penstock.errors import LeaseLost, NotFound, PartialPush, PenstockError, Taken, Unavailable, ValidationError
 from penstock.model import (
+    Asked,
     Batch,
     Claim,
     CronSchedule,
@@ -33,8 +34,10 @@ from penstock.model import (
     Json,
     Kept,
     Listed,
+    Look,
     NewSchedule,
     NewTask,
+    NotedDecision,
     OnConflict,
     Outcome,
     Pushed,
@@ -42,6 +45,7 @@ from penstock.model import (
     QueueSettings,
     QueueStatus,
     Repair,
+    ScalingHold,
     Span,
     Standing,
     State,
@@ -728,18 +732,83 @@ def beat(
     host: str = "",
     pid: int | None = None,
     requested_at: datetime | None = None,
+    started_by: str | None = None,
+    leaving: bool = False,
 ) -> dict[str, Standing]:
     """A worker lives."""
-    parameters = (worker, queues, slots, busy, host, pid, requested_at)
+    parameters = (worker, queues, slots, busy, host, pid, requested_at, started_by, leaving)
     with database.transaction() as connection:
         rows = connection.execute(say.BEAT, parameters).fetchall()
-    return {str(queue): Standing(str(channel), bool(alone)) for queue, channel, alone in rows}
+    return {str(queue): Standing(*standing) for queue, *standing in rows}
 
 
 def leave(database: Database, worker: str) -> None:
     """A worker goes."""
     with database.transaction() as connection:
         connection.execute(say.LEAVE, (worker,))
+
+
+# --- scaling --------------------------------------------------------------------------------------------------------
+# A queue is scaled by one at a time. Who lost it is refused (Conflict).
+
+
+def hold_scaling(
+    database: Database,
+    queues: Sequence[str],
+    *,
+    holder: str,
+    policy: str,
+    lease: Duration,
+    instead_of: str | None = None,
+) -> dict[str, ScalingHold]:
+    """Takes queues to scale them, all or none. Conflict: another scaler holds one, and is not the one known to be
+    dead."""
+    parameters = ([*queues], holder, policy, validate.lease(lease), instead_of)
+    with database.transaction() as connection:
+        rows = connection.execute(say.HOLD_SCALING, parameters).fetchall()
+    return {one.queue: one for one in say.held(rows)}
+
+
+def decide(database: Database, decided: Sequence[Json], *, holder: str, lease: Duration) -> list[str]:
+    """What a scaler wants; its hold goes on. Answers the queues whose decision was noted, being new."""
+    parameters = (holder, validate.lease(lease), orjson.dumps(decided).decode())
+    with database.transaction() as connection:
+        return [str(name) for (name,) in connection.execute(say.DECIDE, parameters).fetchall()]
+
+
+def leave_scaling(database: Database, holder: str) -> None:
+    with database.transaction() as connection:
+        connection.execute(say.LEAVE_SCALING, (holder,))
+
+
+def decisions(database: Database, queue: str, *, at: datetime | None = None, limit: int = 20) -> list[NotedDecision]:
+    """What was decided for a queue up to a moment, the newest first."""
+    with database.transaction() as connection:
+        return say.decisions(connection.execute(say.DECISIONS, (queue, at, limit)).fetchall())
+
+
+def target_workers(database: Database, queue: str) -> tuple[int, float | None]:
+    """How many workers a queue shall have, and how many seconds ago that was decided (None: never)."""
+    with database.transaction() as connection:
+        row = connection.execute(say.TARGET_WORKERS, (queue, queue)).fetchone()
+    assert row is not None
+    return int(row[0]), row[1]
+
+
+def dismiss(database: Database, workers: Sequence[str]) -> int:
+    """Workers that a scaler started shall finish and go."""
+    with database.transaction() as connection:
+        row = connection.execute(say.DISMISS, ([*workers],)).fetchone()
+    return int(row[0]) if row else 0
+
+
+def look(database: Database, asked: Sequence[Asked]) -> Look:
+    """What a scaler has to know of some queues; what is due is promoted first."""
+    columns = [list(column) for column in zip(*asked, strict=True)] or [[], [], [], []]
+    with database.transaction() as connection:
+        row = connection.execute(say.LOOK, columns).fetchone()
+    assert row is not None
+    return say.look(row[0])
 
 
 # --- schedules ------------------------------------------------------------------------------------------------------

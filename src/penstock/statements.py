@@ -26,10 +26,15 @@ from penstock.model import (
     Firing,
     Horizon,
     Listed,
+    Look,
     NewSchedule,
+    NotedDecision,
     Outcome,
     QueueSettings,
     QueueStatus,
+    ScalingHold,
+    SeenQueue,
+    SeenWorker,
     Task,
     Verification,
     Window,
@@ -503,7 +508,9 @@ VERIFY = "select area, queue, what, expected, found from penstock.verify(%s)"
 DROPPED = "select coalesce(sum((totals->>'orphaned')::bigint), 0)::bigint from penstock.status(%s)"
 REPAIR = "select queue, what, rows from penstock.repair(%s)"
 UPKEEP = "select part, rows from penstock.upkeep()"
-BEAT = "select queue, channel, alone from penstock.beat(%s, %s::text[], %s, %s, %s, %s, %s)"
+BEAT = """
+    select queue, channel, alone, dismissed from penstock.beat(%s, %s::text[], %s, %s, %s, %s, %s, %s, %s)
+"""
 LEAVE = "select penstock.leave(%s)"
 SET_KINDS = "select penstock.set_kinds(%s, %s::jsonb)"
 
@@ -534,12 +541,49 @@ READ_LEASE = """
 """
 WAITING_NOW = "select at, tasks from penstock.waiting_now(%s)"
 
+HOLD_SCALING = "select queue, epoch, memory::text, target from penstock.hold_scaling(%s::text[], %s, %s, %s, %s)"
+DECIDE = "select penstock.decide(%s, %s, %s::jsonb)"
+LEAVE_SCALING = "select penstock.leave_scaling(%s)"
+DECISIONS = """
+    select id, queue, at, epoch, policy, workers, actual, wanted, urgency, bound_by, reason, time_to_breach,
+           predicted_breach, inputs::text, rules::text
+    from penstock.decisions(%s, %s, %s)
+"""
+TARGET_WORKERS = "select penstock.target_workers(%s), extract(epoch from penstock.target_age(%s))::float8"
+DISMISS = "select penstock.dismiss(%s::text[])"
+LOOK = "select penstock.look(%s::text[], %s::float8[], %s::int[], %s::float8[])::text"
+
 
 class Round(NamedTuple):
     """What a look at the schedules did: how many tasks it pushed, and which could not be fired, and why."""
 
     pushed: int
     failed: Mapping[str, PenstockError]
+
+
+def held(rows: list[tuple[Any, ...]]) -> list[ScalingHold]:
+    return [ScalingHold(queue, epoch, memory and orjson.loads(memory), target) for queue, epoch, memory, target in rows]
+
+
+def decisions(rows: list[tuple[Any, ...]]) -> list[NotedDecision]:
+    return [NotedDecision(*(*row[:-2], orjson.loads(row[-2]), orjson.loads(row[-1]))) for row in rows]
+
+
+def look(raw: str) -> Look:
+    """What LOOK answers."""
+    found = orjson.loads(raw)
+    return Look(
+        at=found["at"],
+        queues=tuple(SeenQueue(**{**one, **pairs_of(one)}) for one in found["queues"]),
+        workers=tuple(SeenWorker(**{**one, "queues": tuple(one["queues"])}) for one in found["workers"]),
+        connections=int(found["connections"][0] or 0),
+        most_connections=int(found["connections"][1]),
+        schedule=found["schedule"],
+    )
+
+
+def pairs_of(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(map(tuple, one[name] or ())) for name in ("waiting", "ahead", "running")}
 
 
 def set_schedule(new: NewSchedule) -> tuple[Any, ...]:

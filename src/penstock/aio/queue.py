@@ -21,6 +21,7 @@ from penstock.aio.colour import Items, batches, sleep
 from penstock.aio.database import AsyncConnection, AsyncDatabase, fetch_raw, still_lent
 from penstock.errors import LeaseLost, NotFound, PartialPush, PenstockError, Taken, Unavailable, ValidationError
 from penstock.model import (
+    Asked,
     Batch,
     Claim,
     CronSchedule,
@@ -32,8 +33,10 @@ from penstock.model import (
     Json,
     Kept,
     Listed,
+    Look,
     NewSchedule,
     NewTask,
+    NotedDecision,
     OnConflict,
     Outcome,
     Pushed,
@@ -41,6 +44,7 @@ from penstock.model import (
     QueueSettings,
     QueueStatus,
     Repair,
+    ScalingHold,
     Span,
     Standing,
     State,
@@ -735,18 +739,85 @@ async def beat(
     host: str = "",
     pid: int | None = None,
     requested_at: datetime | None = None,
+    started_by: str | None = None,
+    leaving: bool = False,
 ) -> dict[str, Standing]:
     """A worker lives."""
-    parameters = (worker, queues, slots, busy, host, pid, requested_at)
+    parameters = (worker, queues, slots, busy, host, pid, requested_at, started_by, leaving)
     async with database.transaction() as connection:
         rows = await (await connection.execute(say.BEAT, parameters)).fetchall()
-    return {str(queue): Standing(str(channel), bool(alone)) for queue, channel, alone in rows}
+    return {str(queue): Standing(*standing) for queue, *standing in rows}
 
 
 async def leave(database: AsyncDatabase, worker: str) -> None:
     """A worker goes."""
     async with database.transaction() as connection:
         await connection.execute(say.LEAVE, (worker,))
+
+
+# --- scaling --------------------------------------------------------------------------------------------------------
+# A queue is scaled by one at a time. Who lost it is refused (Conflict).
+
+
+async def hold_scaling(
+    database: AsyncDatabase,
+    queues: Sequence[str],
+    *,
+    holder: str,
+    policy: str,
+    lease: Duration,
+    instead_of: str | None = None,
+) -> dict[str, ScalingHold]:
+    """Takes queues to scale them, all or none. Conflict: another scaler holds one, and is not the one known to be
+    dead."""
+    parameters = ([*queues], holder, policy, validate.lease(lease), instead_of)
+    async with database.transaction() as connection:
+        rows = await (await connection.execute(say.HOLD_SCALING, parameters)).fetchall()
+    return {one.queue: one for one in say.held(rows)}
+
+
+async def decide(database: AsyncDatabase, decided: Sequence[Json], *, holder: str, lease: Duration) -> list[str]:
+    """What a scaler wants; its hold goes on. Answers the queues whose decision was noted, being new."""
+    parameters = (holder, validate.lease(lease), orjson.dumps(decided).decode())
+    async with database.transaction() as connection:
+        return [str(name) for (name,) in await (await connection.execute(say.DECIDE, parameters)).fetchall()]
+
+
+async def leave_scaling(database: AsyncDatabase, holder: str) -> None:
+    async with database.transaction() as connection:
+        await connection.execute(say.LEAVE_SCALING, (holder,))
+
+
+async def decisions(
+    database: AsyncDatabase, queue: str, *, at: datetime | None = None, limit: int = 20
+) -> list[NotedDecision]:
+    """What was decided for a queue up to a moment, the newest first."""
+    async with database.transaction() as connection:
+        return say.decisions(await (await connection.execute(say.DECISIONS, (queue, at, limit))).fetchall())
+
+
+async def target_workers(database: AsyncDatabase, queue: str) -> tuple[int, float | None]:
+    """How many workers a queue shall have, and how many seconds ago that was decided (None: never)."""
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.TARGET_WORKERS, (queue, queue))).fetchone()
+    assert row is not None
+    return int(row[0]), row[1]
+
+
+async def dismiss(database: AsyncDatabase, workers: Sequence[str]) -> int:
+    """Workers that a scaler started shall finish and go."""
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.DISMISS, ([*workers],))).fetchone()
+    return int(row[0]) if row else 0
+
+
+async def look(database: AsyncDatabase, asked: Sequence[Asked]) -> Look:
+    """What a scaler has to know of some queues; what is due is promoted first."""
+    columns = [list(column) for column in zip(*asked, strict=True)] or [[], [], [], []]
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.LOOK, columns)).fetchone()
+    assert row is not None
+    return say.look(row[0])
 
 
 # --- schedules ------------------------------------------------------------------------------------------------------

@@ -132,6 +132,18 @@ begin
         select 'samples dropped', count(*) from gone;
     return query
         with old as (
+            -- Noted in the order of their ids: the oldest are the first, however many there are.
+            select d.ctid
+            from (select o.id from penstock.decision as o order by o.id limit 10000) as first
+            join penstock.decision as d on d.id = first.id
+            where d.at < v_now - p_keep_samples
+            for update of d skip locked
+        ), gone as (
+            delete from penstock.decision as d using old where d.ctid = old.ctid returning 1
+        )
+        select 'decisions dropped', count(*) from gone;
+    return query
+        with old as (
             select l.ctid from penstock.ledger as l where l.at < v_now - p_keep_ledger limit 10000 for update skip locked
         ), gone as (
             delete from penstock.ledger as l using old where l.ctid = old.ctid returning 1
