@@ -21,11 +21,13 @@ from penstock.handlers import Registry, Spec
 from penstock.handlers.registry import Asked, Hook, Mode, spec_of
 from penstock.model import (
     Backfill,
+    Board,
     CronSchedule,
     Duration,
     Json,
     NewSchedule,
     NewTask,
+    NotedDecision,
     OnConflict,
     Pushed,
     PushReport,
@@ -310,6 +312,14 @@ class Penstock:
     def status(self) -> list[QueueStatus]:
         """All queues in one snapshot."""
         return queue.status(self._database)
+
+    def board(self, queue_name: str | None = None, *, decisions: int = 10, samples: int = 0) -> Board:
+        """Queues, workers and decisions at one moment, for people to look at."""
+        return queue.board(self._database, queue_name, decisions=decisions, samples=samples)
+
+    def decisions(self, name: str, *, at: datetime | None = None, limit: int = 20) -> list[NotedDecision]:
+        """What scalers decided for a queue up to a moment, the newest first."""
+        return queue.decisions(self._database, name, at=at, limit=limit)
 
     def verify(self) -> Verification:
         """Recounts everything and compares it with the books."""

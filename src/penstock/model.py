@@ -422,6 +422,58 @@ class Look:
     schedule: float | None = None  # seconds until one is due
 
 
+class Sampled(NamedTuple):
+    """One sample of a queue. `totals` are of all time."""
+
+    at: float  # seconds since 1970
+    pending: int
+    active: int
+    oldest_age: float
+    workers: int
+    totals: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Who scales a queue, and what was wanted last."""
+
+    queue: str
+    holder: str
+    policy: str
+    target: int | None
+    alive: bool  # it holds the queue at this moment
+    decided: float | None  # seconds ago
+
+
+@dataclass(frozen=True, slots=True)
+class BoardWorker:
+    """A worker process, as it says of itself."""
+
+    name: str
+    host: str
+    pid: int | None
+    queues: tuple[str, ...]
+    slots: int
+    busy: int
+    age: float  # seconds since it started
+    silent: float  # seconds since it last said that it lives
+    claimed: bool  # False: it has not begun a task yet
+    leaving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """Queues, workers and decisions at one moment, for people."""
+
+    at: float  # seconds since 1970
+    queues: tuple[QueueStatus, ...]
+    scaling: Mapping[str, Scaled]
+    workers: tuple[BoardWorker, ...]
+    decisions: tuple[NotedDecision, ...]  # newest first
+    latest: Mapping[str, NotedDecision]  # of each queue
+    samples: Mapping[str, tuple[Sampled, ...]]  # oldest first
+
+
 class Repair(NamedTuple):
     """Something repair put right."""
 

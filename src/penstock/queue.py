@@ -24,6 +24,7 @@ from penstock.errors import LeaseLost, NotFound, PartialPush, PenstockError, Tak
 from penstock.model import (
     Asked,
     Batch,
+    Board,
     Claim,
     CronSchedule,
     Duration,
@@ -785,6 +786,14 @@ def decisions(database: Database, queue: str, *, at: datetime | None = None, lim
     """What was decided for a queue up to a moment, the newest first."""
     with database.transaction() as connection:
         return say.decisions(connection.execute(say.DECISIONS, (queue, at, limit)).fetchall())
+
+
+def board(database: Database, queue: str | None = None, *, decisions: int = 10, samples: int = 0) -> Board:
+    """Queues, workers and decisions, in one round trip."""
+    with database.transaction() as connection:
+        row = connection.execute(say.BOARD, (queue, decisions, samples)).fetchone()
+    assert row is not None
+    return say.board(row[0])
 
 
 def target_workers(database: Database, queue: str) -> tuple[int, float | None]:

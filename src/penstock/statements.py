@@ -18,6 +18,8 @@ from penstock import validate
 from penstock.errors import Conflict, LeaseLost, NotFound, PenstockError, ValidationError, shown
 from penstock.model import (
     GAUGES,
+    Board,
+    BoardWorker,
     Claim,
     CronSchedule,
     Duration,
@@ -32,6 +34,8 @@ from penstock.model import (
     Outcome,
     QueueSettings,
     QueueStatus,
+    Sampled,
+    Scaled,
     ScalingHold,
     SeenQueue,
     SeenWorker,
@@ -551,6 +555,7 @@ DECISIONS = """
 """
 TARGET_WORKERS = "select penstock.target_workers(%s), extract(epoch from penstock.target_age(%s))::float8"
 DISMISS = "select penstock.dismiss(%s::text[])"
+BOARD = "select penstock.board(%s, %s, %s)::text"
 LOOK = "select penstock.look(%s::text[], %s::float8[], %s::int[], %s::float8[])::text"
 
 
@@ -580,6 +585,26 @@ def look(raw: str) -> Look:
         most_connections=int(found["connections"][1]),
         schedule=found["schedule"],
     )
+
+
+def board(raw: str) -> Board:
+    """What BOARD answers."""
+    found = orjson.loads(raw)
+    at = datetime.fromtimestamp(found["at"], UTC)
+    samples = {one["queue"]: tuple(Sampled(*row) for row in one.pop("samples") or ()) for one in found["queues"]}
+    return Board(
+        at=found["at"],
+        queues=tuple(QueueStatus(**one, at=at) for one in found["queues"]),
+        scaling={one["queue"]: Scaled(**one) for one in found["scaling"]},
+        workers=tuple(BoardWorker(**{**one, "queues": tuple(one["queues"])}) for one in found["workers"]),
+        decisions=tuple(map(noted, found["decisions"])),
+        latest={one["queue"]: noted(one) for one in found["latest"]},
+        samples=samples,
+    )
+
+
+def noted(one: dict[str, Any]) -> NotedDecision:
+    return NotedDecision(**{**one, "at": datetime.fromtimestamp(one["at"], UTC)})
 
 
 def pairs_of(one: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from penstock.errors import LeaseLost, NotFound, PartialPush, PenstockError, Tak
 from penstock.model import (
     Asked,
     Batch,
+    Board,
     Claim,
     CronSchedule,
     Duration,
@@ -794,6 +795,14 @@ async def decisions(
     """What was decided for a queue up to a moment, the newest first."""
     async with database.transaction() as connection:
         return say.decisions(await (await connection.execute(say.DECISIONS, (queue, at, limit))).fetchall())
+
+
+async def board(database: AsyncDatabase, queue: str | None = None, *, decisions: int = 10, samples: int = 0) -> Board:
+    """Queues, workers and decisions, in one round trip."""
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.BOARD, (queue, decisions, samples))).fetchone()
+    assert row is not None
+    return say.board(row[0])
 
 
 async def target_workers(database: AsyncDatabase, queue: str) -> tuple[int, float | None]:

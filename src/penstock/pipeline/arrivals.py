@@ -130,11 +130,12 @@ def added(found: Recording, due: Floats, service: Floats) -> Recording:
         f"{len(due):,} arrivals ({share:.1f} %) are known by samples only, because history has no attempt of them: "
         "when in their hour they came, and how long they take, is drawn"
     )
-    columns = [np.concatenate(pair) for pair in ((found.due, due), (found.service, service), (found.known, due))]
-    order = np.argsort(columns[0], kind="stable")
+    order = np.argsort(np.concatenate([found.due, due]), kind="stable")
     return replace(
         found,
-        **{name: one[order] for name, one in zip(("due", "service", "known"), columns, strict=True)},
+        due=np.concatenate([found.due, due])[order],
+        service=np.concatenate([found.service, service])[order],
+        known=np.concatenate([found.known, due])[order],
         notes=(*found.notes, note),
     )
 

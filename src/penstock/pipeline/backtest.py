@@ -21,6 +21,7 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import Row, SparkSession
+from pyspark.sql.types import StructType
 
 from penstock.errors import ValidationError, shown
 from penstock.pipeline.sampling import CONFIDENT, LONG_WARM_UP, WARM_UP, Recording, Sample, Window, quantile, sampled
@@ -471,12 +472,12 @@ def spread(
                 yield pa.RecordBatch.from_pylist([*work(turn[place])], schema=arrow)
 
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - it brings pandas
-    from pyspark.sql.types import StructType  # noqa: PLC0415 - beside it
 
-    typed_schema = StructType.fromDDL(schema)
-    arrow = to_arrow_schema(typed_schema)
+    columns = StructType.fromDDL(schema)
+    assert isinstance(columns, StructType)
+    arrow = to_arrow_schema(columns)
     with watched(spark, count, watch):
-        return spark.range(0, count, 1, count).mapInArrow(do, typed_schema).collect()
+        return spark.range(0, count, 1, count).mapInArrow(do, columns).collect()
 
 
 @contextmanager

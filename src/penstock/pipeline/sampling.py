@@ -41,8 +41,8 @@ class Recording:
 
     @classmethod
     def of(cls, trace: Trace) -> Recording:
-        columns = (np.asarray(one, dtype=float) for one in (trace.due, trace.service, trace.known))
-        return cls(trace.name, *columns, trace.duration, trace.outages)
+        due, service, known = (np.asarray(one, dtype=float) for one in (trace.due, trace.service, trace.known))
+        return cls(trace.name, due, service, known, trace.duration, trace.outages)
 
     def __len__(self) -> int:
         return len(self.due)
