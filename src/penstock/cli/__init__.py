@@ -15,6 +15,7 @@ from penstock.cli import (
     dead,
     export,
     leases,
+    pipeline,
     queues,
     retry,
     scale,
@@ -66,6 +67,7 @@ app.add_typer(schedules.app, name="schedules")
 app.add_typer(scale.app, name="scale")
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(export.app, name="export")
+app.add_typer(pipeline.app, name="pipeline")
 app.command()(doctor)
 
 
