@@ -347,6 +347,17 @@ class ScalingHold(NamedTuple):
     target: int | None
 
 
+class QueueScaler(NamedTuple):
+    """Who scales a queue, until when without another word, and how many workers it wants."""
+
+    queue: str
+    holder: str
+    policy: str
+    until: datetime
+    target: int | None
+    decided_at: datetime | None
+
+
 @dataclass(frozen=True, slots=True)
 class NotedDecision:
     """What a scaler decided for a queue, as it was noted. `workers` is the target, `actual` those there were."""
@@ -393,6 +404,7 @@ class SeenQueue:
     newest: float | None = None  # age of the newest, if there are more than those
     ahead: tuple[tuple[int, int], ...] = ()  # (second since 1970, tasks) that are planned
     running: tuple[tuple[float, int], ...] = ()  # (seconds, tasks) of some leases
+    rate: float | None = None  # tasks a second of one worker, where nobody counts what runs
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from penstock.model import (
     Outcome,
     Pushed,
     PushReport,
+    QueueScaler,
     QueueSettings,
     QueueStatus,
     Repair,
@@ -760,14 +761,21 @@ def hold_scaling(
     holder: str,
     policy: str,
     lease: Duration,
-    instead_of: str | None = None,
+    instead_of: Sequence[str] = (),
 ) -> dict[str, ScalingHold]:
-    """Takes queues to scale them, all or none. Conflict: another scaler holds one, and is not the one known to be
+    """Takes queues to scale them, all or none. Conflict: another scaler holds one, and is none of those known to be
     dead."""
-    parameters = ([*queues], holder, policy, validate.lease(lease), instead_of)
+    parameters = ([*queues], holder, policy, validate.lease(lease), [*instead_of])
     with database.transaction() as connection:
         rows = connection.execute(say.HOLD_SCALING, parameters).fetchall()
     return {one.queue: one for one in say.held(rows)}
+
+
+def scalers(database: Database, queues: Sequence[str] | None = None) -> list[QueueScaler]:
+    """Who scales queues now."""
+    asked = None if queues is None else [*queues]
+    with database.transaction() as connection:
+        return [QueueScaler(*row) for row in connection.execute(say.SCALERS, (asked,)).fetchall()]
 
 
 def decide(database: Database, decided: Sequence[Json], *, holder: str, lease: Duration) -> list[str]:

@@ -545,7 +545,10 @@ READ_LEASE = """
 """
 WAITING_NOW = "select at, tasks from penstock.waiting_now(%s)"
 
-HOLD_SCALING = "select queue, epoch, memory::text, target from penstock.hold_scaling(%s::text[], %s, %s, %s, %s)"
+HOLD_SCALING = (
+    "select queue, epoch, memory::text, target from penstock.hold_scaling(%s::text[], %s, %s, %s, %s::text[])"
+)
+SCALERS = "select queue, holder, policy, until, target, decided_at from penstock.scalers(%s::text[])"
 DECIDE = "select penstock.decide(%s, %s, %s::jsonb)"
 LEAVE_SCALING = "select penstock.leave_scaling(%s)"
 DECISIONS = """

@@ -22,10 +22,10 @@ end
 $$;
 
 -- A scaler takes queues, all of them or none. Refused while another one holds any: it has until its hold ends to say that it
--- lives. `p_instead_of`: a holder that is known to be dead, so that nobody has to wait for that. Answers, with what the last
+-- lives. `p_instead_of`: holders that are known to be dead, so that nobody has to wait for that. Answers, with what the last
 -- one wanted and remembered, the epoch by which this one is known from now on.
 create or replace function penstock.hold_scaling(
-    p_queues text[], p_holder text, p_policy text, p_lease interval, p_instead_of text default null
+    p_queues text[], p_holder text, p_policy text, p_lease interval, p_instead_of text[] default '{}'
 ) returns table (queue text, epoch int, memory jsonb, target int)
 language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
 #variable_conflict use_column
@@ -44,7 +44,7 @@ begin
         select * from penstock.scaling as s where s.queue = any(p_queues) order by s.queue for update
     loop
         v_now := penstock.clock();
-        if v_row.holder <> p_holder and v_row.until > v_now and v_row.holder is distinct from p_instead_of then
+        if v_row.holder <> p_holder and v_row.until > v_now and v_row.holder <> all(coalesce(p_instead_of, '{}')) then
             perform penstock.refuse('PS409', format('queue %L is scaled by %s until %s', v_row.queue, v_row.holder, v_row.until),
                 'Stop that scaler, or let this one wait: --standby.');
         end if;
@@ -56,6 +56,15 @@ begin
     where s.queue = any(p_queues)
     returning s.queue, s.epoch, s.memory, s.target;
 end
+$$;
+
+-- Who holds queues now (null: any of them).
+create or replace function penstock.scalers(p_queues text[] default null)
+returns table (queue text, holder text, policy text, until timestamptz, target int, decided_at timestamptz)
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+    select s.queue, s.holder, s.policy, s.until, s.target, s.decided_at
+    from penstock.scaling as s
+    where s.until > penstock.clock() and (p_queues is null or s.queue = any(p_queues)) order by s.queue
 $$;
 
 -- What a scaler wants, for any number of queues: an array of objects with queue, epoch, policy, workers, actual, wanted, urgency,
