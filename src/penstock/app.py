@@ -21,11 +21,13 @@ from penstock.handlers import Registry, Spec
 from penstock.handlers.registry import Asked, Hook, Mode, spec_of
 from penstock.model import (
     Backfill,
+    Board,
     CronSchedule,
     Duration,
     Json,
     NewSchedule,
     NewTask,
+    NotedDecision,
     OnConflict,
     Pushed,
     PushReport,
@@ -311,6 +313,14 @@ class Penstock:
         """All queues in one snapshot."""
         return queue.status(self._database)
 
+    def board(self, queue_name: str | None = None, *, decisions: int = 10, samples: int = 0) -> Board:
+        """Queues, workers and decisions at one moment, for people to look at."""
+        return queue.board(self._database, queue_name, decisions=decisions, samples=samples)
+
+    def decisions(self, name: str, *, at: datetime | None = None, limit: int = 20) -> list[NotedDecision]:
+        """What scalers decided for a queue up to a moment, the newest first."""
+        return queue.decisions(self._database, name, at=at, limit=limit)
+
     def verify(self) -> Verification:
         """Recounts everything and compares it with the books."""
         return queue.verify(self._database)
@@ -318,6 +328,14 @@ class Penstock:
     def repair(self, name: str | None = None) -> list[Repair]:
         """Puts right what verify finds, and says what it did."""
         return queue.repair(self._database, name)
+
+    def forget_reader(self, name: str) -> None:
+        """Keeps no history for a reader that will not come again: a lake, by the name that doctor gives it."""
+        queue.forget_reader(self._database, name)
+
+    def rebase_history(self) -> int:
+        """After a restore into another cluster: history can be read again. Answers how many rows were changed."""
+        return queue.rebase_history(self._database)
 
     def upkeep(self) -> dict[str, int]:
         """What anybody may do at any time: expire, promote, squeeze, sample, history's days, retention, schedules."""

@@ -122,11 +122,12 @@ class Claim:
 
 
 class Standing(NamedTuple):
-    """What a worker is told of a queue when it beats: where pushes wake it, and whether a task waits there that must be
-    alone in its process."""
+    """What a worker is told of a queue when it beats: where pushes wake it, whether a task waits there that must be
+    alone in its process, and whether the worker shall go."""
 
     channel: str
     alone: bool
+    dismissed: bool = False
 
 
 class Extended(NamedTuple):
@@ -335,6 +336,154 @@ class Span(NamedTuple):
     relation: int
     first_page: int
     pages: int
+
+
+class ScalingHold(NamedTuple):
+    """A queue in a scaler's hands: its epoch there, and what the one before wanted and remembered."""
+
+    queue: str
+    epoch: int
+    memory: Json | None
+    target: int | None
+
+
+class QueueScaler(NamedTuple):
+    """Who scales a queue, until when without another word, and how many workers it wants."""
+
+    queue: str
+    holder: str
+    policy: str
+    until: datetime
+    target: int | None
+    decided_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class NotedDecision:
+    """What a scaler decided for a queue, as it was noted. `workers` is the target, `actual` those there were."""
+
+    id: int
+    queue: str
+    at: datetime
+    epoch: int
+    policy: str
+    workers: int
+    actual: int
+    wanted: int
+    urgency: str
+    bound_by: str
+    reason: str
+    time_to_breach: float | None
+    predicted_breach: float | None
+    inputs: Mapping[str, Any]
+    rules: Mapping[str, float]
+
+
+class Asked(NamedTuple):
+    """What a scaler wants to know of a queue: how far ahead, how many of the oldest at most, how finely by age."""
+
+    queue: str
+    horizon: float = 60.0  # seconds
+    rows: int = 500
+    bin: float = 1.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class SeenQueue:
+    """How a queue stands, for a scaler. What is counted is counted since the beginning of time."""
+
+    queue: str
+    paused: bool
+    sla: float | None
+    planned: int
+    pending: int
+    active: int
+    ended: int  # attempts that came to an end of their own
+    left: int  # attempts that were released, cancelled, or expired
+    waiting: tuple[tuple[float, int], ...] = ()  # (age, tasks) of the oldest, oldest first
+    newest: float | None = None  # age of the newest, if there are more than those
+    ahead: tuple[tuple[int, int], ...] = ()  # (second since 1970, tasks) that are planned
+    running: tuple[tuple[float, int], ...] = ()  # (seconds, tasks) of some leases
+    rate: float | None = None  # tasks a second of one worker, where nobody counts what runs
+
+
+@dataclass(frozen=True, slots=True)
+class SeenWorker:
+    """A process in the registry."""
+
+    name: str
+    queues: tuple[str, ...]
+    slots: int
+    busy: int
+    started_by: str | None
+    leaving: bool
+    silent: float  # seconds since it said that it lives
+    began: float  # seconds since 1970
+    latency: float  # seconds from when it was asked for until then
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a scaler sees at one moment of PostgreSQL's clock."""
+
+    at: float  # seconds since 1970
+    queues: tuple[SeenQueue, ...]
+    workers: tuple[SeenWorker, ...]
+    connections: int  # of all clients of the server
+    most_connections: int  # that it allows
+    schedule: float | None = None  # seconds until one is due
+
+
+class Sampled(NamedTuple):
+    """One sample of a queue. `totals` are of all time."""
+
+    at: float  # seconds since 1970
+    pending: int
+    active: int
+    oldest_age: float
+    workers: int
+    totals: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Who scales a queue, and what was wanted last."""
+
+    queue: str
+    holder: str
+    policy: str
+    target: int | None
+    alive: bool  # it holds the queue at this moment
+    decided: float | None  # seconds ago
+
+
+@dataclass(frozen=True, slots=True)
+class BoardWorker:
+    """A worker process, as it says of itself."""
+
+    name: str
+    host: str
+    pid: int | None
+    queues: tuple[str, ...]
+    slots: int
+    busy: int
+    age: float  # seconds since it started
+    silent: float  # seconds since it last said that it lives
+    claimed: bool  # False: it has not begun a task yet
+    leaving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """Queues, workers and decisions at one moment, for people."""
+
+    at: float  # seconds since 1970
+    queues: tuple[QueueStatus, ...]
+    scaling: Mapping[str, Scaled]
+    workers: tuple[BoardWorker, ...]
+    decisions: tuple[NotedDecision, ...]  # newest first
+    latest: Mapping[str, NotedDecision]  # of each queue
+    samples: Mapping[str, tuple[Sampled, ...]]  # oldest first
 
 
 class Repair(NamedTuple):

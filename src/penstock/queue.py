@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import date, datetime
 from types import MappingProxyType
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -31,7 +31,9 @@ from penstock.errors import (
     ValidationError,
 )
 from penstock.model import (
+    Asked,
     Batch,
+    Board,
     Claim,
     CronSchedule,
     Duration,
@@ -42,15 +44,19 @@ from penstock.model import (
     Json,
     Kept,
     Listed,
+    Look,
     NewSchedule,
     NewTask,
+    NotedDecision,
     OnConflict,
     Outcome,
     Pushed,
     PushReport,
+    QueueScaler,
     QueueSettings,
     QueueStatus,
     Repair,
+    ScalingHold,
     Span,
     Standing,
     State,
@@ -746,18 +752,98 @@ def beat(
     host: str = "",
     pid: int | None = None,
     requested_at: datetime | None = None,
+    started_by: str | None = None,
+    leaving: bool = False,
 ) -> dict[str, Standing]:
     """A worker lives."""
-    parameters = (worker, queues, slots, busy, host, pid, requested_at)
+    parameters = (worker, queues, slots, busy, host, pid, requested_at, started_by, leaving)
     with database.transaction() as connection:
         rows = connection.execute(say.BEAT, parameters).fetchall()
-    return {str(queue): Standing(str(channel), bool(alone)) for queue, channel, alone in rows}
+    return {str(queue): Standing(*standing) for queue, *standing in rows}
 
 
 def leave(database: Database, worker: str) -> None:
     """A worker goes."""
     with database.transaction() as connection:
         connection.execute(say.LEAVE, (worker,))
+
+
+# --- scaling --------------------------------------------------------------------------------------------------------
+# A queue is scaled by one at a time. Who lost it is refused (Conflict).
+
+
+def hold_scaling(
+    database: Database,
+    queues: Sequence[str],
+    *,
+    holder: str,
+    policy: str,
+    lease: Duration,
+    instead_of: Sequence[str] = (),
+) -> dict[str, ScalingHold]:
+    """Takes queues to scale them, all or none. Conflict: another scaler holds one, and is none of those known to be
+    dead."""
+    parameters = ([*queues], holder, policy, validate.lease(lease), [*instead_of])
+    with database.transaction() as connection:
+        rows = connection.execute(say.HOLD_SCALING, parameters).fetchall()
+    return {one.queue: one for one in say.held(rows)}
+
+
+def scalers(database: Database, queues: Sequence[str] | None = None) -> list[QueueScaler]:
+    """Who scales queues now."""
+    asked = None if queues is None else [*queues]
+    with database.transaction() as connection:
+        return [QueueScaler(*row) for row in connection.execute(say.SCALERS, (asked,)).fetchall()]
+
+
+def decide(database: Database, decided: Sequence[Json], *, holder: str, lease: Duration) -> list[str]:
+    """What a scaler wants; its hold goes on. Answers the queues whose decision was noted, being new."""
+    parameters = (holder, validate.lease(lease), orjson.dumps(decided).decode())
+    with database.transaction() as connection:
+        return [str(name) for (name,) in connection.execute(say.DECIDE, parameters).fetchall()]
+
+
+def leave_scaling(database: Database, holder: str) -> None:
+    with database.transaction() as connection:
+        connection.execute(say.LEAVE_SCALING, (holder,))
+
+
+def decisions(database: Database, queue: str, *, at: datetime | None = None, limit: int = 20) -> list[NotedDecision]:
+    """What was decided for a queue up to a moment, the newest first."""
+    with database.transaction() as connection:
+        return say.decisions(connection.execute(say.DECISIONS, (queue, at, limit)).fetchall())
+
+
+def board(database: Database, queue: str | None = None, *, decisions: int = 10, samples: int = 0) -> Board:
+    """Queues, workers and decisions, in one round trip."""
+    with database.transaction() as connection:
+        row = connection.execute(say.BOARD, (queue, decisions, samples)).fetchone()
+    assert row is not None
+    return say.board(row[0])
+
+
+def target_workers(database: Database, queue: str) -> tuple[int, float | None]:
+    """How many workers a queue shall have, and how many seconds ago that was decided (None: never)."""
+    with database.transaction() as connection:
+        row = connection.execute(say.TARGET_WORKERS, (queue, queue)).fetchone()
+    assert row is not None
+    return int(row[0]), row[1]
+
+
+def dismiss(database: Database, workers: Sequence[str]) -> int:
+    """Workers that a scaler started shall finish and go."""
+    with database.transaction() as connection:
+        row = connection.execute(say.DISMISS, ([*workers],)).fetchone()
+    return int(row[0]) if row else 0
+
+
+def look(database: Database, asked: Sequence[Asked]) -> Look:
+    """What a scaler has to know of some queues; what is due is promoted first."""
+    columns = [list(column) for column in zip(*asked, strict=True)] or [[], [], [], []]
+    with database.transaction() as connection:
+        row = connection.execute(say.LOOK, columns).fetchone()
+    assert row is not None
+    return say.look(row[0])
 
 
 # --- schedules ------------------------------------------------------------------------------------------------------
@@ -879,6 +965,65 @@ def queues_named(database: Database, name: str) -> list[int]:
     with database.transaction() as connection:
         row = connection.execute(say.QUEUES_NAMED, (name,)).fetchone()
     return list(row[0]) if row else []
+
+
+def note_reader(database: Database, name: str, passed: Horizon) -> None:
+    """Somebody who will come again has read everything up to there: what he has not is kept for him."""
+    with database.transaction() as connection:
+        connection.execute(say.NOTE_READER, (name, passed.system, passed.xid))
+
+
+def forget_reader(database: Database, name: str) -> None:
+    """NotFound: there is none of that name."""
+    with database.transaction() as connection:
+        connection.execute(say.FORGET_READER, (name,))
+
+
+def history_sums(
+    database: Database, span: Span, *, below: int, thorough: bool = False
+) -> list[tuple[int, str, int, int]]:
+    """Of some pages of a day: rows below a transaction by queue and outcome, and, if thorough, a sum over what they
+    say."""
+    parameters = (span.day, span.first_page, span.pages, below, thorough)
+    with database.transaction() as connection:
+        rows = connection.execute(say.HISTORY_SUMS, parameters).fetchall()
+    return [(int(queue), str(outcome), int(count), int(checksum)) for queue, outcome, count, checksum in rows]
+
+
+def history_gone(database: Database, after: int) -> dict[tuple[date, int], int]:
+    """What was dropped after a drop that was known: rows by day and queue."""
+    with database.transaction() as connection:
+        rows = connection.execute(say.HISTORY_GONE, (after,)).fetchall()
+    return {(day, int(queue)): int(count) for day, queue, count in rows}
+
+
+def release_day(database: Database, day: date, *, rows: int, below: int) -> bool:
+    """Drops a day of history of which somebody has a copy. False: somebody is at it. Conflict: it has other rows."""
+    with database.transaction() as connection:
+        row = connection.execute(say.RELEASE_DAY, (day, rows, below)).fetchone()
+    return bool(row and row[0])
+
+
+def rebase_history(database: Database) -> int:
+    """After a restore into another cluster: history's rows become the oldest there are."""
+    with database.transaction() as connection:
+        row = connection.execute(say.REBASE_HISTORY).fetchone()
+    return int(row[0]) if row else 0
+
+
+def today(database: Database) -> date:
+    """By the database's clock, in UTC: the day of history that is being written."""
+    with database.transaction() as connection:
+        row = connection.execute(say.TODAY).fetchone()
+    assert row is not None
+    return row[0]  # type: ignore[no-any-return]
+
+
+def sample_days(database: Database, window: Window) -> list[date]:
+    """The days of which samples were written in a window."""
+    with database.transaction() as connection:
+        rows = connection.execute(say.SAMPLE_DAYS, (window.start.xid, window.end.xid)).fetchall()
+    return [day for (day,) in rows]
 
 
 # --- streams --------------------------------------------------------------------------------------------------------

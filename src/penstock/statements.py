@@ -18,6 +18,8 @@ from penstock import validate
 from penstock.errors import Conflict, LeaseLost, NotFound, PenstockError, ValidationError, shown
 from penstock.model import (
     GAUGES,
+    Board,
+    BoardWorker,
     Claim,
     CronSchedule,
     Duration,
@@ -26,10 +28,17 @@ from penstock.model import (
     Firing,
     Horizon,
     Listed,
+    Look,
     NewSchedule,
+    NotedDecision,
     Outcome,
     QueueSettings,
     QueueStatus,
+    Sampled,
+    Scaled,
+    ScalingHold,
+    SeenQueue,
+    SeenWorker,
     Task,
     Verification,
     Window,
@@ -504,7 +513,9 @@ VERIFY = "select area, queue, what, expected, found from penstock.verify(%s)"
 DROPPED = "select coalesce(sum((totals->>'orphaned')::bigint), 0)::bigint from penstock.status(%s)"
 REPAIR = "select queue, what, rows from penstock.repair(%s)"
 UPKEEP = "select part, rows from penstock.upkeep()"
-BEAT = "select queue, channel, alone from penstock.beat(%s, %s::text[], %s, %s, %s, %s, %s)"
+BEAT = """
+    select queue, channel, alone, dismissed from penstock.beat(%s, %s::text[], %s, %s, %s, %s, %s, %s, %s)
+"""
 LEAVE = "select penstock.leave(%s)"
 SET_KINDS = "select penstock.set_kinds(%s, %s::jsonb)"
 
@@ -535,12 +546,73 @@ READ_LEASE = """
 """
 WAITING_NOW = "select at, tasks from penstock.waiting_now(%s)"
 
+HOLD_SCALING = (
+    "select queue, epoch, memory::text, target from penstock.hold_scaling(%s::text[], %s, %s, %s, %s::text[])"
+)
+SCALERS = "select queue, holder, policy, until, target, decided_at from penstock.scalers(%s::text[])"
+DECIDE = "select penstock.decide(%s, %s, %s::jsonb)"
+LEAVE_SCALING = "select penstock.leave_scaling(%s)"
+DECISIONS = """
+    select id, queue, at, epoch, policy, workers, actual, wanted, urgency, bound_by, reason, time_to_breach,
+           predicted_breach, inputs::text, rules::text
+    from penstock.decisions(%s, %s, %s)
+"""
+TARGET_WORKERS = "select penstock.target_workers(%s), extract(epoch from penstock.target_age(%s))::float8"
+DISMISS = "select penstock.dismiss(%s::text[])"
+BOARD = "select penstock.board(%s, %s, %s)::text"
+LOOK = "select penstock.look(%s::text[], %s::float8[], %s::int[], %s::float8[])::text"
+
 
 class Round(NamedTuple):
     """What a look at the schedules did: how many tasks it pushed, and which could not be fired, and why."""
 
     pushed: int
     failed: Mapping[str, PenstockError]
+
+
+def held(rows: list[tuple[Any, ...]]) -> list[ScalingHold]:
+    return [ScalingHold(queue, epoch, memory and orjson.loads(memory), target) for queue, epoch, memory, target in rows]
+
+
+def decisions(rows: list[tuple[Any, ...]]) -> list[NotedDecision]:
+    return [NotedDecision(*(*row[:-2], orjson.loads(row[-2]), orjson.loads(row[-1]))) for row in rows]
+
+
+def look(raw: str) -> Look:
+    """What LOOK answers."""
+    found = orjson.loads(raw)
+    return Look(
+        at=found["at"],
+        queues=tuple(SeenQueue(**{**one, **pairs_of(one)}) for one in found["queues"]),
+        workers=tuple(SeenWorker(**{**one, "queues": tuple(one["queues"])}) for one in found["workers"]),
+        connections=int(found["connections"][0] or 0),
+        most_connections=int(found["connections"][1]),
+        schedule=found["schedule"],
+    )
+
+
+def board(raw: str) -> Board:
+    """What BOARD answers."""
+    found = orjson.loads(raw)
+    at = datetime.fromtimestamp(found["at"], UTC)
+    samples = {one["queue"]: tuple(Sampled(*row) for row in one.pop("samples") or ()) for one in found["queues"]}
+    return Board(
+        at=found["at"],
+        queues=tuple(QueueStatus(**one, at=at) for one in found["queues"]),
+        scaling={one["queue"]: Scaled(**one) for one in found["scaling"]},
+        workers=tuple(BoardWorker(**{**one, "queues": tuple(one["queues"])}) for one in found["workers"]),
+        decisions=tuple(map(noted, found["decisions"])),
+        latest={one["queue"]: noted(one) for one in found["latest"]},
+        samples=samples,
+    )
+
+
+def noted(one: dict[str, Any]) -> NotedDecision:
+    return NotedDecision(**{**one, "at": datetime.fromtimestamp(one["at"], UTC)})
+
+
+def pairs_of(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(map(tuple, one[name] or ())) for name in ("waiting", "ahead", "running")}
 
 
 def set_schedule(new: NewSchedule) -> tuple[Any, ...]:
@@ -653,6 +725,14 @@ BETWEEN = "select penstock.history_between(%s, %s)"
 SPANS = "select day, relation, first_page, pages from penstock.history_spans(%s, %s, %s, %s, %s)"
 QUEUE_NAMES = "select id, name from penstock.queue union all select id, name from penstock.queue_gone"
 QUEUES_NAMED = "select penstock.queues_named(%s)"
+NOTE_READER = "select penstock.note_reader(%s, %s, %s)"
+FORGET_READER = "select penstock.forget_reader(%s)"
+HISTORY_SUMS = "select queue_id, outcome, rows, checksum from penstock.history_sums(%s, %s, %s, %s, %s)"
+HISTORY_GONE = "select day, queue_id, sum(rows)::bigint from penstock.history_gone where n > %s group by day, queue_id"
+RELEASE_DAY = "select penstock.release_day(%s, %s, %s)"
+SAMPLE_DAYS = "select day from penstock.sample_days(%s, %s)"
+TODAY = "select (penstock.clock() at time zone 'UTC')::date"
+REBASE_HISTORY = "select penstock.rebase_history()"
 # A snapshot that is held for long keeps vacuum from the queue's dead rows: what reads history is ended before that.
 SHORTLY = "set local statement_timeout = '4s'"
 
@@ -686,6 +766,30 @@ STILL_THERE = """
     from pg_catalog.pg_inherits
     where inhrelid = {relation} and inhparent = 'penstock.history'::pg_catalog.regclass
 """
+
+
+# A day's samples of a window, likewise. By queue: so the primary key finds them.
+SAMPLES = """
+    select s.queue_id, s.xid, s.at, s.planned, s.pending, s.active, s.done, s.dead, s.cancelled,
+           extract(epoch from s.oldest_age)::float8 as oldest_age, extract(epoch from s.sla)::float8 as sla, s.workers,
+           {totals}
+    from unnest('{{{queues}}}'::int[]) as q(id)
+    join penstock.sample as s on s.queue_id = q.id
+    where s.at >= '{since}' and s.at < '{until}' and s.xid >= {start} and s.xid < {end}
+"""
+
+
+def sample_rows(window: Window, queues: Sequence[int], day: date, totals: Sequence[str]) -> str:
+    """`totals` are words of ours: they become columns."""
+    midnight = datetime(day.year, day.month, day.day, tzinfo=UTC)
+    return SAMPLES.format(
+        totals=", ".join(f"coalesce((s.totals->>'{name}')::bigint, 0) as {name}_total" for name in totals),
+        queues=",".join(map(str, map(int, queues))),
+        since=midnight.isoformat(),
+        until=(midnight + DAY).isoformat(),
+        start=int(window.start.xid),
+        end=int(window.end.xid),
+    )
 
 
 def history_rows(window: Window, queues: Sequence[int] | None, day: date, pages: range) -> str:

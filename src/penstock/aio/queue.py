@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import date, datetime
 from types import MappingProxyType
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -30,7 +30,9 @@ from penstock.errors import (
     ValidationError,
 )
 from penstock.model import (
+    Asked,
     Batch,
+    Board,
     Claim,
     CronSchedule,
     Duration,
@@ -41,15 +43,19 @@ from penstock.model import (
     Json,
     Kept,
     Listed,
+    Look,
     NewSchedule,
     NewTask,
+    NotedDecision,
     OnConflict,
     Outcome,
     Pushed,
     PushReport,
+    QueueScaler,
     QueueSettings,
     QueueStatus,
     Repair,
+    ScalingHold,
     Span,
     Standing,
     State,
@@ -753,18 +759,100 @@ async def beat(
     host: str = "",
     pid: int | None = None,
     requested_at: datetime | None = None,
+    started_by: str | None = None,
+    leaving: bool = False,
 ) -> dict[str, Standing]:
     """A worker lives."""
-    parameters = (worker, queues, slots, busy, host, pid, requested_at)
+    parameters = (worker, queues, slots, busy, host, pid, requested_at, started_by, leaving)
     async with database.transaction() as connection:
         rows = await (await connection.execute(say.BEAT, parameters)).fetchall()
-    return {str(queue): Standing(str(channel), bool(alone)) for queue, channel, alone in rows}
+    return {str(queue): Standing(*standing) for queue, *standing in rows}
 
 
 async def leave(database: AsyncDatabase, worker: str) -> None:
     """A worker goes."""
     async with database.transaction() as connection:
         await connection.execute(say.LEAVE, (worker,))
+
+
+# --- scaling --------------------------------------------------------------------------------------------------------
+# A queue is scaled by one at a time. Who lost it is refused (Conflict).
+
+
+async def hold_scaling(
+    database: AsyncDatabase,
+    queues: Sequence[str],
+    *,
+    holder: str,
+    policy: str,
+    lease: Duration,
+    instead_of: Sequence[str] = (),
+) -> dict[str, ScalingHold]:
+    """Takes queues to scale them, all or none. Conflict: another scaler holds one, and is none of those known to be
+    dead."""
+    parameters = ([*queues], holder, policy, validate.lease(lease), [*instead_of])
+    async with database.transaction() as connection:
+        rows = await (await connection.execute(say.HOLD_SCALING, parameters)).fetchall()
+    return {one.queue: one for one in say.held(rows)}
+
+
+async def scalers(database: AsyncDatabase, queues: Sequence[str] | None = None) -> list[QueueScaler]:
+    """Who scales queues now."""
+    asked = None if queues is None else [*queues]
+    async with database.transaction() as connection:
+        return [QueueScaler(*row) for row in await (await connection.execute(say.SCALERS, (asked,))).fetchall()]
+
+
+async def decide(database: AsyncDatabase, decided: Sequence[Json], *, holder: str, lease: Duration) -> list[str]:
+    """What a scaler wants; its hold goes on. Answers the queues whose decision was noted, being new."""
+    parameters = (holder, validate.lease(lease), orjson.dumps(decided).decode())
+    async with database.transaction() as connection:
+        return [str(name) for (name,) in await (await connection.execute(say.DECIDE, parameters)).fetchall()]
+
+
+async def leave_scaling(database: AsyncDatabase, holder: str) -> None:
+    async with database.transaction() as connection:
+        await connection.execute(say.LEAVE_SCALING, (holder,))
+
+
+async def decisions(
+    database: AsyncDatabase, queue: str, *, at: datetime | None = None, limit: int = 20
+) -> list[NotedDecision]:
+    """What was decided for a queue up to a moment, the newest first."""
+    async with database.transaction() as connection:
+        return say.decisions(await (await connection.execute(say.DECISIONS, (queue, at, limit))).fetchall())
+
+
+async def board(database: AsyncDatabase, queue: str | None = None, *, decisions: int = 10, samples: int = 0) -> Board:
+    """Queues, workers and decisions, in one round trip."""
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.BOARD, (queue, decisions, samples))).fetchone()
+    assert row is not None
+    return say.board(row[0])
+
+
+async def target_workers(database: AsyncDatabase, queue: str) -> tuple[int, float | None]:
+    """How many workers a queue shall have, and how many seconds ago that was decided (None: never)."""
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.TARGET_WORKERS, (queue, queue))).fetchone()
+    assert row is not None
+    return int(row[0]), row[1]
+
+
+async def dismiss(database: AsyncDatabase, workers: Sequence[str]) -> int:
+    """Workers that a scaler started shall finish and go."""
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.DISMISS, ([*workers],))).fetchone()
+    return int(row[0]) if row else 0
+
+
+async def look(database: AsyncDatabase, asked: Sequence[Asked]) -> Look:
+    """What a scaler has to know of some queues; what is due is promoted first."""
+    columns = [list(column) for column in zip(*asked, strict=True)] or [[], [], [], []]
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.LOOK, columns)).fetchone()
+    assert row is not None
+    return say.look(row[0])
 
 
 # --- schedules ------------------------------------------------------------------------------------------------------
@@ -890,6 +978,65 @@ async def queues_named(database: AsyncDatabase, name: str) -> list[int]:
     async with database.transaction() as connection:
         row = await (await connection.execute(say.QUEUES_NAMED, (name,))).fetchone()
     return list(row[0]) if row else []
+
+
+async def note_reader(database: AsyncDatabase, name: str, passed: Horizon) -> None:
+    """Somebody who will come again has read everything up to there: what he has not is kept for him."""
+    async with database.transaction() as connection:
+        await connection.execute(say.NOTE_READER, (name, passed.system, passed.xid))
+
+
+async def forget_reader(database: AsyncDatabase, name: str) -> None:
+    """NotFound: there is none of that name."""
+    async with database.transaction() as connection:
+        await connection.execute(say.FORGET_READER, (name,))
+
+
+async def history_sums(
+    database: AsyncDatabase, span: Span, *, below: int, thorough: bool = False
+) -> list[tuple[int, str, int, int]]:
+    """Of some pages of a day: rows below a transaction by queue and outcome, and, if thorough, a sum over what they
+    say."""
+    parameters = (span.day, span.first_page, span.pages, below, thorough)
+    async with database.transaction() as connection:
+        rows = await (await connection.execute(say.HISTORY_SUMS, parameters)).fetchall()
+    return [(int(queue), str(outcome), int(count), int(checksum)) for queue, outcome, count, checksum in rows]
+
+
+async def history_gone(database: AsyncDatabase, after: int) -> dict[tuple[date, int], int]:
+    """What was dropped after a drop that was known: rows by day and queue."""
+    async with database.transaction() as connection:
+        rows = await (await connection.execute(say.HISTORY_GONE, (after,))).fetchall()
+    return {(day, int(queue)): int(count) for day, queue, count in rows}
+
+
+async def release_day(database: AsyncDatabase, day: date, *, rows: int, below: int) -> bool:
+    """Drops a day of history of which somebody has a copy. False: somebody is at it. Conflict: it has other rows."""
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.RELEASE_DAY, (day, rows, below))).fetchone()
+    return bool(row and row[0])
+
+
+async def rebase_history(database: AsyncDatabase) -> int:
+    """After a restore into another cluster: history's rows become the oldest there are."""
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.REBASE_HISTORY)).fetchone()
+    return int(row[0]) if row else 0
+
+
+async def today(database: AsyncDatabase) -> date:
+    """By the database's clock, in UTC: the day of history that is being written."""
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.TODAY)).fetchone()
+    assert row is not None
+    return row[0]  # type: ignore[no-any-return]
+
+
+async def sample_days(database: AsyncDatabase, window: Window) -> list[date]:
+    """The days of which samples were written in a window."""
+    async with database.transaction() as connection:
+        rows = await (await connection.execute(say.SAMPLE_DAYS, (window.start.xid, window.end.xid))).fetchall()
+    return [day for (day,) in rows]
 
 
 # --- streams --------------------------------------------------------------------------------------------------------

@@ -10,12 +10,29 @@ from typing import Any, Literal, NoReturn, TextIO
 
 import typer
 
-from penstock.cli import adopt, dead, leases, queues, retry, scale, schedules, server, simulate, status, tasks, work
+from penstock.cli import (
+    adopt,
+    dead,
+    export,
+    leases,
+    pipeline,
+    queues,
+    retry,
+    scale,
+    schedules,
+    server,
+    simulate,
+    status,
+    tasks,
+    work,
+)
 from penstock.cli.demo import demo
 from penstock.cli.doctor import doctor
 from penstock.cli.output import fail
 from penstock.cli.psql import psql
 from penstock.cli.push import push
+from penstock.cli.top import top
+from penstock.cli.why import why
 from penstock.errors import PenstockError, ValidationError, shown
 
 app = typer.Typer(
@@ -31,6 +48,8 @@ app.command()(server.down)
 app.command()(server.init)
 app.command()(psql)
 app.command()(status.status)
+app.command()(top)
+app.command()(why)
 app.command()(status.verify)
 app.command()(status.upkeep)
 app.command()(push)
@@ -47,6 +66,8 @@ app.add_typer(retry.app, name="retry")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(scale.app, name="scale")
 app.add_typer(simulate.app, name="simulate")
+app.add_typer(export.app, name="export")
+app.add_typer(pipeline.app, name="pipeline")
 app.command()(doctor)
 
 

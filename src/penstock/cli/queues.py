@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.board import status_json
 from penstock.cli.consent import Yes, ask, check_consent
 from penstock.cli.options import DryRun, QueueName, Shell, one_of, reading, with_shell
 from penstock.cli.output import emit, many, say, span, table
@@ -25,7 +26,7 @@ from penstock.cli.settings import (
     strategy,
     told_settings,
 )
-from penstock.cli.status import NO_QUEUES, print_status, status_json
+from penstock.cli.status import NO_QUEUES, print_status
 from penstock.errors import Conflict, ValidationError
 from penstock.model import GAUGES
 from penstock.queue import Queue

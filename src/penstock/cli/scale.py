@@ -1,4 +1,4 @@
-"""`penstock scale`: how many workers a policy would ask for, before anybody lets it."""
+"""`penstock scale decide`: how many workers a policy would ask for, before anybody lets it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ import typer
 from penstock import validate
 from penstock.cli.options import AsJson, Debug, flowing
 from penstock.cli.output import age, emit, many, say, table
+from penstock.cli.scaling import RunByDefault, run
 from penstock.errors import ValidationError, shown
 from penstock.scaler import policies
 from penstock.scaler.decision import Decision
 from penstock.scaler.signals import LONGEST, MOST_WORKERS, Fleet, Limits, Sample, Signals, number
 from penstock.scaler.traces import between
 
-app = typer.Typer(help="How many workers a queue needs, and why.", no_args_is_help=True)
+app = typer.Typer(
+    help="Keep every queue's promise: `penstock scale MODULE:APP` starts and stops workers. Or ask how many, and why.",
+    no_args_is_help=True,
+    cls=RunByDefault,
+)
+app.command("run")(run)
 
 PLANNED = re.compile(r"([0-9]{1,9})@(.+)")
 WINDOW, EVERY = 60, 5  # seconds: what a policy is shown of the past, when arrivals are given

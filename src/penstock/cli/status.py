@@ -7,9 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli import watching
 from penstock.cli.adopt import backlogs_of, print_backlogs
+from penstock.cli.board import status_json
 from penstock.cli.options import DryRun, OneOrAll, Shell, reading, with_shell
-from penstock.cli.output import age, emit, iso, say, span, table
+from penstock.cli.output import age, emit, say, span, table
+from penstock.errors import ValidationError
 from penstock.model import GAUGES, QueueStatus, Repair, Verification
 
 NO_QUEUES = "no queues; create one: penstock queues create NAME"
@@ -17,15 +20,31 @@ NO_QUEUES = "no queues; create one: penstock queues create NAME"
 
 @with_shell
 @reading
-def status(shell: Shell, queue: OneOrAll = None) -> None:
+def status(
+    shell: Shell,
+    queue: OneOrAll = None,
+    *,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Again and again, with urgency, rates, target and why.")
+    ] = False,
+    interval: Annotated[
+        str | None, typer.Option(help="Between two looks of --watch; default: 2s.", show_default=False)
+    ] = None,
+) -> None:
     """How queues stand: exact counts by state, the oldest age, totals.
 
     Planned tasks are not yet due, pending ones may run, active ones are being worked on. The oldest age is that of the
     task that waits longest; the sla is the promise it is held against. Done are the finished tasks that are kept
-    (keep_done); finished are all that ever were.
+    (keep_done); finished are all that ever were. With --watch and --json: one JSON value a line.
 
     Example: penstock status mail --json
     """
+    if watch:
+        watching.watch(shell, queue, interval)
+        return
+    if interval is not None:
+        hint = "penstock status --watch --interval 5s"
+        raise ValidationError("interval: only --watch looks more than once", hint=hint, field="interval")
     with shell.connected() as penstock:
         found = [penstock.queue(queue).status()] if queue is not None else penstock.status()
         adopted = backlogs_of(penstock) if queue is None else []
@@ -104,18 +123,6 @@ def print_status(found: list[QueueStatus]) -> None:
             for one in found
         ],
     )
-
-
-def status_json(one: QueueStatus) -> dict[str, Any]:
-    return {
-        "queue": one.queue,
-        **{gauge: getattr(one, gauge) for gauge in GAUGES},
-        "oldest_pending_age": one.oldest_pending_age,
-        "sla": one.sla,
-        "paused": one.paused,
-        "totals": dict(one.totals),
-        "at": iso(one.at),
-    }
 
 
 def print_verification(done: list[Repair], found: Verification, *, dry_run: bool) -> None:

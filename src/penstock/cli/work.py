@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock import validate
-from penstock.cli.options import QueueName, Shell, moment, one_of, with_shell
+from penstock.cli.options import QueueName, Shell, moment, one_of, text, with_shell
 from penstock.cli.output import many, progress_bar, say
 from penstock.errors import ValidationError, shown
 from penstock.handlers import Registry
@@ -36,6 +36,10 @@ Health = Annotated[
 ]
 LogFormat = Annotated[str, typer.Option(help="text or json; default: text on a terminal.", show_default=False)]
 RequestedAt = Annotated[str | None, typer.Option(hidden=True, help="When whoever starts this decided to.")]
+StartedBy = Annotated[str | None, typer.Option(hidden=True, help="The scaler that started this, and its number there.")]
+OwnDsn = Annotated[
+    bool, typer.Option("--own-dsn/--given-dsn", hidden=True, help="Whether the application's DSN comes first.")
+]
 
 
 @with_shell
@@ -58,6 +62,8 @@ def work(
     health: Health = None,
     log_format: LogFormat = "",
     requested_at: RequestedAt = None,
+    started_by: StartedBy = None,
+    own_dsn: OwnDsn = True,
 ) -> None:
     """Run tasks: claim, call their handlers, settle, until stopped.
 
@@ -70,11 +76,12 @@ def work(
     weights = weights_of(queues) if queues is not None else dict.fromkeys(registry.queues(), 1)
     plan = Plan(
         target=app,
-        dsn=found_dsn(shell, own),
+        dsn=found_dsn(shell, own if own_dsn else None),
         queues=weights,
         until_empty=until_empty,
         health=health,
         requested_at=moment(requested_at, "requested_at"),
+        started_by=text(started_by, "started_by", 200),
         **checked(shell, concurrency, processes, max_tasks, max_rss, grace, log_format),
     )
     report = run(shell, plan, registry)

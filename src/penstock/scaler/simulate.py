@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -62,9 +62,17 @@ class Result:
         return self.waits[min(len(self.waits) - 1, max(0, math.ceil(share * len(self.waits)) - 1))]
 
 
-def simulate(trace: Trace, policy: Policy, limits: Limits, *, watch: Callable[[float], None] | None = None) -> Result:
-    """`watch` is told now and then how far it is, as a share of the trace."""
-    return Simulation(trace, policy, limits).run(watch)
+def simulate(
+    trace: Trace,
+    policy: Policy,
+    limits: Limits,
+    *,
+    watch: Callable[[float], None] | None = None,
+    judged: tuple[float, float] | None = None,
+) -> Result:
+    """`watch` is told now and then how far it is, as a share of the trace. `judged`: only tasks that fall due between
+    these moments count, and what is paid between them; it ends when the last of these tasks has begun."""
+    return Simulation(trace, policy, limits, judged).run(watch)
 
 
 class Worker:
@@ -79,8 +87,11 @@ class Worker:
 
 
 class Simulation:
-    def __init__(self, trace: Trace, policy: Policy, limits: Limits) -> None:
+    def __init__(self, trace: Trace, policy: Policy, limits: Limits, judged: tuple[float, float] | None = None) -> None:
         self._trace, self._policy, self._limits = trace, policy, limits
+        self._judged = judged
+        self._since, self._until = judged or (0.0, math.inf)
+        self._first, self._last = bisect_left(trace.due, self._since), bisect_left(trace.due, self._until)
         self._arrived = 0  # tasks whose time has come; those from _begun on wait
         self._begun = 0
         self._finished = 0
@@ -106,26 +117,33 @@ class Simulation:
             self._advance(now)
             decision, memory = self._decide(now, memory)
             change = (decision.workers > target) - (decision.workers < target)
-            flips += bool(change and direction and change != direction)
+            flips += bool(change and direction and change != direction and self._counts(now))
             direction, target = change or direction, decision.workers
             self._resize(target, now)
             moments.append(self._moment(now))
             if watch is not None and tick % every == 0:
                 watch(self._finished / tasks if tasks else 1.0)
-        paid = self._paid + sum(now - worker.asked_at for worker in [*self._ready, *self._starting])
-        self._waits.sort()
+        present = [worker for *_, worker in self._running if worker.draining]  # none, unless only a part is judged
+        present += [*self._ready, *self._starting]
+        waits = sorted(self._waits[self._first : self._last])  # in the order of tasks: first due, first served
         return Result(
-            tasks=tasks,
-            breaches=tasks - bisect_right(self._waits, self._limits.sla + 1e-9),
-            worker_seconds=paid,
-            busy_seconds=self._worked,
+            tasks=self._last - self._first,
+            breaches=self._last - self._first - bisect_right(waits, self._limits.sla + 1e-9),
+            worker_seconds=self._paid + sum(self._owed(worker, now) for worker in dict.fromkeys(present)),
+            busy_seconds=self._worked if self._judged is None else sum(self._trace.service[self._first : self._last]),
             starts=self._starts,
             flips=flips,
-            hours=now / 3600,
+            hours=(min(now, self._until) - self._since) / 3600,
             peak_workers=self._peak,
-            waits=tuple(self._waits),
+            waits=tuple(waits),
             moments=tuple(moments),
         )
+
+    def _counts(self, now: float) -> bool:
+        return self._since <= now < self._until
+
+    def _owed(self, worker: Worker, now: float) -> float:
+        return max(0.0, min(now, self._until) - max(worker.asked_at, self._since))
 
     def _ticks(self) -> Iterator[float]:
         """Until the trace is over and everything in it is done."""
@@ -133,7 +151,10 @@ class Simulation:
         while True:
             now = tick * self._limits.interval
             yield now
-            over = now >= self._trace.duration and self._finished == len(self._trace.due)
+            if self._judged is None:
+                over = now >= self._trace.duration and self._finished == len(self._trace.due)
+            else:
+                over = now >= self._until and self._begun >= self._last
             if over or now > self._trace.duration + ENDLESS:
                 return
             tick += 1
@@ -191,8 +212,9 @@ class Simulation:
         present = len(self._ready) + len(self._starting)
         for _ in range(target - present):
             self._starting.append(Worker(now, now + self._limits.start_latency))
-            self._starts += 1
-        self._peak = max(self._peak, target)
+            self._starts += self._counts(now)
+        if self._counts(now):
+            self._peak = max(self._peak, target)
         if target < present:
             for worker in self._dismissed(present - target):
                 self._dismiss(worker, now)
@@ -220,7 +242,7 @@ class Simulation:
 
     def _close(self, worker: Worker, now: float) -> None:
         worker.gone = True
-        self._paid += now - worker.asked_at
+        self._paid += self._owed(worker, now)
 
     # --- what the policy sees and says ------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ is still exact: no snapshot is held for long, whatever its size and however slow
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -69,6 +70,8 @@ class HistoryReader(DataSourceReader):
         self._options = resolved(options)
 
     def partitions(self) -> list[InputPartition]:
+        if self._options.window is not None:
+            return planned(self._options, *self._options.window)
         with opened(self._options.place) as database:
             now = seam.horizon(database)
         return planned(self._options, now._replace(xid=0), now)
@@ -121,9 +124,11 @@ def read_history(
     dsn: str | None = None,
     partitions: int | None = None,
     pace: Pace = "gentle",
+    window: tuple[Horizon, Horizon] | None = None,
 ) -> DataFrame:
-    """History as a DataFrame: one row per finished attempt, of a queue or all, finished in [since, until). A gentle
-    reader rests most of the time while workers claim tasks; `pace="full"` takes what it can get."""
+    """History as a DataFrame: one row per finished attempt, of a queue or all, finished in [since, until); of a window,
+    for those who come again: what was written between two horizons, always the same. A gentle reader rests most of the
+    time while workers claim tasks; `pace="full"` takes what it can get."""
     given = {
         "url": found(Place(dsn))[0] or None,
         "queue": None if queue is None else validate.queue_name(queue),
@@ -131,6 +136,7 @@ def read_history(
         "until": None if until is None else validate.moment(until, "until").isoformat(),
         "numPartitions": partitions,
         "pace": pace,
+        "window": None if window is None else json.dumps([at._asdict() for at in window]),
     }
     make_ready(spark)
     reader = spark.read.format("penstock").option("read", "history")
@@ -265,6 +271,23 @@ class Line(NamedTuple):
     def rows(self, statement: str, span: Span) -> Slice:
         """In a transaction of its own. The day is locked from its first row on: if it is still there at the end, it was
         there all the time."""
+        with self.shortly() as cursor:
+            cursor.execute(statement)
+            table = cursor.fetch_arrow_table()
+            cursor.execute(say.STILL_THERE.format(relation=int(span.relation)))
+            there = cursor.fetchone()
+        if there is None:
+            raise Conflict(f"history of {span.day} was dropped while it was being read. Read again what is there now")
+        return Slice(table, beside_workers=there[0])
+
+    def table(self, statement: str) -> pa.Table:
+        """Of what nobody drops, in a transaction of its own."""
+        with self.shortly() as cursor:
+            cursor.execute(statement)
+            return cursor.fetch_arrow_table()
+
+    @contextmanager
+    def shortly(self) -> Iterator[Any]:
         own = self.connection.adbc_connection
         with driver_errors():
             own.set_autocommit(False)
@@ -272,15 +295,9 @@ class Line(NamedTuple):
                 with self.connection.cursor() as cursor:
                     cursor.execute("set transaction isolation level read committed")
                     cursor.execute(say.SHORTLY)
-                    cursor.execute(statement)
-                    table = cursor.fetch_arrow_table()
-                    cursor.execute(say.STILL_THERE.format(relation=int(span.relation)))
-                    there = cursor.fetchone()
+                    yield cursor
             finally:
                 own.set_autocommit(True)
-        if there is None:
-            raise Conflict(f"history of {span.day} was dropped while it was being read. Read again what is there now")
-        return Slice(table, beside_workers=there[0])
 
 
 @contextmanager

@@ -56,6 +56,7 @@ class Plan:
     max_rss: int | None = None
     health: str | None = None
     requested_at: datetime | None = None
+    started_by: str | None = None  # the scaler that may send it away
     handler_of: str | None = None
     log_format: str = "text"
     quiet: bool = False
@@ -351,6 +352,7 @@ class Supervisor:
             code = 128 + signal.SIGINT if self._signal == signal.SIGINT else int(self._error is not None)
             asyncio.get_running_loop().call_later(late, os._exit, code)
         self._stopping = True
+        self._beat_now.set()  # whoever counts workers shall not count on us
         for member in self._members:
             self._stop_one(member, grace)
         if not self._members:
@@ -430,9 +432,14 @@ class Supervisor:
             host=socket.gethostname(),
             pid=member.process.pid,
             requested_at=member.requested_at,
+            started_by=self._plan.started_by,
+            leaving=self._stopping,
         )
         self._channels = {standing.channel: name for name, standing in found.items()}
         self._known.set()
+        if not self._stopping and any(standing.dismissed for standing in found.values()):
+            LOG.info("dismissed", extra={"worker": member.name})
+            self.stop()
         return any(standing.alone for standing in found.values())
 
     async def _refresh_leases(self) -> None:

@@ -224,14 +224,17 @@ $$;
 
 -- A worker lives: which queues it serves, how many tasks it may run at once, and how many it runs now. Pushes wake it when
 -- it is idle; the channel of each queue is answered, to listen on, and whether a task waits there that must be alone: then
--- somebody has to let go of everything else for a moment. After five minutes of silence upkeep forgets the worker.
+-- somebody has to let go of everything else for a moment. After five minutes of silence upkeep forgets the worker. One that a
+-- scaler started is told to go when a scaler wants that, or when for ten minutes none has held any of its queues.
 create or replace function penstock.beat(
     p_worker text, p_queues text[], p_slots int default 1, p_busy int default 0, p_host text default '', p_pid int default null,
-    p_requested_at timestamptz default null
-) returns table (queue text, channel text, alone boolean)
+    p_requested_at timestamptz default null, p_started_by text default null, p_leaving boolean default false
+) returns table (queue text, channel text, alone boolean, dismissed boolean)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
 declare
-    v_now constant timestamptz := penstock.clock();
+    v_now       constant timestamptz := penstock.clock();
+    v_dismissed boolean;
 begin
     if p_worker is null or octet_length(p_worker) not between 1 and 200 then
         perform penstock.refuse('PS400', 'worker: it is null, or not 1 to 200 bytes long');
@@ -243,17 +246,24 @@ begin
         perform penstock.refuse('PS400', format('busy: %s is not between 0 and %s slots', coalesce(p_busy::text, 'null'), p_slots));
     elsif p_host is null or octet_length(p_host) > 200 then
         perform penstock.refuse('PS400', 'host: it is null or longer than 200 bytes');
+    elsif octet_length(p_started_by) > 200 or p_leaving is null then
+        perform penstock.refuse('PS400', 'started_by: it is longer than 200 bytes, or leaving is null');
     end if;
     perform penstock.the_queue(q.name) from unnest(p_queues) as q(name);
-    insert into penstock.worker as w (name, host, pid, queues, slots, busy, requested_at, started_at, first_claim_at, beat)
+    insert into penstock.worker as w (name, host, pid, queues, slots, busy, requested_at, started_at, first_claim_at, beat,
+                                      started_by, leaving)
     values (p_worker, p_host, p_pid, p_queues, p_slots, p_busy, coalesce(p_requested_at, v_now), v_now,
-            case when p_busy > 0 then v_now end, v_now)
+            case when p_busy > 0 then v_now end, v_now, p_started_by, p_leaving)
     on conflict (name) do update
     set host = excluded.host, pid = excluded.pid, queues = excluded.queues, slots = excluded.slots, busy = excluded.busy,
-        first_claim_at = coalesce(w.first_claim_at, excluded.first_claim_at), beat = excluded.beat;
+        first_claim_at = coalesce(w.first_claim_at, excluded.first_claim_at), beat = excluded.beat,
+        started_by = excluded.started_by, leaving = excluded.leaving
+    returning w.dismissed or (p_started_by is not null and v_now - w.started_at > interval '10 minutes' and not exists (
+        select from penstock.scaling as s where s.queue = any(p_queues) and s.decided_at > v_now - interval '10 minutes'))
+    into v_dismissed;
     return query
     select q.name, 'penstock_' || q.id,
-           exists (select from penstock.agenda as a where a.queue_id = q.id and a.pending and a.company = 1)
+           exists (select from penstock.agenda as a where a.queue_id = q.id and a.pending and a.company = 1), v_dismissed
     from penstock.queue as q where q.name = any(p_queues) order by q.name;
 end
 $$;

@@ -400,6 +400,7 @@ begin
     delete from penstock.agenda as a where a.queue_id = v_queue.id and not a.pending;
     delete from penstock.lease as l where l.queue_id = v_queue.id;
     delete from penstock.stream as s where s.queue_id = v_queue.id;
+    delete from penstock.scaling as s where s.queue = v_queue.name;
     delete from penstock.kind as k where k.queue_id = v_queue.id;
     delete from penstock.counter as c where c.queue_id = v_queue.id;
     delete from penstock.counter_log as l where l.queue_id = v_queue.id;

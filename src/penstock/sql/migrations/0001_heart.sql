@@ -241,9 +241,11 @@ create table penstock.sample (
     sla        interval,
     workers    int not null,
     totals     jsonb not null,
+    xid        bigint not null default pg_current_xact_id()::text::bigint,
     primary key (queue_id, at)
 );
 comment on column penstock.sample.at is 'start of the ten-second bucket';
+create index sample_xid on penstock.sample using brin (xid) with (autosummarize = on);
 
 create table penstock.worker (
     name           text primary key,
@@ -256,8 +258,14 @@ create table penstock.worker (
     started_at     timestamptz,
     first_claim_at timestamptz,
     beat           timestamptz not null,
+    started_by     text,
+    leaving        boolean not null default false,
+    dismissed      boolean not null default false,
     constraint busy_fits check (busy between 0 and slots)
 ) with (fillfactor = 50);
+comment on column penstock.worker.started_by is 'the scaler that started it, and its number there; null: somebody else did';
+comment on column penstock.worker.leaving is 'it takes nothing new, and goes when it has finished';
+comment on column penstock.worker.dismissed is 'a scaler wants it to go';
 
 -- Bulk writers note here what they wrote, so that a retry after a lost COMMIT doubles nothing.
 create table penstock.ledger (

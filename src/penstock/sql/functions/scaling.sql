@@ -1,0 +1,313 @@
+-- The scaler: one holds a queue at a time, looks, decides, and says so. Who was taken over from is refused.
+-- A queue is one of ours or an adopted table: both have a name, and both may have a promise.
+
+create or replace function penstock.check_scaling(p_queues text[], p_holder text, p_lease interval) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    v_queue text;
+begin
+    if p_queues is null or array_ndims(p_queues) > 1 or array_position(p_queues, null) is not null then
+        perform penstock.refuse('PS400', 'queues: it is null, nested, or has a null in it');
+    elsif p_holder is null or octet_length(p_holder) not between 1 and 200 then
+        perform penstock.refuse('PS400', 'holder: it is null, or not 1 to 200 bytes long');
+    elsif p_lease is null or penstock.in_seconds(p_lease) not between '1 second' and '24 hours' then
+        perform penstock.refuse('PS400', format('lease: %s is not between 1 s and 24 h', coalesce(p_lease::text, 'null')));
+    end if;
+    foreach v_queue in array p_queues loop
+        if not exists (select from penstock.adopted as a where a.name = v_queue) then
+            perform penstock.the_queue(v_queue);
+        end if;
+    end loop;
+end
+$$;
+
+-- A scaler takes queues, all of them or none. Refused while another one holds any: it has until its hold ends to say that it
+-- lives. `p_instead_of`: holders that are known to be dead, so that nobody has to wait for that. Answers, with what the last
+-- one wanted and remembered, the epoch by which this one is known from now on.
+create or replace function penstock.hold_scaling(
+    p_queues text[], p_holder text, p_policy text, p_lease interval, p_instead_of text[] default '{}'
+) returns table (queue text, epoch int, memory jsonb, target int)
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz;
+    v_row penstock.scaling;
+begin
+    perform penstock.check_scaling(p_queues, p_holder, p_lease);
+    if p_policy is null or octet_length(p_policy) not between 1 and 200 then
+        perform penstock.refuse('PS400', 'policy: it is null, or not 1 to 200 bytes long');
+    end if;
+    insert into penstock.scaling (queue, epoch, holder, until, policy)
+    select n.name, 0, '', '-infinity', p_policy from unnest(p_queues) as n(name) order by n.name
+    on conflict (queue) do nothing;
+    for v_row in
+        select * from penstock.scaling as s where s.queue = any(p_queues) order by s.queue for update
+    loop
+        v_now := penstock.clock();
+        if v_row.holder <> p_holder and v_row.until > v_now and v_row.holder <> all(coalesce(p_instead_of, '{}')) then
+            perform penstock.refuse('PS409', format('queue %L is scaled by %s until %s', v_row.queue, v_row.holder, v_row.until),
+                'Stop that scaler, or let this one wait: --standby.');
+        end if;
+    end loop;
+    return query
+    update penstock.scaling as s
+    set epoch = case when s.holder = p_holder then s.epoch else s.epoch + 1 end, holder = p_holder, policy = p_policy,
+        until = v_now + penstock.in_seconds(p_lease)
+    where s.queue = any(p_queues)
+    returning s.queue, s.epoch, s.memory, s.target;
+end
+$$;
+
+-- Who holds queues now (null: any of them).
+create or replace function penstock.scalers(p_queues text[] default null)
+returns table (queue text, holder text, policy text, until timestamptz, target int, decided_at timestamptz)
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+    select s.queue, s.holder, s.policy, s.until, s.target, s.decided_at
+    from penstock.scaling as s
+    where s.until > penstock.clock() and (p_queues is null or s.queue = any(p_queues)) order by s.queue
+$$;
+
+-- What a scaler wants, for any number of queues: an array of objects with queue, epoch, policy, workers, actual, wanted, urgency,
+-- bound_by, reason, time_to_breach, predicted_breach, inputs, rules, and memory (null: as it was). All is refused if any of the
+-- queues has a newer holder. A hold goes on with it. A decision is noted when its target, urgency or bound is another, and once a
+-- minute; answers those that were.
+create or replace function penstock.decide(p_holder text, p_lease interval, p_decisions jsonb) returns setof text
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
+declare
+    v_now  timestamptz;
+    v_lost record;
+begin
+    if p_decisions is null or jsonb_typeof(p_decisions) <> 'array' then
+        perform penstock.refuse('PS400', 'decisions: it is not a JSON array');
+    end if;
+    perform penstock.check_scaling('{}', p_holder, p_lease);
+    -- Locked in the order of names, as everybody does; what follows sees what a newer holder committed.
+    perform from penstock.scaling as s
+    where s.queue in (select d.value->>'queue' from jsonb_array_elements(p_decisions) as d(value)) order by s.queue for update;
+    v_now := penstock.clock();
+    select d.value->>'queue' as queue, s.holder into v_lost
+    from jsonb_array_elements(p_decisions) as d(value)
+    left join penstock.scaling as s on s.queue = d.value->>'queue'
+    where s.epoch is distinct from (d.value->>'epoch')::int or s.holder is distinct from p_holder
+    limit 1;
+    if found then
+        perform penstock.refuse('PS409',
+            format('queue %L is no longer scaled by %s: %s has taken over', v_lost.queue, p_holder, coalesce(v_lost.holder, 'nobody')),
+            'It was silent for longer than its hold, or its queue was dropped. What it decided meanwhile does not count.');
+    end if;
+    update penstock.scaling as s
+    set until = v_now + penstock.in_seconds(p_lease), target = d.workers, decided_at = v_now, policy = d.policy,
+        memory = coalesce(nullif(d.memory, 'null'), s.memory)
+    from jsonb_to_recordset(p_decisions) as d(queue text, policy text, workers int, memory jsonb)
+    -- At rest not every look is worth a new row.
+    where s.queue = d.queue
+      and (s.target is distinct from d.workers or s.policy <> d.policy or coalesce(d.memory, 'null') <> 'null'
+           or s.decided_at is null or s.decided_at < v_now - penstock.in_seconds(p_lease) / 4);
+    return query
+    insert into penstock.decision (queue, at, epoch, policy, workers, actual, wanted, urgency, bound_by, reason, time_to_breach,
+                                   predicted_breach, inputs, rules)
+    select d.queue, v_now, d.epoch, d.policy, d.workers, d.actual, d.wanted, d.urgency, d.bound_by, d.reason, d.time_to_breach,
+           d.predicted_breach, coalesce(d.inputs, '{}'), coalesce(d.rules, '{}')
+    from jsonb_to_recordset(p_decisions) as d(
+        queue text, epoch int, policy text, workers int, actual int, wanted int, urgency text, bound_by text, reason text,
+        time_to_breach double precision, predicted_breach double precision, inputs jsonb, rules jsonb)
+    left join lateral (
+        select l.workers, l.urgency, l.bound_by, l.at from penstock.decision as l where l.queue = d.queue order by l.at desc limit 1
+    ) as last on true
+    where last.at is null or last.at <= v_now - interval '1 minute'
+       or (last.workers, last.urgency, last.bound_by) is distinct from (d.workers, d.urgency, d.bound_by)
+    returning queue;
+end
+$$;
+
+-- A scaler goes. What it wanted stays; somebody else may begin at once.
+create or replace function penstock.leave_scaling(p_holder text) returns void
+language sql security definer set search_path = pg_catalog, pg_temp as $$
+    update penstock.scaling as s set until = '-infinity' where s.holder = p_holder
+$$;
+
+-- What was decided for a queue up to a moment (null: now), the newest first.
+create or replace function penstock.decisions(p_queue text, p_at timestamptz default null, p_limit int default 20)
+returns setof penstock.decision
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if p_limit is null or p_limit not between 1 and 10000 then
+        perform penstock.refuse('PS400', format('limit: %s is not between 1 and 10000', coalesce(p_limit::text, 'null')));
+    end if;
+    perform penstock.check_scaling(array[p_queue], '-', '1 second');
+    return query
+    select * from penstock.decision as d
+    where d.queue = p_queue and d.at <= coalesce(p_at, 'infinity') order by d.at desc, d.id desc limit p_limit;
+end
+$$;
+
+-- How many workers a queue shall have, for whoever asks PostgreSQL (KEDA's postgresql scaler). While a scaler lives: what it wants,
+-- none included. When none does, or never did: what was wanted last, but not none. Nobody would look if work came.
+create or replace function penstock.target_workers(p_queue text) returns int
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_row penstock.scaling;
+begin
+    perform penstock.check_scaling(array[p_queue], '-', '1 second');
+    select * into v_row from penstock.scaling as s where s.queue = p_queue;
+    if v_row.until > penstock.clock() and v_row.target is not null then
+        return v_row.target;
+    end if;
+    return greatest(coalesce(v_row.target, 1), 1);
+end
+$$;
+
+-- How long ago that was decided; null: never. More than a few seconds: no scaler lives.
+create or replace function penstock.target_age(p_queue text) returns interval
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    perform penstock.check_scaling(array[p_queue], '-', '1 second');
+    return (select penstock.clock() - s.decided_at from penstock.scaling as s where s.queue = p_queue);
+end
+$$;
+
+-- Workers that scalers started, and that shall finish what they have and go. They learn of it when they beat next.
+create or replace function penstock.dismiss(p_workers text[]) returns int
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_count int;
+begin
+    update penstock.worker as w set dismissed = true
+    where w.name = any(p_workers) and w.started_by is not null and not w.dismissed;
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
+
+-- Everything that a decision is made of, in one round trip: what is due is promoted first, since with no worker nobody else would;
+-- then one snapshot of all the queues asked for and of who serves them. Of what waits, only so many of the oldest are looked
+-- at (`p_rows`, for each queue): what lies behind is told by its number and the age of the newest. `p_horizons`: seconds ahead
+-- that matter; `p_bins`: seconds that a bin of ages spans.
+create or replace function penstock.look(p_queues text[], p_horizons double precision[], p_rows int[], p_bins double precision[])
+returns jsonb
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off as $$
+begin
+    if p_queues is null or array_ndims(p_queues) > 1
+       or (cardinality(p_horizons), cardinality(p_rows), cardinality(p_bins))
+          is distinct from (cardinality(p_queues), cardinality(p_queues), cardinality(p_queues)) then
+        perform penstock.refuse('PS400', 'queues, horizons, rows, bins: they are null, or not of one length');
+    elsif 1 > any(p_rows) or 100000 < any(p_rows) then
+        perform penstock.refuse('PS400', 'rows: one is not between 1 and 100000');
+    elsif 0 > any(p_horizons) or 31536000 < any(p_horizons) or 0.001 > any(p_bins) then
+        perform penstock.refuse('PS400', 'horizons, bins: one is negative, more than a year, or less than a millisecond');
+    end if;
+    perform penstock.promote(q.id)
+    from unnest(p_queues) as n(name)
+    join penstock.queue as q on q.name = n.name
+    cross join lateral (
+        select from penstock.agenda as a where a.queue_id = q.id and not a.pending and a.due <= penstock.clock() limit 1
+    ) as due;
+    return penstock.seen(p_queues, p_horizons, p_rows, p_bins);
+end
+$$;
+
+create or replace function penstock.seen(p_queues text[], p_horizons double precision[], p_rows int[], p_bins double precision[])
+returns jsonb
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+declare
+    v_now    constant timestamptz := penstock.clock();
+    v_system constant bigint := penstock.system();
+begin
+    return (
+    with asked as materialized (
+        select q.id, q.name, q.paused, q.sla, n.horizon, n.rows, n.bin
+        from unnest(p_queues, p_horizons, p_rows, p_bins) as n(name, horizon, rows, bin) join penstock.queue as q on q.name = n.name
+    ), noted as (
+        select c.queue_id, c.metric, c.value
+        from asked as q join penstock.counter as c on c.queue_id = q.id
+        union all
+        select l.queue_id, l.metric, l.delta
+        from asked as q
+        join penstock.low as b on b.queue_id = q.id
+        join penstock.counter_log as l
+          on l.queue_id = q.id and l.xid >= case when b.system = v_system then b.xid else 0 end
+    ), booked as (
+        select n.queue_id,
+               coalesce(sum(n.value) filter (where n.metric = 'planned'), 0) as planned,
+               coalesce(sum(n.value) filter (where n.metric = 'pending'), 0) as pending,
+               coalesce(sum(n.value) filter (where n.metric = 'active'), 0) as active,
+               coalesce(sum(n.value) filter (where n.metric in ('done_total', 'again_total', 'failed_total', 'dead_total')), 0) as ended,
+               coalesce(sum(n.value) filter (where n.metric in ('released_total', 'expired_total', 'revoked_total')), 0) as left
+        from noted as n group by n.queue_id
+    ), looked as (
+        select jsonb_build_object(
+            'queue', q.name, 'paused', q.paused, 'sla', extract(epoch from q.sla), 'planned', coalesce(b.planned, 0),
+            'pending', coalesce(b.pending, 0), 'active', coalesce(b.active, 0), 'ended', coalesce(b.ended, 0),
+            'left', coalesce(b.left, 0), 'waiting', w.bins, 'newest', e.age, 'ahead', p.seconds, 'running', l.leases) as value
+        from asked as q
+        left join booked as b on b.queue_id = q.id
+        -- The oldest: the first of each priority, together. Ages of one bin are told as that of its oldest.
+        left join lateral (
+            select jsonb_agg(jsonb_build_array(g.age, g.tasks) order by g.age desc) as bins, sum(g.tasks) as tasks
+            from (
+                select max(o.age) as age, count(*) as tasks
+                from (
+                    select extract(epoch from v_now - a.due)::double precision as age
+                    from generate_series(0, 9) as s(priority)
+                    cross join lateral (
+                        select a.due from penstock.agenda as a
+                        where a.queue_id = q.id and a.pending and a.priority = s.priority
+                        order by a.due, a.task_id limit q.rows
+                    ) as a
+                    order by a.due limit q.rows
+                ) as o
+                group by floor(o.age / q.bin)
+            ) as g
+        ) as w on b.pending > 0
+        -- Of more than were looked at, the newest: between the two lie the others.
+        left join lateral (
+            select extract(epoch from v_now - max(f.due))::double precision as age
+            from generate_series(0, 9) as s(priority)
+            cross join lateral (
+                select a.due from penstock.agenda as a
+                where a.queue_id = q.id and a.pending and a.priority = s.priority
+                order by a.due desc, a.task_id desc limit 1
+            ) as f
+        ) as e on b.pending > w.tasks
+        -- What is known to come, by the second.
+        left join lateral (
+            select jsonb_agg(jsonb_build_array(g.second, g.tasks) order by g.second) as seconds
+            from (
+                select floor(extract(epoch from k.due))::bigint as second, count(*) as tasks
+                from (
+                    select a.due from penstock.agenda as a
+                    where a.queue_id = q.id and not a.pending and a.due > v_now and a.due <= v_now + make_interval(secs => q.horizon)
+                    order by a.due limit q.rows
+                ) as k
+                group by 1
+            ) as g
+        ) as p on b.planned > 0
+        -- How long what runs has been running.
+        left join lateral (
+            select jsonb_agg(jsonb_build_array(extract(epoch from v_now - r.claimed_at)::double precision, r.tasks)) as leases
+            from (
+                select l.claimed_at, bit_count(l.open) as tasks from penstock.lease as l
+                where l.queue_id = q.id order by l.until limit 200
+            ) as r
+        ) as l on b.active > 0
+    )
+    select jsonb_build_object(
+        'at', extract(epoch from v_now)::double precision,
+        'queues', coalesce((select jsonb_agg(l.value) from looked as l), '[]'),
+        'workers', coalesce((
+            select jsonb_agg(jsonb_build_object(
+                'name', w.name, 'queues', w.queues, 'slots', w.slots, 'busy', w.busy, 'started_by', w.started_by,
+                'leaving', w.leaving or w.dismissed, 'silent', extract(epoch from v_now - w.beat)::double precision,
+                'began', extract(epoch from w.started_at)::double precision,
+                'latency', extract(epoch from w.started_at - w.requested_at)::double precision))
+            from penstock.worker as w where w.queues && p_queues), '[]'),
+        'connections', jsonb_build_array(
+            (select sum(d.numbackends) from pg_stat_database as d),
+            current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+                - coalesce(current_setting('reserved_connections', true)::int, 0)),
+        'schedule', penstock.next_schedule()));
+end
+$$;
