@@ -40,6 +40,7 @@ def penstock(
     stdin: str | bytes = b"",
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    within: float = 60,
 ) -> Ran:
     """One command. Whatever it does, it never shows a traceback."""
     given = stdin.encode() if isinstance(stdin, str) else stdin
@@ -49,7 +50,7 @@ def penstock(
         capture_output=True,
         env=environment(dsn, env),
         cwd=cwd,
-        timeout=60,
+        timeout=within,
         check=False,
     )
     ran = Ran(done.returncode, done.stdout.decode(), done.stderr.decode())

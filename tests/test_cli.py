@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
 
 import psycopg
+import psutil
 import pytest
 from psycopg import Connection
 from psycopg.conninfo import conninfo_to_dict
@@ -459,46 +460,55 @@ def test_demo(tmp_path: Path) -> None:
     env = {"PENSTOCK_HOME": str(home)}
     ran = penstock("demo", "--tasks", "2000", "--no-spark", env=env)
     assert ran.code == 0, ran.err
-    for line in ("PostgreSQL 18 is up", "pushed 2,000 tasks", "drained 2,000 tasks", "verified: "):
+    for line in (
+        "PostgreSQL 18 is up",
+        "2,000 tasks pushed",
+        "a second wave: 1,000 tasks more",
+        "kill -9 of ",
+        "verified: ",
+    ):
         assert line in ran.out
-    stopped = f"PostgreSQL is stopped again; the data stays in {home}: penstock up, then penstock status\n"
-    assert ran.out.endswith(stopped)
+    ten = ran.out.splitlines()[-10:]
+    assert ten[0] == "pushed 3,000 = done 2,988 + dead 12 + waiting 0"
+    assert ten[5] == f"the data is in {home}, and PostgreSQL is stopped: `penstock up` starts it again"
     assert Server.running(home) is None
     assert (home / "data").stat().st_mode & 0o777 == 0o700
     assert list(tmp_path.iterdir()) == [home]
 
+
+def test_a_demo_beside_a_server_that_runs(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    env = {"PENSTOCK_HOME": str(home)}
     try:
-        kept = penstock("demo", "--tasks", "10", "--no-spark", "--keep", env=env)
-        assert penstock("queues", "create", "mine", env=env).code == 0
-        again = penstock("demo", "--tasks", "10", "--no-spark", env=env)
-        assert kept.code == again.code == 0
-        assert " is up in " in kept.out
-        assert f"PostgreSQL 18 is already running in {home}\n" in again.out
-        assert "mine" not in again.out
-        for one in (kept, again):
-            assert one.out.endswith("PostgreSQL keeps running: penstock status, and penstock down to stop it\n")
+        kept = penstock("demo", "--tasks", "200", "--no-spark", "--keep", env=env)
+        again = penstock("demo", "--tasks", "200", "--no-spark", "--json", env=env)
+        assert (kept.code, again.code) == (0, 0), kept.err + again.err
+        assert f"the data is in {home}\n" in kept.out
+        assert again.json["pushed"] == again.json["done"] + again.json["dead"] == 300
         assert Server.running(home)
     finally:
         if server := Server.running(home):
             server.stop("immediate")
 
 
-def test_an_interrupted_demo_stops_what_it_started(tmp_path: Path) -> None:
-    """Ctrl-C goes to every process of the terminal, the demo's workers included."""
+@pytest.mark.parametrize("after", [b"PostgreSQL 18 is up", b"the scaler keeps", b"a second wave"])
+def test_an_interrupted_demo_stops_what_it_started(tmp_path: Path, after: bytes) -> None:
     home = tmp_path / "home"
     with subprocess.Popen(
-        [*COMMAND, "demo", "--tasks", "60000", "--no-spark"],
+        [*COMMAND, "demo", "--tasks", "20000", "--no-spark"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(more={"PENSTOCK_HOME": str(home)}),
         start_new_session=True,
     ) as process:
         assert process.stdout
-        while not process.stdout.readline().startswith(b"pushed "):
+        while not process.stdout.readline().startswith(after):
             assert process.poll() is None
-        time.sleep(0.3)  # its workers are starting
+        time.sleep(0.5)
+        started = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)  # until the last of them has closed its standard error
+        out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, b"interrupted\n")
-    assert out.startswith(b"PostgreSQL is stopped again; ")
+    assert b"PostgreSQL is stopped again" in out
     assert Server.running(home) is None
+    assert not psutil.wait_procs(started, timeout=20)[1]

@@ -15,13 +15,17 @@ from penstock.embedded import Server
 from shell import COMMAND, environment, penstock
 
 
-def test_tasks_come_from_parquet(tmp_path: Path) -> None:
+def test_the_whole_demo(tmp_path: Path) -> None:
     home = tmp_path / "home"
     for _ in range(2):  # the second finds what the first left
-        ran = penstock("demo", "--tasks", "2000", env={"PENSTOCK_HOME": str(home)})
-        assert (ran.code, ran.err) == (0, "")
-        pushed = f"Spark pushed 2,000 tasks from {home / 'demo-tasks.parquet'}"
-        assert all(line in ran.out for line in (pushed, "drained 2,000 tasks", "verified: "))
+        ran = penstock("demo", "--tasks", "2000", env={"PENSTOCK_HOME": str(home)}, within=200)
+        assert (ran.code, ran.err) == (0, ""), ran.out
+        assert f"2,000 tasks loaded by Spark from {home / 'demo/tasks.parquet'}" in ran.out
+        ten = ran.out.splitlines()[-10:]
+        assert ten[0] == "pushed 3,000 = done 2,988 + dead 12 + waiting 0"
+        assert ten[6] == f"the lake is in {home / 'demo/lake'}"
+        assert ten[7] == f"the report is {home / 'demo/lake/report.html'}: open it in a browser"
+        assert "<svg" in (home / "demo/lake/report.html").read_text("utf-8")
     assert Server.running(home) is None
 
 
@@ -29,7 +33,7 @@ def test_tasks_come_from_parquet(tmp_path: Path) -> None:
 def test_ctrl_c_leaves_nothing_running(tmp_path: Path, after: bytes) -> None:
     home = tmp_path / "home"
     with subprocess.Popen(
-        [*COMMAND, "demo", "--tasks", "300000"],
+        [*COMMAND, "demo", "--tasks", "100000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(more={"PENSTOCK_HOME": str(home)}),

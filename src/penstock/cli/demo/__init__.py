@@ -17,8 +17,8 @@ import typer
 from penstock import embedded
 from penstock.app import Penstock
 from penstock.cli.demo import load
-from penstock.cli.demo.stage import Scene, fleet, play
-from penstock.cli.demo.tasks import QUEUE
+from penstock.cli.demo.load import QUEUE
+from penstock.cli.demo.stage import Play, Scene, fleet
 from penstock.cli.demo.view import Viewer
 from penstock.cli.options import AsJson, Debug, Quiet
 from penstock.cli.output import age, emit, interrupted, say
@@ -62,8 +62,8 @@ def demo(  # noqa: PLR0917 - as many as the command has
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 - read by main
 ) -> None:
-    """From nothing: PostgreSQL starts, Spark loads a backlog, a scaler starts workers and keeps the promise, a second wave
-    comes, a worker is killed, and the pipeline writes a lake and a report.
+    """From nothing: PostgreSQL starts, Spark loads a backlog, a scaler starts workers and keeps the promise, a second
+    wave comes, a worker is killed, and the pipeline writes a lake and a report.
 
     Example: penstock demo --tasks 20000
     """
@@ -72,7 +72,8 @@ def demo(  # noqa: PLR0917 - as many as the command has
     viewer = Viewer(quiet=quiet or json)
     try:
         with ExitStack() as stack:
-            ending = performed(home, tasks, max_workers, spark=spark, viewer=viewer, stack=stack, was_running=was_running)
+            server = start(home, viewer, was_running=was_running)
+            ending = performed(server, home, tasks, max_workers, spark=spark, viewer=viewer, stack=stack)
     except KeyboardInterrupt:
         interrupted()
         raise
@@ -86,9 +87,8 @@ def demo(  # noqa: PLR0917 - as many as the command has
 
 
 def performed(
-    home: Path, tasks: int, max_workers: int, *, spark: bool, viewer: Viewer, stack: ExitStack, was_running: bool
+    server: embedded.Server, home: Path, tasks: int, max_workers: int, *, spark: bool, viewer: Viewer, stack: ExitStack
 ) -> Ending:
-    server = start(home, viewer, was_running=was_running)
     penstock = stack.enter_context(Penstock(server.dsn))
     penstock.init()
     fresh_queue(penstock)
@@ -98,7 +98,7 @@ def performed(
     first_wave(penstock, session, place, tasks, viewer)
     with fleet(server.dsn, place / "scaler.log", max_workers) as scaler, viewer.watching():
         viewer.tell(f"the scaler keeps the promise of {age(SLA)} with at most {max_workers} workers")
-        scene = play(penstock, scaler, tasks, viewer.show, viewer.tell)
+        scene = Play(penstock, scaler, tasks, viewer.show, viewer.tell).run()
     checked(penstock, viewer)
     told = None if session is None else analysed(session, server.dsn, place / "lake", viewer)
     return ending(penstock.queue(QUEUE).status(), scene, place / "lake", told)
@@ -119,7 +119,7 @@ def fresh_queue(penstock: Penstock) -> None:
     except NotFound:
         pass
     else:
-        penstock.drop_queue(QUEUE, force=True)
+        penstock.queue(QUEUE).drop(force=True)
     penstock.create_queue(QUEUE, sla=f"{SLA:.0f}s", lease=LEASE)
 
 
@@ -164,7 +164,8 @@ def analysed(session: SparkSession, dsn: str, lake: Path, viewer: Viewer) -> Ans
         outcomes = run(work, ends=lambda one: viewer.tell(f"pipeline: {one.stage} in {one.seconds:.1f} s"))
     wrong = [one.stage for one in outcomes if not one.ok]
     if wrong:
-        raise PenstockError(f"the pipeline found something wrong: {', '.join(wrong)}", hint="penstock pipeline reconcile")
+        hint = f"penstock pipeline reconcile --lake {lake}"
+        raise PenstockError(f"the pipeline found something wrong: {', '.join(wrong)}", hint=hint)
     return {one.stage: one.answer for one in outcomes}
 
 

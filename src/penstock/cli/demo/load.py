@@ -10,15 +10,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.demo.tasks import QUEUE
 from penstock.model import NewTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+QUEUE = "demo"
 POISONED = 12
 NAMED, PLANNED = 10, 20  # every so many-th has a subject, or is for later
-SOONEST, LATEST = 5, 20  # seconds from now
+SOONEST = 2  # seconds from now
 SETTINGS: dict[str, Any] = {
     "spark.ui.enabled": False,
     "spark.ui.showConsoleProgress": False,
@@ -70,7 +70,7 @@ def push_parquet(spark: SparkSession, file: Path, dsn: str) -> int:
 def frame(spark: SparkSession, count: int) -> DataFrame:
     """What `tasks` gives, as rows."""
     cents = f"if(id % {poison_step(count)} = 7, -1, id % 9973)"
-    later = f"timestampadd(SECOND, {SOONEST} + id % {LATEST - SOONEST}, current_timestamp())"
+    later = f"timestampadd(SECOND, {SOONEST} + id % {span(count)}, current_timestamp())"
     return spark.range(count).selectExpr(
         f"named_struct('invoice', id, 'to', concat('customer-', id, '@example.com'), 'cents', {cents}) as payload",
         "'bill' as kind",
@@ -82,7 +82,7 @@ def frame(spark: SparkSession, count: int) -> DataFrame:
 def tasks(count: int, first: int = 0) -> Iterator[NewTask]:
     now = datetime.now(UTC)
     for n in range(first, first + count):
-        later = now + timedelta(seconds=SOONEST + n % (LATEST - SOONEST))
+        later = now + timedelta(seconds=SOONEST + n % span(count))
         cents = -1 if not first and n % poison_step(count) == 7 else n % 9973
         yield NewTask(
             {"invoice": n, "to": f"customer-{n}@example.com", "cents": cents},
@@ -90,6 +90,11 @@ def tasks(count: int, first: int = 0) -> Iterator[NewTask]:
             kind="bill",
             due=later if n % PLANNED == 0 else None,
         )
+
+
+def span(count: int) -> int:
+    """Seconds over which the planned ones are spread: nobody waits long for a small demo."""
+    return min(1 + count // 10_000, 15)
 
 
 def poison_step(count: int) -> int:

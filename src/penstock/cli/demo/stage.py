@@ -14,8 +14,8 @@ from pathlib import Path
 
 from penstock.app import Penstock
 from penstock.cli.board import SAMPLES, Memory, Standing
-from penstock.cli.demo import load
-from penstock.cli.demo.tasks import QUEUE
+from penstock.cli.demo.load import QUEUE
+from penstock.cli.demo.load import tasks as second_wave
 from penstock.errors import PenstockError
 from penstock.model import Board, BoardWorker
 
@@ -35,7 +35,6 @@ class Scene:
     killed: str | None = None
     most_workers: int = 0
     worst_usage: float = 0.0  # the oldest task's age against the SLA, at its worst
-    worst_urgency: str = "NORMAL"
 
     @property
     def seconds(self) -> float:
@@ -78,44 +77,52 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def play(penstock: Penstock, scaler: subprocess.Popen[bytes], tasks: int, show: Show, tell: Tell) -> Scene:
-    """Until nothing is left to do."""
-    scene, memory = Scene(), Memory()
-    while scene.seconds < LAST:
-        board = penstock.board(QUEUE, decisions=3, samples=SAMPLES)
-        standings = memory.see(board)
-        note(scene, board, standings[0])
-        show(board, standings, scene)
-        if scaler.poll() is not None:
-            raise PenstockError("the scaler ended", hint="Its last words are in scaler.log, beside the data.")
-        if is_over(standings[0], scene):
-            return scene
-        act(penstock, board, standings[0], scene, tasks, tell)
-        time.sleep(LOOKS)
-    raise PenstockError(f"the demo did not end within {LAST:.0f} s", hint="Try it with fewer tasks: --tasks 20000")
+@dataclass
+class Play:
+    """One thing after the other: the second wave when the first is under way, then the killing, until nothing is left."""
 
+    penstock: Penstock
+    scaler: subprocess.Popen[bytes]
+    tasks: int
+    show: Show
+    tell: Tell
+    scene: Scene = field(default_factory=Scene)
 
-def note(scene: Scene, board: Board, standing: Standing) -> None:
-    scene.most_workers = max(scene.most_workers, standing.workers)
-    if (standing.usage or 0.0) > scene.worst_usage:
-        scene.worst_usage, scene.worst_urgency = standing.usage or 0.0, standing.urgency or "NORMAL"
+    def run(self) -> Scene:
+        memory = Memory()
+        while self.scene.seconds < LAST:
+            board = self.penstock.board(QUEUE, decisions=3, samples=SAMPLES)
+            (standing,) = memory.see(board)
+            self.note(standing)
+            self.show(board, [standing], self.scene)
+            if self.scaler.poll() is not None:
+                raise PenstockError("the scaler ended", hint="Its last words are in scaler.log, beside the data.")
+            if self.is_over(standing):
+                return self.scene
+            self.act(board, standing)
+            time.sleep(LOOKS)
+        raise PenstockError(f"the demo did not end within {LAST:.0f} s", hint="Try fewer tasks: --tasks 20000")
 
+    def note(self, standing: Standing) -> None:
+        scene = self.scene
+        scene.most_workers = max(scene.most_workers, standing.workers)
+        scene.worst_usage = max(scene.worst_usage, standing.usage or 0.0)
 
-def is_over(standing: Standing, scene: Scene) -> bool:
-    status = standing.status
-    return bool(scene.second_wave and scene.killed) and not (status.pending or status.active or status.planned)
+    def is_over(self, standing: Standing) -> bool:
+        status = standing.status
+        played = bool(self.scene.second_wave and self.scene.killed)
+        return played and not (status.pending or status.active or status.planned)
 
-
-def act(penstock: Penstock, board: Board, standing: Standing, scene: Scene, tasks: int, tell: Tell) -> None:
-    """One thing after the other: the second wave when the first is under way, then the killing."""
-    done = standing.status.totals["done"]
-    if not scene.second_wave and done >= tasks / 4:
-        scene.second_wave = penstock.queue(QUEUE).push_many(load.tasks(int(tasks * WAVE), first=tasks)).created
-        tell(f"a second wave: {scene.second_wave:,} tasks more")
-    elif scene.second_wave and scene.killed is None and (victim := busiest(board)) is not None:
-        os.kill(victim.pid or 0, signal.SIGKILL)
-        scene.killed = victim.name
-        tell(f"kill -9 of {victim.name}, with {victim.busy} tasks in its hands")
+    def act(self, board: Board, standing: Standing) -> None:
+        scene = self.scene
+        if not scene.second_wave and standing.status.totals["done"] >= self.tasks / 4:
+            more = second_wave(int(self.tasks * WAVE), first=self.tasks)
+            scene.second_wave = self.penstock.queue(QUEUE).push_many(more).created
+            self.tell(f"a second wave: {scene.second_wave:,} tasks more")
+        elif scene.second_wave and scene.killed is None and (victim := busiest(board)) is not None:
+            os.kill(victim.pid or 0, signal.SIGKILL)
+            scene.killed = victim.name
+            self.tell(f"kill -9 of {victim.name}, with {victim.busy} tasks in its hands")
 
 
 def busiest(board: Board) -> BoardWorker | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from penstock.app import Penstock
+from penstock.cli.demo.load import QUEUE
 from penstock.retry import Fibonacci
 
-QUEUE = "demo"
 SECONDS = 0.004  # that a bill takes; somebody else's service, so to speak
 
 app = Penstock()
@@ -17,5 +17,5 @@ app = Penstock()
 def bill(invoice: int, to: str, cents: int) -> None:
     """Poison: an invoice over less than nothing fails every time, and ends dead after four tries."""
     if cents < 0:
-        raise ValueError(f"invoice {invoice} is over {cents} cents")
+        raise ValueError(f"invoice {invoice} to {to} is over {cents} cents")
     time.sleep(SECONDS)

@@ -63,7 +63,8 @@ def line(one: Standing, scene: Scene) -> str:
     oldest = 0.0 if status.oldest_pending_age is None else status.oldest_pending_age
     parts = [
         f"{scene.seconds:5.1f} s",
-        f"{status.pending:,} pending, {status.planned:,} planned, {status.active:,} active, {status.totals['done']:,} done",
+        f"{status.pending:,} pending, {status.planned:,} planned, {status.active:,} active",
+        f"{status.totals['done']:,} done",
         f"oldest {age(oldest)} of {age(status.sla or 0.0)}, {one.urgency}",
         f"{fleet_words(one)} workers",
         f"{one.leaving or 0:,.0f}/s" + (f", {age(one.eta)} to go" if one.eta else ""),
