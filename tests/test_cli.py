@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
 
-import psycopg
 import psutil
+import psycopg
 import pytest
 from psycopg import Connection
 from psycopg.conninfo import conninfo_to_dict

@@ -69,7 +69,8 @@ def push_parquet(spark: SparkSession, file: Path, dsn: str) -> int:
 
 def frame(spark: SparkSession, count: int) -> DataFrame:
     """What `tasks` gives, as rows."""
-    cents = f"if(id % {poison_step(count)} = 7, -1, id % 9973)"
+    step = poison_step(count)
+    cents = f"if(id % {step} = 7 and id < {step * POISONED}, -1, id % 9973)"
     later = f"timestampadd(SECOND, {SOONEST} + id % {span(count)}, current_timestamp())"
     return spark.range(count).selectExpr(
         f"named_struct('invoice', id, 'to', concat('customer-', id, '@example.com'), 'cents', {cents}) as payload",
@@ -80,12 +81,12 @@ def frame(spark: SparkSession, count: int) -> DataFrame:
 
 
 def tasks(count: int, first: int = 0) -> Iterator[NewTask]:
-    now = datetime.now(UTC)
+    now, step = datetime.now(UTC), poison_step(count)
     for n in range(first, first + count):
         later = now + timedelta(seconds=SOONEST + n % span(count))
-        cents = -1 if not first and n % poison_step(count) == 7 else n % 9973
+        poison = not first and n % step == 7 and n < step * POISONED
         yield NewTask(
-            {"invoice": n, "to": f"customer-{n}@example.com", "cents": cents},
+            {"invoice": n, "to": f"customer-{n}@example.com", "cents": -1 if poison else n % 9973},
             subject=f"invoice/{n}" if n % NAMED == 0 else None,
             kind="bill",
             due=later if n % PLANNED == 0 else None,
