@@ -424,9 +424,8 @@ class Queue:
         length, worker = validate.lease(lease), validate.worker(worker)
         hint = self._hint.current()
         began = time.perf_counter()
-        with self._database.transaction() as connection:
-            parameters = (self.name, limit, length, worker, *(hint or say.NO_PLACE), may_alone)
-            rows = fetch_raw(connection, say.CLAIM, parameters)
+        parameters = (self.name, limit, length, worker, *(hint or say.NO_PLACE), may_alone)
+        rows = self._database.once(say.CLAIM, parameters)  # a claim that is lost ends by itself
         self._hint.note(rows, limit, hint is None, time.perf_counter() - began)
         claim = say.claimed(self.name, rows)
         unreadable = say.unreadable(claim)

@@ -427,9 +427,8 @@ class AsyncQueue:
         length, worker = validate.lease(lease), validate.worker(worker)
         hint = self._hint.current()
         began = time.perf_counter()
-        async with self._database.transaction() as connection:
-            parameters = (self.name, limit, length, worker, *(hint or say.NO_PLACE), may_alone)
-            rows = await fetch_raw(connection, say.CLAIM, parameters)
+        parameters = (self.name, limit, length, worker, *(hint or say.NO_PLACE), may_alone)
+        rows = await self._database.once(say.CLAIM, parameters)  # a claim that is lost ends by itself
         self._hint.note(rows, limit, hint is None, time.perf_counter() - began)
         claim = say.claimed(self.name, rows)
         unreadable = say.unreadable(claim)
