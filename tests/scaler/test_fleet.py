@@ -163,20 +163,25 @@ def test_a_command_is_run_word_by_word_until_it_succeeds(tmp_path: Path) -> None
     try:
         reason = "3: $(touch evil) `x` ; 'quoted'"
         workers.resize(3, reason)
-        eventually(lambda: not (workers.look_after() or workers.running))
+        eventually(lambda: over(workers))
         line = f"deploy/work|--replicas=3|{reason}|3"
         assert (tmp_path / "said").read_text("utf-8").splitlines() == [line]
         (tmp_path / "allowed").touch()
-        eventually(lambda: workers.look_after() or (tmp_path / "said").read_text("utf-8").count(line) == 2)
-        eventually(lambda: not (workers.look_after() or workers.running))
+        eventually(lambda: over(workers) and (tmp_path / "said").read_text("utf-8").count(line) == 2)
+        eventually(lambda: over(workers))
         workers.resize(3, "the same: nothing is run")
         assert not workers.running
         workers.resize(4, "more")
-        eventually(lambda: not (workers.look_after() or workers.running))
+        eventually(lambda: over(workers))
         assert (tmp_path / "said").read_text("utf-8").splitlines()[2:] == ["deploy/work|--replicas=4|more|4"]
         assert not (tmp_path / "evil").exists()
     finally:
         os.chdir(before)
+
+
+def over(workers: CommandedWorkers) -> bool:
+    workers.look_after()
+    return not workers.running
 
 
 def test_those_that_were_asked_for_start_until_they_are_there() -> None:

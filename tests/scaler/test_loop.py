@@ -311,3 +311,22 @@ def test_a_rehearsal_writes_nothing_and_advice_starts_nothing(
     assert targets(sql) == [1]
     assert workers(sql) == 0
     assert sql.execute("select penstock.target_workers('work')").fetchone() == (1,)
+
+
+def test_an_adopted_table_is_a_queue_too(tmp_path: Path, dsn: str, app: Penstock, sql: Connection) -> None:
+    """What drains it is somebody else's: its target is noted."""
+    write_app(tmp_path, JOBS)
+    sql.execute("create table orders (id int primary key, status text not null, created timestamptz not null)")
+    sql.execute(
+        "insert into orders select n, case when n % 4 = 0 then 'done' when n % 9 = 0 then 'failed' else 'new' end,"
+        " now() - interval '5 s' from generate_series(1, 400) as n"
+    )
+    words = "--key id --status status --inserted created --ready new --retry failed --done done --sla 30s --apply"
+    adopted = penstock("adopt", "orders", *words.split(), "--strategy", "fibonacci:1m", dsn=dsn)
+    assert adopted.code == 0, adopted.err
+    ran = penstock("scale", "jobs:app", "--queues", "orders", "--advise", "--once", "--json", dsn=dsn, cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    row = sql.execute("select workers, inputs->'pending' from penstock.decisions('orders')").fetchone()
+    assert row is not None
+    assert row[0] >= 1
+    assert 250 < row[1] <= 400

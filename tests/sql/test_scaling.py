@@ -114,7 +114,7 @@ def test_decisions_go_after_ninety_days_and_holds_with_their_queue(
     assert sql.execute("select count(*) from penstock.decision").fetchone() == (2,)
     clock.advance(20)
     assert app.upkeep()["decisions dropped"] == 1
-    app.drop_queue("work")
+    queue.drop()
     assert sql.execute("select count(*) from penstock.scaling").fetchone() == (0,)
 
 

@@ -103,6 +103,7 @@ class LocalWorkers:
         self._children: dict[str, Child] = {}
         self._inherited: list[SeenWorker] = []
         self._strangers = 0
+        self._ended: set[str] = set()  # children that are gone, and still in the registry
         self._number = 0
         self._crashes = 0
         self._not_before = 0.0
@@ -119,9 +120,10 @@ class LocalWorkers:
     def current(self, look: Look, latency: float) -> Fleet:
         self._clock = look.at - time.monotonic()
         self.reap()
-        ours = [one for one in look.workers if self.queue in one.queues]
-        self._recognise(ours)
-        others = [one for one in ours if one.started_by not in self._children]
+        serving = [one for one in look.workers if self.queue in one.queues]
+        self._ended &= {one.started_by or "" for one in serving}
+        self._recognise(serving)
+        others = [one for one in serving if one.started_by not in self._ended | {*self._children}]
         present = [one for one in others if counted_on(one)]
         self._inherited = [one for one in present if one.started_by is not None]
         slots = sum(one.slots / len(one.queues) for one in present if one.started_by is None)
@@ -132,7 +134,7 @@ class LocalWorkers:
         return Fleet(
             ready=len(staying) - len(starting) + len(self._inherited) + self._strangers,
             starting=tuple(starting),
-            draining=told + len(others) - len(present),
+            draining=told + sum(one.leaving for one in others),
         )
 
     def _recognise(self, registered: Sequence[SeenWorker]) -> None:
@@ -153,6 +155,7 @@ class LocalWorkers:
                     self._crashed()
                 continue
             del self._children[child.label]
+            self._ended.add(child.label)
             if child.registered and child.age > SETTLED_DOWN:
                 self._crashes = 0
             if not child.told:

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from penstock import queue as seam
 from penstock.database import Database
-from penstock.errors import Conflict, PenstockError, Unavailable
+from penstock.errors import Conflict, NotFound, PenstockError, Unavailable
 from penstock.model import CronSchedule, Json, Look, ScalingHold, SeenQueue
 from penstock.scaler.budget import Budget, bytes_of
 from penstock.scaler.collect import Collector, ticks_ahead
@@ -268,8 +268,7 @@ class Scaler:
         decided = self._decide(look)
         began = time.monotonic()
         self._record(decided)
-        if time.monotonic() - began < self._plan.lease / 2:  # else somebody may have taken over since it was accepted
-            self._act(decided)
+        self._act(decided, until=began + self._plan.lease / 2)
 
     def _collect(self) -> Look | None:
         """None: PostgreSQL, or we, were away, and nobody has had time yet to say that he lives."""
@@ -287,7 +286,7 @@ class Scaler:
         look = replace(look, queues=(*look.queues, *self._adopted))
         missing = {*self._plan.limits} - {one.queue for one in look.queues} - self._plan.adopted
         if missing:
-            raise Conflict(f"queue {min(missing)!r} was dropped", hint="Start the scaler without it.")
+            raise NotFound(f"queue {min(missing)!r} was dropped", hint="Start the scaler without it.")
         ticks = self._ticks(look)
         fleets = self._fleets(look)
         self.collector.take(look, ticks, {queue: fleet.workers for queue, fleet in fleets.items()})
@@ -392,9 +391,12 @@ class Scaler:
             "memory": self.collector.remembered(one.queue, policy, found.memory) if remember else None,
         }
 
-    def _act(self, decided: Sequence[Decided]) -> None:
-        """Those that get fewer first: what they leave, others may take."""
+    def _act(self, decided: Sequence[Decided], *, until: float) -> None:
+        """Those that get fewer first: what they leave, others may take. Not when so much time has passed (who is frozen
+        does not notice) that somebody may have taken over since it was accepted."""
         for one in sorted(decided, key=lambda one: one.decision.workers - one.fleet.workers):
+            if time.monotonic() > until:
+                return
             found = one.decision
             self._workers[one.queue].resize(found.workers, found.reason)
             said = (found.workers, found.urgency, found.bound_by)
