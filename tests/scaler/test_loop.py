@@ -77,7 +77,7 @@ def test_it_scales_before_any_task_has_finished_and_not_beyond_its_connections(
     """Nobody knows how long tasks take: more workers come step by step, never more than connections allow."""
     app.queue("work").set(sla="2s")
     queue.push_many([NewTask({"name": "go"}, kind="wait") for _ in range(12)])
-    options = ("--max-workers", "12", "--concurrency", "1", "--max-connections", "31")
+    options = ("--max-workers", "12", "--concurrency", "1", "--max-connections", "35")
     with scaling(tmp_path, dsn, *options) as scaler:
         eventually(lambda: workers(sql) == 3)
         assert queue.status().totals["done"] == 0
@@ -310,6 +310,9 @@ def test_a_rehearsal_writes_nothing_and_advice_starts_nothing(
     assert ran.code == 0
     assert targets(sql) == [1]
     assert workers(sql) == 0
+    for word, code in (("true", 0), ("false", 1)):
+        ran = penstock("scale", "jobs:app", "--command", f"{word} {{workers}}", "--once", dsn=dsn, cwd=tmp_path)
+        assert ran.code == code, ran.err
     assert sql.execute("select penstock.target_workers('work')").fetchone() == (1,)
 
 

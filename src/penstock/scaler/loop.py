@@ -161,6 +161,7 @@ class Scaler:
         self._bytes_each: float | None = None
         self._away = False
         self._settle_until = 0.0
+        self._stumbled: set[str] = set()
         self._stop = threading.Event()
         self._signals: list[int] = []
 
@@ -186,9 +187,23 @@ class Scaler:
             except Conflict as error:
                 if not self._lost(error):
                     return
+            except (NotFound, BrokenPipeError):
+                raise
+            except Exception as error:
+                if self._plan.once:
+                    raise
+                self._stumble(error)
             if self._plan.once:
                 return
             self._stop.wait(max(0.0, began + self._plan.interval - time.monotonic()))
+
+    def _stumble(self, error: Exception) -> None:
+        """A fault of ours, or rights that were taken from us: no reason to let workers go. Said once for each kind."""
+        kind = type(error).__name__
+        if kind not in self._stumbled:
+            self._stumbled.add(kind)
+            self._tell(f"held: no decision could be made ({kind}: {error}); everything stays as it is")
+        LOG.error("no decision", extra={"error_class": kind})
 
     def take(self) -> bool:
         """Holds all queues; as a stand-by, as soon as nobody else does. False: it was told to stop meanwhile."""
@@ -407,8 +422,9 @@ class Scaler:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _heed_signals(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._signalled)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, self._signalled)
 
     def _signalled(self, number: int, _: FrameType | None) -> None:
         self._signals.append(number)
@@ -418,10 +434,11 @@ class Scaler:
         """All workers finish what they have, within the grace; what runs then goes back, no attempt burned."""
         local = [one for one in self._workers.values() if isinstance(one, LocalWorkers)]
         children = [child for one in local for child in one.children]
-        if children:
-            self._tell(f"stopping {len(children)} workers")
         for child in children:
             child.send_away()
+        if children:
+            with suppress(BrokenPipeError):  # perhaps that is why we stop
+                self._tell(f"stopping {len(children)} workers")
         inherited = [name for one in local for name in one.inherited]
         if not self._plan.dry_run:
             with suppress(PenstockError):
