@@ -105,6 +105,28 @@ def test_a_quiet_queue_is_left_alone(tmp_path: Path, dsn: str, queue: Queue, sql
 
 
 @pytest.mark.slow
+def test_queues_share_what_there_is(tmp_path: Path, dsn: str, app: Penstock, queue: Queue, sql: Connection) -> None:
+    """Two queues want more than there may be: never more than that, each has its part, and both are served."""
+    code = JOBS + JOBS.replace('queue="work"', 'queue="other"').replace("def rest", "def rest_too").replace(
+        "def wait", "def wait_too"
+    )
+    other = app.create_queue("other", sla="3s")
+    queue.set(sla="3s")
+    queue.push_many(rests(60, 0.5))
+    other.push_many([NewTask({"seconds": 0.5}, kind="rest_too") for _ in range(60)])
+    options = ("--max-workers", "4", "--concurrency", "1")
+    with scaling(tmp_path, dsn, *options, code=code) as scaler:
+        eventually(lambda: workers(sql) == 4)
+        most = 0
+        while not (done(queue, 60) and done(other, 60)):
+            most = max(most, len(scaler.workers))
+            time.sleep(0.1)
+        assert most <= 5  # one that was sent away may still finish what it has
+        assert {min(targets(sql)), min(targets(sql, "other"))} == {1}
+        assert any("all queues share 4" in one["reason"] for one in scaler.decisions)
+
+
+@pytest.mark.slow
 def test_a_batch_that_is_known_is_awaited(
     tmp_path: Path, dsn: str, app: Penstock, queue: Queue, sql: Connection
 ) -> None:

@@ -46,7 +46,7 @@ class Budget:
         if self.max_connections is not None:
             room["connections"] = self.max_connections // self.connections_each
         if self.max_memory is not None:
-            room["memory"] = int(self.max_memory // (bytes_each or GUESS))
+            room["memory"] = max(1, int(self.max_memory // (bytes_each or GUESS)))
         least = min(room, key=lambda name: room[name])
         return room[least], least
 

@@ -44,6 +44,7 @@ SETTLE = 5.0  # seconds after that in which workers say that they live; until th
 SLICE = 0.2  # seconds
 MEASURE = 5.0  # seconds between two looks at memory
 NEVER = 1e9  # seconds
+DEAL = 20.0  # seconds between two times that workers are dealt out anew, where there are too few for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ class Scaler:
         self._told: dict[str, tuple[int, str, str]] = {}  # target, urgency, bound of what was said last
         self._schedules: list[CronSchedule] = []
         self._adopted: list[SeenQueue] = []
-        self._upkept = self._remembered = self._measured = self._looked = -2 * NEVER
+        self._upkept = self._remembered = self._measured = self._dealt = self._looked = -2 * NEVER
         self._bytes_each: float | None = None
         self._away = False
         self._settle_until = 0.0
@@ -356,10 +357,13 @@ class Scaler:
         """All of them together within the budget: where it is short, who gets the next worker."""
         ready = sum(signals.fleet.ready for signals, _ in found.values())
         allowed, limit = self._plan.budget.allowed(look, ready, self._memory_each())
-        wants = [want(queue, *one) for queue, one in found.items()]
-        if sum(one.wanted for one in wants) <= allowed:
+        if sum(decision.workers for _, decision in found.values()) <= allowed:
             yield from ((queue, decision) for queue, (_, decision) in found.items())
             return
+        anew = time.monotonic() - self._dealt >= DEAL
+        if anew:
+            self._dealt = time.monotonic()
+        wants = [want(queue, *one, keep=not anew) for queue, one in found.items()]
         given = share(wants, allowed).given
         for queue, (signals, decision) in found.items():
             yield queue, limited(decision, given[queue], signals, allowed, limit)
@@ -473,9 +477,10 @@ def alive(children: Sequence[Any]) -> list[Any]:
     return [child for child in children if child.process.poll() is None]
 
 
-def want(queue: str, signals: Signals, decision: Decision) -> Want:
-    """What a queue asks for, and what it would lose."""
-    least = min(signals.limits.min_workers, decision.workers)
+def want(queue: str, signals: Signals, decision: Decision, *, keep: bool) -> Want:
+    """What a queue asks for, and what it would lose; `keep`: it has those that are there. Who gains most may be another
+    one every second, and a worker that goes from queue to queue does nothing meanwhile."""
+    least = min(max(signals.limits.min_workers, signals.fleet.workers if keep else 0), decision.workers)
     if signals.service is None:
         return Want(queue, decision.workers, least)
     outlook: list[Outlook] = []
