@@ -6,7 +6,7 @@ import json as plain_json
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ from penstock.cli.options import Shell, with_shell
 from penstock.cli.output import many, say
 from penstock.cli.work import Grace, LogFormat, checked, found_dsn, grace_of
 from penstock.database import Database
-from penstock.errors import ConfigError, NotFound, ValidationError, shown
+from penstock.errors import ConfigError, NotFound, PenstockError, ValidationError, shown
 from penstock.handlers import Registry
 from penstock.model import Json, SeenQueue
 from penstock.scaler import policies
@@ -56,7 +56,9 @@ def run(
     interval: Annotated[str, typer.Option(help="Between two decisions.")] = "1s",
     min_workers: Annotated[int, typer.Option(help="Never fewer, for each queue.")] = 1,
     max_workers: Annotated[int, typer.Option(help="Never more, for all queues together.")] = 10,
-    concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="Tasks that one worker runs at a time.")] = 10,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", "-c", "--slots", help="Tasks that one worker runs at a time.")
+    ] = 10,
     sla: Annotated[
         str | None, typer.Option(help="The promise of queues that have none of their own.", show_default=False)
     ] = None,
@@ -159,10 +161,11 @@ def scale(
             return AdvisedWorkers(queue, slots)
         return LocalWorkers(queue, holder, recipe, dismiss)
 
+    fleet = {queue: workers(queue, limits.slots) for queue, limits in plan.limits.items()}
     scaler = Scaler(
         plan,
         database,
-        {queue: workers(queue, limits.slots) for queue, limits in plan.limits.items()},
+        fleet,
         holder=holder,
         say=lambda one: print_decided(shell, one),
         tell=lambda event: print_event(shell, event),
@@ -171,9 +174,13 @@ def scale(
     names = ", ".join(plan.limits)
     print_event(shell, f"scaling {names} by {plan.policy.name}, at most {many(plan.budget.max_workers, 'worker')}")
     try:
-        return scaler.run()
+        ended = scaler.run()
     finally:
         database.close()
+    failed = [one.queue for one in fleet.values() if isinstance(one, CommandedWorkers) and one.failed]
+    if plan.once and failed:
+        raise PenstockError(f"command: it failed for queue {failed[0]!r}", hint="What it said is above.")
+    return ended
 
 
 # --- what was asked for ---------------------------------------------------------------------------------------------
@@ -233,17 +240,19 @@ def size_of(text: str) -> int:
 
 
 def connections_each(registry: Registry, concurrency: int) -> int:
-    """That a worker may have at once: handlers that are given a context may open transaction() in it."""
-    deep = any(spec.arguments is None or spec.arguments.context for spec in registry.specs.values())
-    return CONNECTIONS + (concurrency if deep else 0)
+    """That a worker may have at once: handlers that are given a context may open transaction() in it, and those that
+    do not run in threads a second one beside it, for extend()."""
+    deep = [spec for spec in registry.specs.values() if spec.arguments is None or spec.arguments.context]
+    each_slot = max((1 if spec.mode == "thread" else 2 for spec in deep), default=0)
+    return CONNECTIONS + concurrency * each_slot
 
 
 def promises(
     penstock: Penstock, registry: Registry, queues: str | None, make: Make
 ) -> tuple[dict[str, Limits], dict[str, Limits]]:
     """Limits of all queues that were asked for; of them, the adopted tables."""
-    known = {one.queue: one.sla for one in penstock.queues()}
-    tables = {one.name: one.terms.sla for one in penstock.backlogs()}
+    known = {one.queue: one.sla for one in penstock.status()}
+    tables = {one.name: seconds_of(one.terms.sla) for one in penstock.backlogs()}
     if queues is None:
         named = [name for name in registry.queues() if name in known and known[name] is not None]
         named += [name for name, sla in tables.items() if sla is not None and name not in named]
@@ -255,7 +264,7 @@ def promises(
     else:
         named = [check_named(name.strip(), known, tables, registry) for name in queues.split(",")]
     slas = {name: known[name] if name in known else tables[name] for name in dict.fromkeys(named)}
-    limits = {name: make(name, None if sla is None else sla.total_seconds()) for name, sla in slas.items()}
+    limits = {name: make(name, sla) for name, sla in slas.items()}
     least, most = sum(one.min_workers for one in limits.values()), next(iter(limits.values())).max_workers
     if least > most:
         raise ConfigError(
@@ -263,6 +272,10 @@ def promises(
             hint="Raise --max-workers, or let queues go down to none: --min-workers 0.",
         )
     return limits, {name: one for name, one in limits.items() if name not in known}
+
+
+def seconds_of(length: timedelta | None) -> float | None:
+    return None if length is None else length.total_seconds()
 
 
 def check_named(name: str, known: Mapping[str, Any], tables: Mapping[str, Any], registry: Registry) -> str:

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from penstock import queue as seam
 from penstock.database import Database
-from penstock.errors import Conflict, PenstockError, Unavailable
+from penstock.errors import Conflict, NotFound, PenstockError, Unavailable
 from penstock.model import CronSchedule, Json, Look, ScalingHold, SeenQueue
 from penstock.scaler.budget import Budget, bytes_of
 from penstock.scaler.collect import Collector, ticks_ahead
@@ -44,6 +44,7 @@ SETTLE = 5.0  # seconds after that in which workers say that they live; until th
 SLICE = 0.2  # seconds
 MEASURE = 5.0  # seconds between two looks at memory
 NEVER = 1e9  # seconds
+DEAL = 20.0  # seconds between two times that workers are dealt out anew, where there are too few for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +152,17 @@ class Scaler:
         self._plan, self._database, self._workers = plan, database, workers
         self._holder, self._say, self._tell, self._backlogs = holder, say, tell, backlogs
         self._aside, self._upkeep = Aside(), Aside()
-        self._collector = Collector(plan.limits)
+        self.collector = Collector(plan.limits)
         self._epochs: dict[str, int] = {}
         self._memory: dict[str, Memory] = {}
         self._told: dict[str, tuple[int, str, str]] = {}  # target, urgency, bound of what was said last
         self._schedules: list[CronSchedule] = []
         self._adopted: list[SeenQueue] = []
-        self._upkept = self._remembered = self._measured = self._looked = -2 * NEVER
+        self._upkept = self._remembered = self._measured = self._dealt = self._looked = -2 * NEVER
         self._bytes_each: float | None = None
         self._away = False
         self._settle_until = 0.0
+        self._stumbled: set[str] = set()
         self._stop = threading.Event()
         self._signals: list[int] = []
 
@@ -170,10 +172,10 @@ class Scaler:
         """Until it is told to stop; answers by which signal."""
         self._heed_signals()
         try:
-            if self._take():
+            if self.take():
                 self._go_on()
         finally:
-            self._let_all_go()
+            self.let_all_go()
         return self._signals[0] if self._signals else None
 
     def _go_on(self) -> None:
@@ -182,15 +184,31 @@ class Scaler:
             try:
                 self.tick()
             except Unavailable as error:
+                if self._plan.once:
+                    raise
                 self._outage(error)
             except Conflict as error:
                 if not self._lost(error):
                     return
+            except (NotFound, BrokenPipeError):
+                raise
+            except Exception as error:
+                if self._plan.once:
+                    raise
+                self._stumble(error)
             if self._plan.once:
                 return
             self._stop.wait(max(0.0, began + self._plan.interval - time.monotonic()))
 
-    def _take(self) -> bool:
+    def _stumble(self, error: Exception) -> None:
+        """A fault of ours, or rights that were taken from us: no reason to let workers go. Said once for each kind."""
+        kind = type(error).__name__
+        if kind not in self._stumbled:
+            self._stumbled.add(kind)
+            self._tell(f"held: no decision could be made ({kind}: {error}); everything stays as it is")
+        LOG.error("no decision", extra={"error_class": kind})
+
+    def take(self) -> bool:
         """Holds all queues; as a stand-by, as soon as nobody else does. False: it was told to stop meanwhile."""
         if self._plan.dry_run:
             return True
@@ -231,10 +249,10 @@ class Scaler:
         )
 
     def _begin(self, held: Mapping[str, ScalingHold]) -> None:
-        self._collector = Collector(self._plan.limits)
+        self.collector = Collector(self._plan.limits)
         for queue, hold in held.items():
             self._epochs[queue] = hold.epoch
-            self._memory[queue] = self._collector.recall(queue, self._plan.policy.name, hold.memory)
+            self._memory[queue] = self.collector.recall(queue, self._plan.policy.name, hold.memory)
         self._looked = -2 * NEVER
 
     def _lost(self, error: Conflict) -> bool:
@@ -245,7 +263,7 @@ class Scaler:
                 workers.forget()
         if not self._plan.standby:
             raise error
-        return self._take()
+        return self.take()
 
     def _outage(self, error: Unavailable) -> None:
         if not self._away:
@@ -268,13 +286,12 @@ class Scaler:
         decided = self._decide(look)
         began = time.monotonic()
         self._record(decided)
-        if time.monotonic() - began < self._plan.lease / 2:  # else somebody may have taken over since it was accepted
-            self._act(decided)
+        self._act(decided, until=began + self._plan.lease / 2)
 
     def _collect(self) -> Look | None:
         """None: PostgreSQL, or we, were away, and nobody has had time yet to say that he lives."""
         self._keep_up()
-        asked = [one for one in self._collector.asked() if one.queue not in self._plan.adopted]
+        asked = [one for one in self.collector.asked() if one.queue not in self._plan.adopted]
         look = self._aside.call(lambda: seam.look(self._database, asked), PATIENCE)
         now = time.monotonic()
         if self._away or PATIENCE + 2 * self._plan.interval < now - self._looked < NEVER:
@@ -287,10 +304,10 @@ class Scaler:
         look = replace(look, queues=(*look.queues, *self._adopted))
         missing = {*self._plan.limits} - {one.queue for one in look.queues} - self._plan.adopted
         if missing:
-            raise Conflict(f"queue {min(missing)!r} was dropped", hint="Start the scaler without it.")
+            raise NotFound(f"queue {min(missing)!r} was dropped", hint="Start the scaler without it.")
         ticks = self._ticks(look)
         fleets = self._fleets(look)
-        self._collector.take(look, ticks, {queue: fleet.workers for queue, fleet in fleets.items()})
+        self.collector.take(look, ticks, {queue: fleet.workers for queue, fleet in fleets.items()})
         return None if now < self._settle_until else look
 
     def _keep_up(self) -> None:
@@ -317,21 +334,21 @@ class Scaler:
 
     def _ticks(self, look: Look) -> dict[str, list[float]]:
         known = {*self._plan.limits}
-        ahead = max((one.horizon for one in self._collector.asked()), default=0.0)
+        ahead = max((one.horizon for one in self.collector.asked()), default=0.0)
         return ticks_ahead([one for one in self._schedules if one.queue in known], look.at, ahead)
 
     def _fleets(self, look: Look) -> dict[str, Fleet]:
         return {
-            queue: workers.current(look, self._collector.latency_of(queue)) for queue, workers in self._workers.items()
+            queue: workers.current(look, self.collector.latency_of(queue)) for queue, workers in self._workers.items()
         }
 
     def _decide(self, look: Look) -> list[Decided]:
         found: dict[str, tuple[Signals, Decision]] = {}
         for queue, fleet in self._fleets(look).items():
-            track = self._collector.tracks[queue]
+            track = self.collector.tracks[queue]
             if track.seen is None:  # an adopted table that nobody has counted yet
                 continue
-            signals = track.signals(look.at, fleet, self._collector.latency)
+            signals = track.signals(look.at, fleet, self.collector.latency)
             found[queue] = signals, self._plan.policy.decide(signals, self._memory.get(queue))
         return [
             Decided(queue, decision, self._told.get(queue, (None,))[0], found[queue][0].fleet, inputs(found[queue][0]))
@@ -342,10 +359,13 @@ class Scaler:
         """All of them together within the budget: where it is short, who gets the next worker."""
         ready = sum(signals.fleet.ready for signals, _ in found.values())
         allowed, limit = self._plan.budget.allowed(look, ready, self._memory_each())
-        wants = [want(queue, *one) for queue, one in found.items()]
-        if sum(one.wanted for one in wants) <= allowed:
+        if sum(decision.workers for _, decision in found.values()) <= allowed:
             yield from ((queue, decision) for queue, (_, decision) in found.items())
             return
+        anew = time.monotonic() - self._dealt >= DEAL
+        if anew:
+            self._dealt = time.monotonic()
+        wants = [want(queue, *one, keep=not anew) for queue, one in found.items()]
         given = share(wants, allowed).given
         for queue, (signals, decision) in found.items():
             yield queue, limited(decision, given[queue], signals, allowed, limit)
@@ -389,12 +409,15 @@ class Scaler:
             "predicted_breach": found.predicted_breach,
             "inputs": one.inputs,
             "rules": dict(found.rules),
-            "memory": self._collector.remembered(one.queue, policy, found.memory) if remember else None,
+            "memory": self.collector.remembered(one.queue, policy, found.memory) if remember else None,
         }
 
-    def _act(self, decided: Sequence[Decided]) -> None:
-        """Those that get fewer first: what they leave, others may take."""
+    def _act(self, decided: Sequence[Decided], *, until: float) -> None:
+        """Those that get fewer first: what they leave, others may take. Not when so much time has passed (who is frozen
+        does not notice) that somebody may have taken over since it was accepted."""
         for one in sorted(decided, key=lambda one: one.decision.workers - one.fleet.workers):
+            if time.monotonic() > until:
+                return
             found = one.decision
             self._workers[one.queue].resize(found.workers, found.reason)
             said = (found.workers, found.urgency, found.bound_by)
@@ -405,21 +428,24 @@ class Scaler:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _heed_signals(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._signalled)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, self._signalled)
 
     def _signalled(self, number: int, _: FrameType | None) -> None:
         self._signals.append(number)
         self._stop.set()
 
-    def _let_all_go(self) -> None:
+    def let_all_go(self) -> None:
         """All workers finish what they have, within the grace; what runs then goes back, no attempt burned."""
         local = [one for one in self._workers.values() if isinstance(one, LocalWorkers)]
         children = [child for one in local for child in one.children]
-        if children:
-            self._tell(f"stopping {len(children)} workers")
         for child in children:
-            child.send_away()
+            if not child.told:  # a second time would be: at once
+                child.send_away()
+        if children:
+            with suppress(BrokenPipeError):  # perhaps that is why we stop
+                self._tell(f"stopping {len(children)} workers")
         inherited = [name for one in local for name in one.inherited]
         if not self._plan.dry_run:
             with suppress(PenstockError):
@@ -428,7 +454,7 @@ class Scaler:
         while alive(children) and time.monotonic() < until and len(self._signals) < 2:
             time.sleep(SLICE)
         for child in alive(children):
-            child.send_away()  # the second time: at once
+            child.send_away()  # for the second time
         until = time.monotonic() + 10.0
         while alive(children) and time.monotonic() < until:
             time.sleep(SLICE / 4)
@@ -454,9 +480,10 @@ def alive(children: Sequence[Any]) -> list[Any]:
     return [child for child in children if child.process.poll() is None]
 
 
-def want(queue: str, signals: Signals, decision: Decision) -> Want:
-    """What a queue asks for, and what it would lose."""
-    least = min(signals.limits.min_workers, decision.workers)
+def want(queue: str, signals: Signals, decision: Decision, *, keep: bool) -> Want:
+    """What a queue asks for, and what it would lose; `keep`: it has those that are there. Who gains most may be another
+    one every second, and a worker that goes from queue to queue does nothing meanwhile."""
+    least = min(max(signals.limits.min_workers, signals.fleet.workers if keep else 0), decision.workers)
     if signals.service is None:
         return Want(queue, decision.workers, least)
     outlook: list[Outlook] = []
