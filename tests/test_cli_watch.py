@@ -410,7 +410,8 @@ def test_rates_and_what_is_left() -> None:
     (first, second) = memory.see(a_board(2, 4, 0, at=AT + 10, ended=50))
     assert (first.leaving, first.arriving) == (5.0, 0.0)
     assert first.eta == pytest.approx((50 + 2) / 5)
-    assert (second.usage, second.urgency) == (pytest.approx(10 / 60), "NORMAL")
+    assert second.usage == pytest.approx(10 / 60)
+    assert second.urgency == "NORMAL"
     assert (second.workers, second.target) == (3, 3)
     assert second.status.queue == "q1"
     assert memory.see(a_board(2, 0, 0, at=AT - 100))[0].leaving is None, "another clock: nothing is made of it"

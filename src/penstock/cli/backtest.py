@@ -17,7 +17,7 @@ from penstock.cli.options import AsJson, Debug, flowing, moment
 from penstock.cli.output import age, emit, harmless, many, progress_bar, say, span, table
 from penstock.cli.scale import seconds
 from penstock.cli.simulate import MOST_SEEDS, beginning, percent, writable
-from penstock.errors import ConfigError, ValidationError, shown
+from penstock.errors import ValidationError, shown
 from penstock.scaler import chart, judge, policies, traces
 from penstock.scaler.signals import MOST_WORKERS, Limits
 
@@ -235,12 +235,10 @@ def from_lake(
 
 @contextmanager
 def spark_of(master: str | None) -> Iterator[SparkSession]:
-    try:
-        from penstock.spark import session  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise ConfigError(f"backtest: {error.name} is not installed", hint="pip install 'penstock[spark]'") from None
-    quiet = {"spark.ui.enabled": False, "spark.ui.showConsoleProgress": False, "spark.log.level": "ERROR"}
-    spark = session("penstock backtest", master=master, **quiet)
+    from penstock.cli.pipeline import needs_spark, quiet_session  # noqa: PLC0415 - it imports us
+
+    needs_spark()
+    spark = quiet_session(master)
     try:
         yield spark
     finally:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.status import Status
 
 from penstock import validate
+from penstock.cli.backtest import backtest
 from penstock.cli.options import Shell, moment, with_shell
 from penstock.cli.output import age, cell, interrupted, many, table
 from penstock.errors import ConfigError, ValidationError
@@ -118,6 +119,9 @@ def forget(
     with shell.connected() as penstock:
         penstock.forget_reader(name)
     shell.answer({"forgotten": name}, f"forgotten: {name}")
+
+
+app.command("backtest")(backtest)
 
 
 @app.command("rebase")

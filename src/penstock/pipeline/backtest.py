@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import ValidationError, shown
 from penstock.pipeline.sampling import CONFIDENT, LONG_WARM_UP, WARM_UP, Recording, Sample, Window, quantile, sampled
+from penstock.pipeline.work import sparks_errors
 from penstock.scaler import judge, policies
 from penstock.scaler.bound import bound
 from penstock.scaler.decision import Policy
@@ -476,7 +477,7 @@ def spread(
     columns = StructType.fromDDL(schema)
     assert isinstance(columns, StructType)
     arrow = to_arrow_schema(columns)
-    with watched(spark, count, watch):
+    with sparks_errors(), watched(spark, count, watch):
         return spark.range(0, count, 1, count).mapInArrow(do, columns).collect()
 
 
