@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Self
 
 import psycopg
@@ -345,6 +346,32 @@ def test_top_keeps_trying(direct_dsn: str, server_dsn: str) -> None:
         terminal.press(b"q")
         assert terminal.ended() == 0
         left(terminal)
+
+
+def test_top_of_a_server_that_stands_still(direct_dsn: str, sql: psycopg.Connection) -> None:
+    """Nobody answers, and nobody says so: it is told all the same, and keys still work."""
+    with Penstock(direct_dsn) as app:
+        app.create_queue("work")
+    mine = sql.info.backend_pid
+    with Terminal("top", "--interval", "0.2s", dsn=direct_dsn) as terminal:
+        terminal.shows("work", "q quits")
+        others = "select pid from pg_stat_activity where datname = current_database() and pid <> %s"
+        frozen = [pid for (pid,) in sql.execute(others, (mine,)) if backend(pid)]
+        try:
+            for pid in frozen:
+                os.kill(pid, signal.SIGSTOP)
+            terminal.shows("no answer for", "trying again", "work")
+            terminal.press(b"q")
+            assert terminal.ended() == 0
+            left(terminal)
+        finally:
+            for pid in frozen:
+                os.kill(pid, signal.SIGCONT)
+
+
+def backend(pid: int) -> bool:
+    """Of a client; not a worker of autovacuum, which others wait for."""
+    return b"autovacuum" not in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_top_without_a_terminal(dsn: str, promised: Queue) -> None:

@@ -21,15 +21,15 @@ from conftest import Clock
 from penstock import NewTask, Outcome, Penstock
 from penstock.errors import ConfigError, NotFound, PenstockError, ValidationError
 from penstock.pipeline import backtest as bt
-from penstock.pipeline.arrivals import completed, from_lake
+from penstock.pipeline.arrivals import completed, from_lake, resampled
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.run import run
-from penstock.pipeline.sampling import WINDOW, Recording, Sample, Window, quantile, sampled
+from penstock.pipeline.sampling import CONFIDENT, WINDOW, Recording, Sample, Window, quantile, sampled
 from penstock.pipeline.work import working
 from penstock.scaler import judge, policies, traces
 from penstock.scaler.signals import Limits
 from penstock.scaler.simulate import simulate
-from shell import COMMAND, environment, is_one_block, penstock
+from shell import COMMAND, each, environment, is_one_block, penstock
 
 LIMITS = Limits(30.0, start_latency=10.0)
 TOLERATED_COST = 0.05  # of it: how far a sample may be off; it is 1 % or so
@@ -96,7 +96,10 @@ def played(recording: Recording, policy: str, sla: float, most: int) -> bt.Estim
     return bt.estimate(recording, sample, None, one, rows)
 
 
-@pytest.mark.parametrize(("trace", "policy"), [("spikes", "hybrid"), ("diurnal", "deadline"), ("steps", "hybrid")])
+@pytest.mark.parametrize(
+    ("trace", "policy"),
+    [("spikes", "hybrid"), pytest.param("diurnal", "deadline", marks=pytest.mark.slow), ("steps", "hybrid")],
+)
 def test_a_sample_says_what_the_whole_does(trace: str, policy: str) -> None:
     """Two fifths of a day are played, warm-ups included."""
     recording = Recording.of(traces.named(trace, duration=86_400, tasks=20_000, service=15.0))
@@ -132,13 +135,14 @@ def test_strata_and_what_they_estimate() -> None:
     assert all(one.until - one.since == WINDOW and one.begin >= 0 for one in sample.windows)
     assert len({one.since for one in sample.windows}) == len(sample.windows)
     assert sampled(recording, 5_000, ahead=60.0) == sample, "the same, every time"
-    assert sample.total([3.0] * len(sample.windows)) == (pytest.approx(144.0), 0.0)
+    total, off = sample.total([3.0] * len(sample.windows))
+    assert total == pytest.approx(144.0)
+    assert off == 0.0
     tasks = [len(recording.cut(one.since, one.until).due) for one in sample.windows]
     work = [recording.work(one.since, one.until) for one in sample.windows]
-    assert sample.total_by(work, work, float(recording.service.sum())) == (
-        pytest.approx(float(recording.service.sum())),
-        pytest.approx(0.0, abs=1e-6),
-    )
+    total, off = sample.total_by(work, work, float(recording.service.sum()))
+    assert total == pytest.approx(float(recording.service.sum()))
+    assert off == pytest.approx(0.0, abs=1e-6)
     estimate, error = sample.total(tasks)
     assert abs(estimate - len(recording)) < 4 * error
 
@@ -155,7 +159,7 @@ def test_a_margin_holds_what_it_promises() -> None:
                 windows.append(Window(0, 0, 1, 1, stratum))
                 chosen.append(float(values[n]))
         estimate, error = Sample(tuple(windows), (30,) * 20, whole=False).total(chosen)
-        inside += abs(estimate - values.sum()) <= bt.CONFIDENT * error
+        inside += abs(estimate - values.sum()) <= CONFIDENT * error
     assert inside / 400 > 0.88
 
 
@@ -267,9 +271,9 @@ def test_arrivals_of_a_lake(
     assert note.startswith("40 arrivals (90.9 %) are known by samples only")
     assert {*np.round(found.service, 3)} == {2.0, 5.0}
 
-    assert len(from_lake(spark, Lake(place), queue="mail", until=BEGIN + timedelta(seconds=700)).due) in (2, 42)
-    other = from_lake(spark, Lake(place), queue="mail", seed=3)
-    assert len(other) == 44
+    other = resampled(found, 3)
+    assert (len(other), {*np.round(other.service, 3)}) == (44, {2.0, 5.0})
+    assert resampled(found, 0) is found
     with pytest.raises(NotFound, match="has no attempt of 'mial'"):
         from_lake(spark, Lake(place), queue="mial")
     with pytest.raises(ValidationError, match="nothing of mail was due"):
@@ -304,7 +308,7 @@ def test_few_missing_ones_are_only_when_samples_were_taken() -> None:
 def test_what_is_refused_before_spark_starts(tmp_path: Path) -> None:
     odd = tmp_path / "odd.json"
     odd.write_text("{}")
-    for arguments, said in (
+    commands: tuple[tuple[tuple[str, ...], str], ...] = (
         ((), "lake, trace"),
         (("--lake", "x", "--trace", "spikes"), "lake, trace"),
         (("--trace", "spikes", "--queue", "mail"), "they are of a lake"),
@@ -315,14 +319,20 @@ def test_what_is_refused_before_spark_starts(tmp_path: Path) -> None:
         (("--trace", "spikes", "--seeds", "0"), "seeds"),
         (("--trace", "spikes", "--knobs", str(tmp_path / "none")), "knobs"),
         (("--trace", "spikes", "--knobs", str(odd)), "is not a list"),
+        (("--trace", "spikes", "--grid", "zz=1"), "is a knob of none"),
+        (("--trace", "spiky"), "Did you mean spikes?"),
         (("--trace", "spikes", "--plot", str(tmp_path / "no" / "x.svg")), "plot"),
-    ):
-        ran = penstock("pipeline", "backtest", *arguments)
+    )
+    base = ("pipeline", "backtest")
+    for ran, (_, said) in zip(each(*((*base, *one) for one, _ in commands)), commands, strict=True):
         assert ran.code in (2, 3), ran.err
         assert is_one_block(ran.err), ran.err
         assert said in ran.err
+    missing = penstock(*base, "--lake", str(tmp_path / "lake"))
+    assert (missing.code, "lake: there is none" in missing.err) == (1, True)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     told = ("--tasks", "1500", "--duration", "30m", "--policies", "deadline", "--grid", "z=0,3", "--master", "local[2]")
     ran = penstock(
