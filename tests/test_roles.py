@@ -138,6 +138,21 @@ def test_a_worker_needs_no_other_role_to_work(world: World, tmp_path: Path) -> N
         assert [one.name for one in app.schedules()] == ["work/handle"]
 
 
+def test_a_worker_scales_and_a_reader_sees_why(world: World, tmp_path: Path) -> None:
+    with world.app("owner") as app:
+        app.queue("work").set(sla="30s")
+    (tmp_path / "mine.py").write_text(
+        "from penstock import Penstock\napp = Penstock()\n@app.task(queue='work')\ndef handle(): pass\n"
+    )
+    ran = penstock("scale", "mine:app", "--advise", "--once", "--json", dsn=world.dsn("worker"), cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    with world.sql("reader") as sql:
+        assert sql.execute("select penstock.target_workers('work')").fetchone() == (1,)
+        assert sql.execute("select queue, workers, bound_by from penstock.decisions('work')").fetchall() == [
+            ("work", 1, "min")
+        ]
+
+
 def test_a_worker_drives_a_stream(world: World) -> None:
     with world.client("owner") as queue:
         queue.push_many([{}] * 4)
@@ -261,16 +276,19 @@ FUNCTIONS = {
         "note_rejects", "note_report", "push", "push_many", "seal_job", "status", "the_queue",
     },
     "worker": {
-        "at_place", "batch_leases", "beat", "begin_hand", "claim", "clock", "contract", "due_schedules", "end_hands",
-        "extend", "extend_many", "fire", "forget_records", "hold_stream", "keep_stream", "largest_payload", "leave",
-        "leave_stream", "mark_adopted", "next_batch", "next_epoch", "next_hand", "next_schedule", "note_hand",
-        "note_pass", "note_records", "read_lease", "release", "schedules", "set_kinds", "set_schedule", "settle",
-        "status", "the_queue", "upkeep", "waiting_now",
+        "at_place", "batch_leases", "beat", "begin_hand", "board", "claim", "clock", "contract", "decide", "decisions",
+        "dismiss", "due_schedules", "end_hands", "extend", "extend_many", "fire", "forget_records",
+        "hold_scaling", "hold_stream", "keep_stream", "largest_payload", "leave", "leave_scaling",
+        "leave_stream", "look", "mark_adopted", "next_batch", "next_epoch", "next_hand", "next_schedule",
+        "note_hand", "note_pass", "note_records", "read_lease", "release", "scalers", "schedules", "set_kinds",
+        "set_schedule", "settle", "status", "target_age", "target_workers", "the_queue", "upkeep",
+        "waiting_now",
     },
     "reader": {
-        "check_window", "clock", "contract", "history_between", "history_horizon", "history_spans", "largest_payload",
-        "mentions", "queues_named", "refuse", "retry_delay",
-        "retry_spread", "schedules", "status", "the_queue", "verify",
+        "board", "check_window", "clock", "contract", "decisions", "history_between", "history_horizon",
+        "history_spans", "largest_payload", "mentions", "queues_named", "refuse", "retry_delay",
+        "retry_spread", "scalers", "schedules", "status", "target_age", "target_workers", "the_queue",
+        "verify",
     },
     "stranger": set[str](),
 }  # fmt: skip

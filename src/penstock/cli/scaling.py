@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from typing import Annotated, Any
 
@@ -59,7 +59,9 @@ def run(
     interval: Annotated[str, typer.Option(help="Between two decisions.")] = "1s",
     min_workers: Annotated[int, typer.Option(help="Never fewer, for each queue.")] = 1,
     max_workers: Annotated[int, typer.Option(help="Never more, for all queues together.")] = 10,
-    concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="Tasks that one worker runs at a time.")] = 10,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", "-c", "--slots", help="Tasks that one worker runs at a time.")
+    ] = 10,
     sla: Annotated[
         str | None, typer.Option(help="The promise of queues that have none of their own.", show_default=False)
     ] = None,
@@ -278,8 +280,8 @@ def promises(
     penstock: Penstock, registry: Registry, queues: str | None, make: Make
 ) -> tuple[dict[str, Limits], dict[str, Limits]]:
     """Limits of all queues that were asked for; of them, the adopted tables."""
-    known = {one.queue: one.sla for one in penstock.queues()}
-    tables = {one.name: one.terms.sla for one in penstock.backlogs()}
+    known = {one.queue: one.sla for one in penstock.status()}
+    tables = {one.name: seconds_of(one.terms.sla) for one in penstock.backlogs()}
     if queues is None:
         named = [name for name in registry.queues() if name in known and known[name] is not None]
         named += [name for name, sla in tables.items() if sla is not None and name not in named]
@@ -291,7 +293,7 @@ def promises(
     else:
         named = [check_named(name.strip(), known, tables, registry) for name in queues.split(",")]
     slas = {name: known[name] if name in known else tables[name] for name in dict.fromkeys(named)}
-    limits = {name: make(name, None if sla is None else sla.total_seconds()) for name, sla in slas.items()}
+    limits = {name: make(name, sla) for name, sla in slas.items()}
     least, most = sum(one.min_workers for one in limits.values()), next(iter(limits.values())).max_workers
     if least > most:
         raise ConfigError(
@@ -299,6 +301,10 @@ def promises(
             hint="Raise --max-workers, or let queues go down to none: --min-workers 0.",
         )
     return limits, {name: one for name, one in limits.items() if name not in known}
+
+
+def seconds_of(length: timedelta | None) -> float | None:
+    return None if length is None else length.total_seconds()
 
 
 def check_named(name: str, known: Mapping[str, Any], tables: Mapping[str, Any], registry: Registry) -> str:

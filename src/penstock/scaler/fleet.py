@@ -99,10 +99,11 @@ class LocalWorkers:
     started are ours now."""
 
     def __init__(self, queue: str, holder: str, recipe: Recipe, dismiss: Callable[[Sequence[str]], None]) -> None:
-        self._queue, self._holder, self._recipe, self._dismiss = queue, holder, recipe, dismiss
+        self.queue, self.holder, self._recipe, self._dismiss = queue, holder, recipe, dismiss
         self._children: dict[str, Child] = {}
         self._inherited: list[SeenWorker] = []
         self._strangers = 0
+        self._ended: set[str] = set()  # children that are gone, and still in the registry
         self._number = 0
         self._crashes = 0
         self._not_before = 0.0
@@ -119,9 +120,10 @@ class LocalWorkers:
     def current(self, look: Look, latency: float) -> Fleet:
         self._clock = look.at - time.monotonic()
         self.reap()
-        ours = [one for one in look.workers if self._queue in one.queues]
-        self._recognise(ours)
-        others = [one for one in ours if one.started_by not in self._children]
+        serving = [one for one in look.workers if self.queue in one.queues]
+        self._ended &= {one.started_by or "" for one in serving}
+        self._recognise(serving)
+        others = [one for one in serving if one.started_by not in self._ended | {*self._children}]
         present = [one for one in others if counted_on(one)]
         self._inherited = [one for one in present if one.started_by is not None]
         slots = sum(one.slots / len(one.queues) for one in present if one.started_by is None)
@@ -132,7 +134,7 @@ class LocalWorkers:
         return Fleet(
             ready=len(staying) - len(starting) + len(self._inherited) + self._strangers,
             starting=tuple(starting),
-            draining=told + len(others) - len(present),
+            draining=told + sum(one.leaving for one in others),
         )
 
     def _recognise(self, registered: Sequence[SeenWorker]) -> None:
@@ -148,17 +150,18 @@ class LocalWorkers:
             code = child.process.poll()
             if code is None:
                 if not child.registered and not child.told and child.age > STILLBORN:
-                    LOG.error("worker never came up", extra={"queue": self._queue, "pid": child.process.pid})
+                    LOG.error("worker never came up", extra={"queue": self.queue, "pid": child.process.pid})
                     child.send_away()
                     self._crashed()
                 continue
             del self._children[child.label]
+            self._ended.add(child.label)
             if child.registered and child.age > SETTLED_DOWN:
                 self._crashes = 0
             if not child.told:
                 self._crashed()
             level = logging.INFO if child.told else logging.ERROR
-            LOG.log(level, "worker ended", extra={"queue": self._queue, "pid": child.process.pid, "exit": code})
+            LOG.log(level, "worker ended", extra={"queue": self.queue, "pid": child.process.pid, "exit": code})
 
     def _crashed(self) -> None:
         self._crashes += 1
@@ -176,16 +179,16 @@ class LocalWorkers:
 
     def _start(self) -> bool:
         self._number += 1
-        label = f"{self._holder}#{self._number}"
+        label = f"{self.holder}#{self._number}"
         requested = datetime.fromtimestamp(time.monotonic() + self._clock, UTC)
         try:
-            process = self._recipe.start(self._queue, label, requested)
+            process = self._recipe.start(self.queue, label, requested)
         except OSError as error:  # no memory, no more processes
-            LOG.error("worker not started", extra={"queue": self._queue, "errno": error.errno})  # noqa: TRY400
+            LOG.error("worker not started", extra={"queue": self.queue, "errno": error.errno})  # noqa: TRY400
             self._crashed()
             return False
         self._children[label] = Child(process, label)
-        LOG.info("worker started", extra={"queue": self._queue, "pid": process.pid})
+        LOG.info("worker started", extra={"queue": self.queue, "pid": process.pid})
         return True
 
     def _let_go(self, count: int, staying: Sequence[Child]) -> None:
@@ -198,11 +201,11 @@ class LocalWorkers:
         chosen = [who for _, _, who in line[:count]]
         for child in chosen:
             if isinstance(child, Child):
-                LOG.info("worker sent away", extra={"queue": self._queue, "pid": child.process.pid})
+                LOG.info("worker sent away", extra={"queue": self.queue, "pid": child.process.pid})
                 child.send_away()
         far = [name for name in chosen if isinstance(name, str)]
         if far:
-            LOG.info("workers sent away", extra={"queue": self._queue, "names": ",".join(far)})
+            LOG.info("workers sent away", extra={"queue": self.queue, "names": ",".join(far)})
             self._dismiss(far)
             self._inherited = [one for one in self._inherited if one.name not in far]
 

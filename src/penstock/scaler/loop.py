@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from penstock import queue as seam
 from penstock.database import Database
-from penstock.errors import Conflict, PenstockError, Unavailable
+from penstock.errors import Conflict, NotFound, PenstockError, Unavailable
 from penstock.model import CronSchedule, Json, Look, ScalingHold, SeenQueue
 from penstock.scaler.budget import Budget, bytes_of
 from penstock.scaler.collect import Collector, ticks_ahead
@@ -154,7 +154,7 @@ class Scaler:
         self._holder, self._say, self._tell, self._backlogs = holder, say, tell, backlogs
         self._note = note
         self._aside, self._upkeep = Aside(), Aside()
-        self._collector = Collector(plan.limits)
+        self.collector = Collector(plan.limits)
         self._epochs: dict[str, int] = {}
         self._memory: dict[str, Memory] = {}
         self._told: dict[str, tuple[int, str, str]] = {}  # target, urgency, bound of what was said last
@@ -173,10 +173,10 @@ class Scaler:
         """Until it is told to stop; answers by which signal."""
         self._heed_signals()
         try:
-            if self._take():
+            if self.take():
                 self._go_on()
         finally:
-            self._let_all_go()
+            self.let_all_go()
         return self._signals[0] if self._signals else None
 
     def _go_on(self) -> None:
@@ -193,7 +193,7 @@ class Scaler:
                 return
             self._stop.wait(max(0.0, began + self._plan.interval - time.monotonic()))
 
-    def _take(self) -> bool:
+    def take(self) -> bool:
         """Holds all queues; as a stand-by, as soon as nobody else does. False: it was told to stop meanwhile."""
         if self._plan.dry_run:
             return True
@@ -234,10 +234,10 @@ class Scaler:
         )
 
     def _begin(self, held: Mapping[str, ScalingHold]) -> None:
-        self._collector = Collector(self._plan.limits)
+        self.collector = Collector(self._plan.limits)
         for queue, hold in held.items():
             self._epochs[queue] = hold.epoch
-            self._memory[queue] = self._collector.recall(queue, self._plan.policy.name, hold.memory)
+            self._memory[queue] = self.collector.recall(queue, self._plan.policy.name, hold.memory)
         self._looked = -2 * NEVER
 
     def _lost(self, error: Conflict) -> bool:
@@ -248,7 +248,7 @@ class Scaler:
                 workers.forget()
         if not self._plan.standby:
             raise error
-        return self._take()
+        return self.take()
 
     def _outage(self, error: Unavailable) -> None:
         if not self._away:
@@ -272,13 +272,12 @@ class Scaler:
         began = time.monotonic()
         self._record(decided)
         self._alert(decided, look.at)
-        if time.monotonic() - began < self._plan.lease / 2:  # else somebody may have taken over since it was accepted
-            self._act(decided)
+        self._act(decided, until=began + self._plan.lease / 2)
 
     def _collect(self) -> Look | None:
         """None: PostgreSQL, or we, were away, and nobody has had time yet to say that he lives."""
         self._keep_up()
-        asked = [one for one in self._collector.asked() if one.queue not in self._plan.adopted]
+        asked = [one for one in self.collector.asked() if one.queue not in self._plan.adopted]
         look = self._aside.call(lambda: seam.look(self._database, asked), PATIENCE)
         now = time.monotonic()
         if self._away or PATIENCE + 2 * self._plan.interval < now - self._looked < NEVER:
@@ -291,10 +290,10 @@ class Scaler:
         look = replace(look, queues=(*look.queues, *self._adopted))
         missing = {*self._plan.limits} - {one.queue for one in look.queues} - self._plan.adopted
         if missing:
-            raise Conflict(f"queue {min(missing)!r} was dropped", hint="Start the scaler without it.")
+            raise NotFound(f"queue {min(missing)!r} was dropped", hint="Start the scaler without it.")
         ticks = self._ticks(look)
         fleets = self._fleets(look)
-        self._collector.take(look, ticks, {queue: fleet.workers for queue, fleet in fleets.items()})
+        self.collector.take(look, ticks, {queue: fleet.workers for queue, fleet in fleets.items()})
         return None if now < self._settle_until else look
 
     def _keep_up(self) -> None:
@@ -321,21 +320,21 @@ class Scaler:
 
     def _ticks(self, look: Look) -> dict[str, list[float]]:
         known = {*self._plan.limits}
-        ahead = max((one.horizon for one in self._collector.asked()), default=0.0)
+        ahead = max((one.horizon for one in self.collector.asked()), default=0.0)
         return ticks_ahead([one for one in self._schedules if one.queue in known], look.at, ahead)
 
     def _fleets(self, look: Look) -> dict[str, Fleet]:
         return {
-            queue: workers.current(look, self._collector.latency_of(queue)) for queue, workers in self._workers.items()
+            queue: workers.current(look, self.collector.latency_of(queue)) for queue, workers in self._workers.items()
         }
 
     def _decide(self, look: Look) -> list[Decided]:
         found: dict[str, tuple[Signals, Decision]] = {}
         for queue, fleet in self._fleets(look).items():
-            track = self._collector.tracks[queue]
+            track = self.collector.tracks[queue]
             if track.seen is None:  # an adopted table that nobody has counted yet
                 continue
-            signals = track.signals(look.at, fleet, self._collector.latency)
+            signals = track.signals(look.at, fleet, self.collector.latency)
             found[queue] = signals, self._plan.policy.decide(signals, self._memory.get(queue))
         return [
             Decided(queue, decision, self._told.get(queue, (None,))[0], found[queue][0].fleet, inputs(found[queue][0]))
@@ -393,7 +392,7 @@ class Scaler:
             "predicted_breach": found.predicted_breach,
             "inputs": one.inputs,
             "rules": dict(found.rules),
-            "memory": self._collector.remembered(one.queue, policy, found.memory) if remember else None,
+            "memory": self.collector.remembered(one.queue, policy, found.memory) if remember else None,
         }
 
     def _alert(self, decided: Sequence[Decided], now: float) -> None:
@@ -401,11 +400,14 @@ class Scaler:
         if self._note is None or self._plan.dry_run:
             return
         for one in decided:
-            self._note(one, now, self._collector.tracks[one.queue].limits.sla)
+            self._note(one, now, self.collector.tracks[one.queue].limits.sla)
 
-    def _act(self, decided: Sequence[Decided]) -> None:
-        """Those that get fewer first: what they leave, others may take."""
+    def _act(self, decided: Sequence[Decided], *, until: float) -> None:
+        """Those that get fewer first: what they leave, others may take. Not when so much time has passed (who is frozen
+        does not notice) that somebody may have taken over since it was accepted."""
         for one in sorted(decided, key=lambda one: one.decision.workers - one.fleet.workers):
+            if time.monotonic() > until:
+                return
             found = one.decision
             self._workers[one.queue].resize(found.workers, found.reason)
             said = (found.workers, found.urgency, found.bound_by)
@@ -423,7 +425,7 @@ class Scaler:
         self._signals.append(number)
         self._stop.set()
 
-    def _let_all_go(self) -> None:
+    def let_all_go(self) -> None:
         """All workers finish what they have, within the grace; what runs then goes back, no attempt burned."""
         local = [one for one in self._workers.values() if isinstance(one, LocalWorkers)]
         children = [child for one in local for child in one.children]
