@@ -249,7 +249,7 @@ def from_lake(
     from penstock.pipeline import arrivals  # noqa: PLC0415 - it brings Spark
 
     since, until = bounds
-    return [arrivals.from_lake(spark, lake, queue=queue, since=since, until=until, seed=seed) for seed in range(seeds)]
+    return arrivals.from_lake(spark, lake, queue=queue, since=since, until=until, seeds=seeds)
 
 
 @contextmanager
