@@ -252,7 +252,7 @@ QUEUE_COLUMNS = (
     ("of sla", 62),
     ("late", 74),
     ("in/s", 84),
-    ("out/s", 40),
+    ("out/s", 48),
     ("eta", 66),
     ("workers", 30),
     ("", 100),
