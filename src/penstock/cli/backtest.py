@@ -73,7 +73,7 @@ def backtest(
     tasks: Annotated[int | None, typer.Option(help="Scale the trace to so many.", show_default=False)] = None,
     most_tasks: Annotated[
         int, typer.Option(help="Played in one run; of a longer recording a sample is, and it is said.")
-    ] = 1_500_000,
+    ] = 1_200_000,
     plot: Annotated[str | None, typer.Option(help="Draw breaches against cost here, SVG.", show_default=False)] = None,
     no_bound: Annotated[bool, typer.Option("--no-bound", help="Do not work out the least possible cost.")] = False,
     master: Annotated[str | None, typer.Option(help="Where Spark runs; default: here.", show_default=False)] = None,

@@ -37,7 +37,7 @@ from penstock.scaler.traces import Trace
 
 Watch = Callable[[int, int], None]  # runs done, of how many
 
-MOST_TASKS = 1_500_000  # played in one run; more are sampled
+MOST_TASKS = 1_200_000  # played in one run; more are sampled
 KEPT = 0.005  # late tasks with which a promise still counts as kept
 SPARE = 3  # times the mean load that may be used, when nobody knows what the peak needs
 MOST_STEPS = 20_000  # of a clairvoyant's program; a longer recording gets longer steps
