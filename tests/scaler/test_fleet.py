@@ -210,7 +210,7 @@ def test_the_least_of_all_limits_counts() -> None:
     assert Budget(max_workers=7).allowed(LOOK, 0, None) == (7, "max")
     assert Budget(max_workers=7, max_connections=35).allowed(LOOK, 0, None) == (3, "connections")
     assert Budget(max_workers=7, max_memory=600 << 20).allowed(LOOK, 0, 200 << 20) == (3, "memory")
-    crowded = replace(LOOK, connections=75)
+    crowded = replace(LOOK, connections=70)
     assert Budget(max_workers=7).allowed(crowded, 0, None) == (2, "server connections")
     full = replace(LOOK, connections=100)
     assert Budget(max_workers=7).allowed(full, 0, None) == (0, "server connections")
@@ -229,7 +229,7 @@ def test_however_many_connections_workers_have_it_is_never_above_the_server() ->
 
 
 def test_bad_limits_are_named() -> None:
-    with pytest.raises(ConfigError, match="max_connections: 3 is not enough for one worker, which may need 10"):
+    with pytest.raises(ConfigError, match="max_connections: 3 is not enough for one worker, which may need 11"):
         Budget(max_connections=3)
 
 

@@ -77,7 +77,7 @@ def test_it_scales_before_any_task_has_finished_and_not_beyond_its_connections(
     """Nobody knows how long tasks take: more workers come step by step, never more than connections allow."""
     app.queue("work").set(sla="2s")
     queue.push_many([NewTask({"name": "go"}, kind="wait") for _ in range(12)])
-    options = ("--max-workers", "12", "--concurrency", "1", "--max-connections", "31")
+    options = ("--max-workers", "12", "--concurrency", "1", "--max-connections", "35")
     with scaling(tmp_path, dsn, *options) as scaler:
         eventually(lambda: workers(sql) == 3)
         assert queue.status().totals["done"] == 0
@@ -102,6 +102,28 @@ def test_a_quiet_queue_is_left_alone(tmp_path: Path, dsn: str, queue: Queue, sql
         assert {*targets(sql)} == {1}
         assert registered(sql) == first
         assert scaler.process.poll() is None
+
+
+@pytest.mark.slow
+def test_queues_share_what_there_is(tmp_path: Path, dsn: str, app: Penstock, queue: Queue, sql: Connection) -> None:
+    """Two queues want more than there may be: never more than that, each has its part, and both are served."""
+    code = JOBS + JOBS.replace('queue="work"', 'queue="other"').replace("def rest", "def rest_too").replace(
+        "def wait", "def wait_too"
+    )
+    other = app.create_queue("other", sla="3s")
+    queue.set(sla="3s")
+    queue.push_many(rests(60, 0.5))
+    other.push_many([NewTask({"seconds": 0.5}, kind="rest_too") for _ in range(60)])
+    options = ("--max-workers", "4", "--concurrency", "1")
+    with scaling(tmp_path, dsn, *options, code=code) as scaler:
+        eventually(lambda: workers(sql) == 4)
+        most = 0
+        while not (done(queue, 60) and done(other, 60)):
+            most = max(most, len(scaler.workers))
+            time.sleep(0.1)
+        assert most <= 5  # one that was sent away may still finish what it has
+        assert {min(targets(sql)), min(targets(sql, "other"))} == {1}
+        assert any("all queues share 4" in one["reason"] for one in scaler.decisions)
 
 
 @pytest.mark.slow
@@ -310,6 +332,9 @@ def test_a_rehearsal_writes_nothing_and_advice_starts_nothing(
     assert ran.code == 0
     assert targets(sql) == [1]
     assert workers(sql) == 0
+    for word, code in (("true", 0), ("false", 1)):
+        ran = penstock("scale", "jobs:app", "--command", f"{word} {{workers}}", "--once", dsn=dsn, cwd=tmp_path)
+        assert ran.code == code, ran.err
     assert sql.execute("select penstock.target_workers('work')").fetchone() == (1,)
 
 

@@ -22,7 +22,7 @@ from penstock.cli.options import Shell, with_shell
 from penstock.cli.output import many, say
 from penstock.cli.work import Grace, LogFormat, checked, found_dsn, grace_of
 from penstock.database import Database
-from penstock.errors import ConfigError, NotFound, ValidationError, shown
+from penstock.errors import ConfigError, NotFound, PenstockError, ValidationError, shown
 from penstock.handlers import Registry
 from penstock.model import Json, SeenQueue
 from penstock.scaler import policies
@@ -196,10 +196,11 @@ def scale(
             return AdvisedWorkers(queue, slots)
         return LocalWorkers(queue, holder, recipe, dismiss)
 
+    fleet = {queue: workers(queue, limits.slots) for queue, limits in plan.limits.items()}
     scaler = Scaler(
         plan,
         database,
-        {queue: workers(queue, limits.slots) for queue, limits in plan.limits.items()},
+        fleet,
         holder=holder,
         say=lambda one: print_decided(shell, one),
         tell=lambda event: print_event(shell, event),
@@ -209,9 +210,13 @@ def scale(
     names = ", ".join(plan.limits)
     print_event(shell, f"scaling {names} by {plan.policy.name}, at most {many(plan.budget.max_workers, 'worker')}")
     try:
-        return scaler.run()
+        ended = scaler.run()
     finally:
         database.close()
+    failed = [one.queue for one in fleet.values() if isinstance(one, CommandedWorkers) and one.failed]
+    if plan.once and failed:
+        raise PenstockError(f"command: it failed for queue {failed[0]!r}", hint="What it said is above.")
+    return ended
 
 
 # --- what was asked for ---------------------------------------------------------------------------------------------
@@ -271,9 +276,11 @@ def size_of(text: str) -> int:
 
 
 def connections_each(registry: Registry, concurrency: int) -> int:
-    """That a worker may have at once: handlers that are given a context may open transaction() in it."""
-    deep = any(spec.arguments is None or spec.arguments.context for spec in registry.specs.values())
-    return CONNECTIONS + (concurrency if deep else 0)
+    """That a worker may have at once: handlers that are given a context may open transaction() in it, and those that
+    do not run in threads a second one beside it, for extend()."""
+    deep = [spec for spec in registry.specs.values() if spec.arguments is None or spec.arguments.context]
+    each_slot = max((1 if spec.mode == "thread" else 2 for spec in deep), default=0)
+    return CONNECTIONS + concurrency * each_slot
 
 
 def promises(

@@ -9,9 +9,9 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.model import Look
 
-# Of `penstock work` with one process: one connection for claims, four for settles, four for its supervisor, one that
-# listens. Handlers that may open transaction() need one more for each slot.
-CONNECTIONS = 10
+# Of `penstock work` with one process, at most: one connection for claims, four for settles, one for tasks in turn,
+# four for its supervisor, one that listens. Handlers that may open transaction() need more, for each slot.
+CONNECTIONS = 11
 FEWEST_CONNECTIONS = 2  # that a worker which is up has all the time
 SPARE = 5  # connections that are left to people, and to the scaler
 GUESS = 80 << 20  # bytes of a worker, until one was measured
@@ -46,7 +46,7 @@ class Budget:
         if self.max_connections is not None:
             room["connections"] = self.max_connections // self.connections_each
         if self.max_memory is not None:
-            room["memory"] = int(self.max_memory // (bytes_each or GUESS))
+            room["memory"] = max(1, int(self.max_memory // (bytes_each or GUESS)))
         least = min(room, key=lambda name: room[name])
         return room[least], least
 

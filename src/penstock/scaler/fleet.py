@@ -274,6 +274,11 @@ class CommandedWorkers(AdvisedWorkers):
     def running(self) -> bool:
         return self._process is not None
 
+    @property
+    def failed(self) -> bool:
+        """The last time."""
+        return self._failures > 0
+
     def look_after(self) -> None:
         """One at a time; what was wanted meanwhile comes next, and what failed comes again."""
         if self._process is not None:

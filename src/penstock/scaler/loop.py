@@ -44,6 +44,7 @@ SETTLE = 5.0  # seconds after that in which workers say that they live; until th
 SLICE = 0.2  # seconds
 MEASURE = 5.0  # seconds between two looks at memory
 NEVER = 1e9  # seconds
+DEAL = 20.0  # seconds between two times that workers are dealt out anew, where there are too few for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +161,11 @@ class Scaler:
         self._told: dict[str, tuple[int, str, str]] = {}  # target, urgency, bound of what was said last
         self._schedules: list[CronSchedule] = []
         self._adopted: list[SeenQueue] = []
-        self._upkept = self._remembered = self._measured = self._looked = -2 * NEVER
+        self._upkept = self._remembered = self._measured = self._dealt = self._looked = -2 * NEVER
         self._bytes_each: float | None = None
         self._away = False
         self._settle_until = 0.0
+        self._stumbled: set[str] = set()
         self._stop = threading.Event()
         self._signals: list[int] = []
 
@@ -189,9 +191,23 @@ class Scaler:
             except Conflict as error:
                 if not self._lost(error):
                     return
+            except (NotFound, BrokenPipeError):
+                raise
+            except Exception as error:
+                if self._plan.once:
+                    raise
+                self._stumble(error)
             if self._plan.once:
                 return
             self._stop.wait(max(0.0, began + self._plan.interval - time.monotonic()))
+
+    def _stumble(self, error: Exception) -> None:
+        """A fault of ours, or rights that were taken from us: no reason to let workers go. Said once for each kind."""
+        kind = type(error).__name__
+        if kind not in self._stumbled:
+            self._stumbled.add(kind)
+            self._tell(f"held: no decision could be made ({kind}: {error}); everything stays as it is")
+        LOG.error("no decision", extra={"error_class": kind})
 
     def take(self) -> bool:
         """Holds all queues; as a stand-by, as soon as nobody else does. False: it was told to stop meanwhile."""
@@ -345,10 +361,13 @@ class Scaler:
         """All of them together within the budget: where it is short, who gets the next worker."""
         ready = sum(signals.fleet.ready for signals, _ in found.values())
         allowed, limit = self._plan.budget.allowed(look, ready, self._memory_each())
-        wants = [want(queue, *one) for queue, one in found.items()]
-        if sum(one.wanted for one in wants) <= allowed:
+        if sum(decision.workers for _, decision in found.values()) <= allowed:
             yield from ((queue, decision) for queue, (_, decision) in found.items())
             return
+        anew = time.monotonic() - self._dealt >= DEAL
+        if anew:
+            self._dealt = time.monotonic()
+        wants = [want(queue, *one, keep=not anew) for queue, one in found.items()]
         given = share(wants, allowed).given
         for queue, (signals, decision) in found.items():
             yield queue, limited(decision, given[queue], signals, allowed, limit)
@@ -418,8 +437,9 @@ class Scaler:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _heed_signals(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._signalled)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, self._signalled)
 
     def _signalled(self, number: int, _: FrameType | None) -> None:
         self._signals.append(number)
@@ -429,10 +449,11 @@ class Scaler:
         """All workers finish what they have, within the grace; what runs then goes back, no attempt burned."""
         local = [one for one in self._workers.values() if isinstance(one, LocalWorkers)]
         children = [child for one in local for child in one.children]
-        if children:
-            self._tell(f"stopping {len(children)} workers")
         for child in children:
             child.send_away()
+        if children:
+            with suppress(BrokenPipeError):  # perhaps that is why we stop
+                self._tell(f"stopping {len(children)} workers")
         inherited = [name for one in local for name in one.inherited]
         if not self._plan.dry_run:
             with suppress(PenstockError):
@@ -467,9 +488,10 @@ def alive(children: Sequence[Any]) -> list[Any]:
     return [child for child in children if child.process.poll() is None]
 
 
-def want(queue: str, signals: Signals, decision: Decision) -> Want:
-    """What a queue asks for, and what it would lose."""
-    least = min(signals.limits.min_workers, decision.workers)
+def want(queue: str, signals: Signals, decision: Decision, *, keep: bool) -> Want:
+    """What a queue asks for, and what it would lose; `keep`: it has those that are there. Who gains most may be another
+    one every second, and a worker that goes from queue to queue does nothing meanwhile."""
+    least = min(max(signals.limits.min_workers, signals.fleet.workers if keep else 0), decision.workers)
     if signals.service is None:
         return Want(queue, decision.workers, least)
     outlook: list[Outlook] = []
