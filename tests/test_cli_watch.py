@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Self
 
 import psycopg
@@ -347,6 +348,32 @@ def test_top_keeps_trying(direct_dsn: str, server_dsn: str) -> None:
         left(terminal)
 
 
+def test_top_of_a_server_that_stands_still(direct_dsn: str, sql: psycopg.Connection) -> None:
+    """Nobody answers, and nobody says so: it is told all the same, and keys still work."""
+    with Penstock(direct_dsn) as app:
+        app.create_queue("work")
+    mine = sql.info.backend_pid
+    with Terminal("top", "--interval", "0.2s", dsn=direct_dsn) as terminal:
+        terminal.shows("work", "q quits")
+        others = "select pid from pg_stat_activity where datname = current_database() and pid <> %s"
+        frozen = [pid for (pid,) in sql.execute(others, (mine,)) if backend(pid)]
+        try:
+            for pid in frozen:
+                os.kill(pid, signal.SIGSTOP)
+            terminal.shows("no answer for", "trying again", "work")
+            terminal.press(b"q")
+            assert terminal.ended() == 0
+            left(terminal)
+        finally:
+            for pid in frozen:
+                os.kill(pid, signal.SIGCONT)
+
+
+def backend(pid: int) -> bool:
+    """Of a client; not a worker of autovacuum, which others wait for."""
+    return b"autovacuum" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def test_top_without_a_terminal(dsn: str, promised: Queue) -> None:
     piped, value, fast, missing = each(
         ("top",),
@@ -410,7 +437,8 @@ def test_rates_and_what_is_left() -> None:
     (first, second) = memory.see(a_board(2, 4, 0, at=AT + 10, ended=50))
     assert (first.leaving, first.arriving) == (5.0, 0.0)
     assert first.eta == pytest.approx((50 + 2) / 5)
-    assert (second.usage, second.urgency) == (pytest.approx(10 / 60), "NORMAL")
+    assert second.usage == pytest.approx(10 / 60)
+    assert second.urgency == "NORMAL"
     assert (second.workers, second.target) == (3, 3)
     assert second.status.queue == "q1"
     assert memory.see(a_board(2, 0, 0, at=AT - 100))[0].leaving is None, "another clock: nothing is made of it"

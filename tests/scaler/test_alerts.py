@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import sys
 import threading
 import time
@@ -19,10 +20,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock import Penstock
 from penstock.errors import ConfigError
 from penstock.scaler.alerts import LEVELS, Alert, Alerts, State, Terms, judged
 from penstock.scaler.channels import Command, Log, Outbox, Undelivered, Webhook
 from penstock.scaler.decision import Decision
+from shell import COMMAND, environment, is_one_block, penstock
+from workers import MODULE, write_app
 
 SLA = 60.0
 
@@ -111,6 +115,50 @@ def test_whatever_happens(looks: list[tuple[float, Decision]]) -> None:
 def test_terms_that_are_none(at: Any) -> None:
     with pytest.raises(ConfigError, match="alert_at"):
         Terms(at=at)
+
+
+# --- in the loop ------------------------------------------------------------------------------------------------------
+
+
+def test_the_loop_tells_of_a_promise_that_breaks_and_is_kept_again(dsn: str, app: Penstock, tmp_path: Path) -> None:
+    """A real scaler that starts nobody: tasks wait, the webhook hears of it, and nothing else stops."""
+    queue = app.create_queue("work", sla="1s", lease="10s")
+    queue.push_many([{}] * 5)
+    write_app(tmp_path, "@app.task(queue='work')\ndef handle(payload):\n    pass\n")
+    with receiving() as (url, bodies):
+        told = ("--advise", "--interval", "0.2s", "--alert-webhook", url, "--alert-at", "0.5", "--log-format", "json")
+        with subprocess.Popen(
+            [*COMMAND, "scale", f"{MODULE}:app", *told],
+            cwd=tmp_path,
+            env=environment(dsn),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            try:
+                eventually(lambda: any(one["level"] == "breach" for one in bodies), 40.0)
+            finally:
+                process.terminate()
+            _, err = process.communicate(timeout=40)
+    assert process.returncode == 0, err
+    assert bodies[-1]["queue"] == "work"
+    assert bodies[-1]["usage"] >= 1
+    assert bodies[-1]["text"].startswith("work breaks its promise")
+    assert [one["level"] for one in bodies].count("breach") == 1, "not with every look"
+    assert b"alert: work breaks its promise" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--alert-webhook", "example.com"), "alert_webhook"),
+        (("--alert-command", "'"), "alert_command"),
+        (("--alert-at", "1.5"), "alert_at"),
+    ],
+)
+def test_what_can_not_be_told(dsn: str, options: tuple[str, ...], said: str) -> None:
+    ran = penstock("scale", "jobs:app", *options, dsn=dsn)
+    assert (ran.code, is_one_block(ran.err)) == (3, True), ran.err
+    assert said in ran.err
 
 
 # --- channels ---------------------------------------------------------------------------------------------------------

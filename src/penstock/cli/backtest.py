@@ -6,6 +6,7 @@ import json as plain_json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,7 @@ from penstock.cli.options import AsJson, Debug, flowing, moment
 from penstock.cli.output import age, emit, harmless, many, progress_bar, say, span, table
 from penstock.cli.scale import seconds
 from penstock.cli.simulate import MOST_SEEDS, beginning, percent, writable
-from penstock.errors import ConfigError, ValidationError, shown
+from penstock.errors import ValidationError, shown
 from penstock.scaler import chart, judge, policies, traces
 from penstock.scaler.signals import MOST_WORKERS, Limits
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.pipeline.backtest import Answer, Contender, Question, Verdict
+    from penstock.pipeline.lake import Lake
     from penstock.pipeline.sampling import Recording
 
 USUAL = "deadline,backlog-drain,hybrid,cboxdk,keda-pending,static"
@@ -71,7 +73,7 @@ def backtest(
     tasks: Annotated[int | None, typer.Option(help="Scale the trace to so many.", show_default=False)] = None,
     most_tasks: Annotated[
         int, typer.Option(help="Played in one run; of a longer recording a sample is, and it is said.")
-    ] = 1_500_000,
+    ] = 1_200_000,
     plot: Annotated[str | None, typer.Option(help="Draw breaches against cost here, SVG.", show_default=False)] = None,
     no_bound: Annotated[bool, typer.Option("--no-bound", help="Do not work out the least possible cost.")] = False,
     master: Annotated[str | None, typer.Option(help="Where Spark runs; default: here.", show_default=False)] = None,
@@ -88,7 +90,6 @@ def backtest(
         start_latency=seconds(start_latency, "start_latency"),
     )
     given = Given(
-        chosen=chosen,
         slas=promised,
         limits=limits,
         seeds=validate.whole(seeds, "seeds", 1, MOST_SEEDS),
@@ -106,14 +107,15 @@ def backtest(
     bounds = (moment(since, "since"), moment(until, "until"))
     check_source(lake, trace, queue, bounds)
     sets, drawing = knob_sets(knobs), None if plot is None else writable(plot)
+    contenders = made_contenders(chosen, grid or (), sets)
+    # Spark takes a while to start: what is wrong is told before.
+    recordings = [] if lake is not None else from_traces(trace or (), made, given.seeds)
+    place = None if lake is None else existing(lake)
     with spark_of(master) as spark:
         from penstock.pipeline import backtest as pipeline  # noqa: PLC0415 - it brings Spark
 
-        contenders = pipeline.contenders(chosen, grid or (), sets)
-        if lake is not None:
-            recordings = from_lake(spark, lake, queue, bounds, given.seeds)
-        else:
-            recordings = from_traces(trace or (), made, given.seeds)
+        if place is not None:
+            recordings = from_lake(spark, place, queue, bounds, given.seeds)
         question = given.question(recordings, contenders)
         with progress_bar("backtest", question.runs, quiet=json) as bar:
             answer = pipeline.backtest(spark, question, watch=bar)
@@ -139,14 +141,16 @@ backtest.__doc__ = flowing(
 # --- what was asked ---------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
 class Given:
     """The options, checked."""
 
-    def __init__(self, **told: Any) -> None:
-        self.slas: tuple[float, ...] = told["slas"]
-        self.seeds: int = told["seeds"]
-        self.limits: Limits = told["limits"]
-        self._told = told
+    slas: tuple[float, ...]
+    limits: Limits
+    seeds: int
+    max_workers: int | None
+    most_tasks: int
+    solve: bool
 
     def question(self, recordings: Sequence[Recording], contenders: Sequence[Contender]) -> Question:
         from penstock.pipeline.backtest import Question  # noqa: PLC0415 - it brings Spark
@@ -156,9 +160,9 @@ class Given:
             contenders=tuple(contenders),
             slas=self.slas,
             limits=self.limits,
-            max_workers=self._told["max_workers"],
-            solve=self._told["solve"],
-            most_tasks=self._told["most_tasks"],
+            max_workers=self.max_workers,
+            solve=self.solve,
+            most_tasks=self.most_tasks,
         )
 
     def inputs(self) -> dict[str, Any]:
@@ -169,9 +173,9 @@ class Given:
             "interval": limits.interval,
             "slots": limits.slots,
             "min_workers": limits.min_workers,
-            "max_workers": self._told["max_workers"],
+            "max_workers": self.max_workers,
             "seeds": self.seeds,
-            "most_tasks": self._told["most_tasks"],
+            "most_tasks": self.most_tasks,
         }
 
 
@@ -215,6 +219,23 @@ def knob_sets(path: str | None) -> list[dict[str, Any]]:
     return found
 
 
+def made_contenders(names: Sequence[str], grid: Sequence[str], sets: Sequence[dict[str, Any]]) -> list[Contender]:
+    from penstock.cli.pipeline import needs_spark  # noqa: PLC0415 - it imports us
+
+    needs_spark()
+    from penstock.pipeline.backtest import contenders  # noqa: PLC0415 - it brings Spark
+
+    return contenders(names, grid, sets)
+
+
+def existing(lake: str) -> Lake:
+    from penstock.pipeline.lake import Lake  # noqa: PLC0415 - it brings Spark
+
+    found = Lake(lake)
+    _ = found.state  # an error, if there is none
+    return found
+
+
 def from_traces(names: Sequence[str], made: dict[str, Any], seeds: int) -> list[Recording]:
     from penstock.pipeline.sampling import Recording  # noqa: PLC0415 - it brings numpy
 
@@ -223,24 +244,19 @@ def from_traces(names: Sequence[str], made: dict[str, Any], seeds: int) -> list[
 
 
 def from_lake(
-    spark: SparkSession, lake: str, queue: str | None, bounds: tuple[Any, Any], seeds: int
+    spark: SparkSession, lake: Lake, queue: str | None, bounds: tuple[Any, Any], seeds: int
 ) -> list[Recording]:
     from penstock.pipeline import arrivals  # noqa: PLC0415 - it brings Spark
-    from penstock.pipeline.lake import Lake  # noqa: PLC0415
 
     since, until = bounds
-    place = Lake(lake)
-    return [arrivals.from_lake(spark, place, queue=queue, since=since, until=until, seed=seed) for seed in range(seeds)]
+    return arrivals.from_lake(spark, lake, queue=queue, since=since, until=until, seeds=seeds)
 
 
 @contextmanager
 def spark_of(master: str | None) -> Iterator[SparkSession]:
-    try:
-        from penstock.spark import session  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise ConfigError(f"backtest: {error.name} is not installed", hint="pip install 'penstock[spark]'") from None
-    quiet = {"spark.ui.enabled": False, "spark.ui.showConsoleProgress": False, "spark.log.level": "ERROR"}
-    spark = session("penstock backtest", master=master, **quiet)
+    from penstock.cli.pipeline import quiet_session  # noqa: PLC0415 - it imports us
+
+    spark = quiet_session(master)
     try:
         yield spark
     finally:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json as plain_json
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from typing import Annotated, Any
@@ -25,9 +26,11 @@ from penstock.errors import ConfigError, NotFound, PenstockError, ValidationErro
 from penstock.handlers import Registry
 from penstock.model import Json, SeenQueue
 from penstock.scaler import policies
+from penstock.scaler.alerts import Alerts, Terms
 from penstock.scaler.budget import CONNECTIONS, Budget
+from penstock.scaler.channels import Channel, Command, Log, Outbox, Webhook
 from penstock.scaler.fleet import AdvisedWorkers, CommandedWorkers, LocalWorkers, Recipe, Workers, command_words
-from penstock.scaler.loop import Aside, Decided, Plan, Scaler, new_holder
+from penstock.scaler.loop import Aside, Decided, Note, Plan, Scaler, new_holder
 from penstock.scaler.signals import MOST_WORKERS, Limits
 from penstock.worker import logs, orders
 
@@ -88,13 +91,27 @@ def run(
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="Decide once, and end.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be decided; write nothing.")] = False,
+    alert_webhook: Annotated[
+        list[str] | None,
+        typer.Option(help="POST alerts here, as JSON; may be repeated.", metavar="URL", show_default=False),
+    ] = None,
+    alert_command: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Run this for each alert, JSON on its standard input; no shell reads it. May be repeated.",
+            metavar="CMD",
+            show_default=False,
+        ),
+    ] = None,
+    alert_at: Annotated[float, typer.Option(help="Share of the SLA from which a breach is near.")] = 0.9,
     grace: Grace = "30s",
     log_format: LogFormat = "",
 ) -> None:
     """Keep the promise of every queue with as few workers as will do: look, decide, start or stop workers, every
     second.
 
-    A line is printed whenever a decision changes; all are kept in PostgreSQL with their reasons. SIGTERM and Ctrl-C:
+    A line is printed whenever a decision changes; all are kept in PostgreSQL with their reasons. When a promise is in
+    danger, broken or kept again, that is logged, and told to webhooks and commands. SIGTERM and Ctrl-C:
     workers finish what they have within --grace, the rest goes back unharmed; a second one does not wait. If this is
     killed its workers go on, and the next scaler takes them over.
 
@@ -105,6 +122,8 @@ def run(
     if once and command is None and not advise and not dry_run:
         raise ConfigError("once: it can not start workers and end", hint="Add --dry-run, --advise or --command.")
     words = None if command is None else command_words(command)
+    terms = Terms(at=alert_at)
+    channels: list[Channel] = [*map(Webhook, alert_webhook or ()), *map(Command.of, alert_command or ())]
     chosen = policies.find(policy)
     told = checked(shell, concurrency, 1, None, None, grace, log_format)
     make = limits_maker(
@@ -138,13 +157,29 @@ def run(
         )
         logs.set_up(told["log_format"], quiet=shell.quiet)
         recipe = Recipe(app, dsn, concurrency, told["log_format"], shell.quiet)
-        ended = scale(shell, plan, penstock, recipe=None if advise or dry_run else recipe, words=words)
+        with alerting(terms, channels) as note:
+            ended = scale(shell, plan, penstock, note, recipe=None if advise or dry_run else recipe, words=words)
     if ended == signal.SIGINT:
         raise typer.Exit(130)
 
 
+@contextmanager
+def alerting(terms: Terms, channels: Sequence[Channel]) -> Iterator[Note]:
+    """Who is told of promises in danger: always the log."""
+    outbox = Outbox([Log(), *channels])
+    alerts = Alerts(outbox.send, terms)
+
+    def note(one: Decided, now: float, sla: float) -> None:
+        alerts.note(one.queue, one.decision, now, sla=sla)
+
+    try:
+        yield note
+    finally:
+        outbox.close()
+
+
 def scale(
-    shell: Shell, plan: Plan, penstock: Penstock, *, recipe: Recipe | None, words: list[str] | None
+    shell: Shell, plan: Plan, penstock: Penstock, note: Note, *, recipe: Recipe | None, words: list[str] | None
 ) -> int | None:
     database, holder = Database(penstock.dsn, max_connections=4, timeout=5.0), new_holder()
 
@@ -170,6 +205,7 @@ def scale(
         say=lambda one: print_decided(shell, one),
         tell=lambda event: print_event(shell, event),
         backlogs=lambda: [seen_backlog(one.status()) for one in penstock.backlogs() if one.name in plan.adopted],
+        note=note,
     )
     names = ", ".join(plan.limits)
     print_event(shell, f"scaling {names} by {plan.policy.name}, at most {many(plan.budget.max_workers, 'worker')}")

@@ -12,7 +12,7 @@ import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -34,6 +34,7 @@ COLOURS = {"NORMAL": "green", "ELEVATED": "cyan", "WARNING": "yellow", "CRITICAL
 BAR = 12  # cells
 SILENT = 10.0  # seconds after which a worker may be gone
 DECISIONS = 30
+PATIENCE = 3.0  # seconds after which it is told that nobody answers
 REDRAWN = 1.0  # seconds: ages grow meanwhile
 SHORTEST, LONGEST = 0.1, 60.0
 
@@ -94,6 +95,7 @@ class View:
     standings: Sequence[Standing]
     seen: float  # by our own clock
     error: str | None = None
+    patience: float = PATIENCE
 
 
 class Eyes:
@@ -114,7 +116,8 @@ class Eyes:
 
     def look(self) -> None:
         board = self._ask()
-        self._view = View(board, self._memory.see(board), time.monotonic())
+        patience = max(PATIENCE, 3 * self._every)
+        self._view = View(board, self._memory.see(board), time.monotonic(), patience=patience)
 
     def start(self) -> None:
         self._thread.start()
@@ -134,8 +137,7 @@ class Eyes:
             os.write(self._tell, b".")
 
     def _failed(self, why: str) -> None:
-        view = self.view
-        self._view = View(view.board, view.standings, view.seen, why)
+        self._view = replace(self.view, error=why)
 
 
 # --- the terminal -----------------------------------------------------------------------------------------------------
@@ -213,9 +215,10 @@ def fitted(lines: list[Text], most: int, what: str) -> list[Text]:
 
 def head(view: View, place: str, width: int) -> Text:
     at = datetime.fromtimestamp(view.board.at, UTC)
-    if view.error is not None:
-        since = age(time.monotonic() - view.seen)
-        return Text(harmless(f"no answer for {since}, trying again: {view.error}"), style="bold white on red")
+    silent = time.monotonic() - view.seen
+    if view.error is not None or silent > view.patience:
+        why = "" if view.error is None else f": {view.error}"
+        return Text(harmless(f"no answer for {age(silent)}, trying again{why}"), style="bold white on red")
     keys = "q quits"
     said = f"penstock · {harmless(place)}"
     clock = f"{at:%H:%M:%S}Z  {keys}"
@@ -249,7 +252,7 @@ QUEUE_COLUMNS = (
     ("of sla", 62),
     ("late", 74),
     ("in/s", 84),
-    ("out/s", 40),
+    ("out/s", 48),
     ("eta", 66),
     ("workers", 30),
     ("", 100),

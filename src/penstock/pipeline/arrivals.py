@@ -26,6 +26,7 @@ from penstock.pipeline.sampling import Floats, Recording
 HOUR = 3600.0
 SHORTEST = 1e-6  # seconds: a task that took none would never have been in a slot
 ANNOUNCED = 1.0  # seconds before its due time that a task must be known to count as planned
+MOST = 40_000_000  # attempts: three numbers of each fit into what one process holds
 SHARE = 0.0005  # of all, below which what samples count more is only when they were taken
 
 
@@ -36,18 +37,20 @@ def from_lake(
     queue: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
-    seed: int = 0,
-) -> Recording:
-    """A queue's arrivals, or those of the only queue there is."""
+    seeds: int = 1,
+) -> list[Recording]:
+    """A queue's arrivals, or those of the only queue there is; as often as asked for, with what is drawn drawn anew."""
     attempts = lake.read(spark, "silver/attempts")
     name = chosen(attempts, queue)
     own = attempts.where(f.col("queue") == name)
     begin, end = bounds(own, name, since, until)
+    check_size(own, begin, end)
     columns = collected(own, begin, end)
     due, service, known = (np.asarray(columns[one], dtype=float) for one in ("due", "service", "known"))
     order = np.argsort(due, kind="stable")
     found = Recording(name, due[order], service[order], known[order], (end - begin).total_seconds())
-    return resampled(completed(found, missing(spark, lake, name, begin, end), seed), seed)
+    more = missing(spark, lake, name, begin, end)
+    return [resampled(completed(found, more, seed), seed) for seed in range(seeds)]
 
 
 def chosen(attempts: DataFrame, queue: str | None) -> str:
@@ -79,6 +82,14 @@ def bounds(own: DataFrame, name: str, since: datetime | None, until: datetime | 
             field="since",
         )
     return begin, end
+
+
+def check_size(own: DataFrame, begin: datetime, end: datetime) -> None:
+    count = own.where((f.col("due") >= f.lit(begin)) & (f.col("due") < f.lit(end))).count()
+    if count > MOST:
+        raise ValidationError(
+            f"since: {count:,} attempts are more than {MOST:,}", hint="Take a part: --since, --until.", field="since"
+        )
 
 
 def collected(own: DataFrame, begin: datetime, end: datetime) -> pa.Table:

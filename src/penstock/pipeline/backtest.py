@@ -12,7 +12,7 @@ import math
 import statistics
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -20,11 +20,13 @@ from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
+from pyspark import SparkContext
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.errors import ValidationError, shown
 from penstock.pipeline.sampling import CONFIDENT, LONG_WARM_UP, WARM_UP, Recording, Sample, Window, quantile, sampled
+from penstock.pipeline.work import sparks_errors
 from penstock.scaler import judge, policies
 from penstock.scaler.bound import bound
 from penstock.scaler.decision import Policy
@@ -35,13 +37,14 @@ from penstock.scaler.traces import Trace
 
 Watch = Callable[[int, int], None]  # runs done, of how many
 
-MOST_TASKS = 1_500_000  # played in one run; more are sampled
+MOST_TASKS = 1_200_000  # played in one run; more are sampled
 KEPT = 0.005  # late tasks with which a promise still counts as kept
 SPARE = 3  # times the mean load that may be used, when nobody knows what the peak needs
 MOST_STEPS = 20_000  # of a clairvoyant's program; a longer recording gets longer steps
 MOST_RUNS = 100_000
 POINTS = 200  # of the distribution of waits that each window sends back
 SLOW = {"deadline": 4.0}  # what a decision costs, times that of others: who begins first
+GROUP = "spark.jobGroup.id"
 LOOK = 0.5  # seconds between two looks at how far Spark is
 
 
@@ -476,7 +479,7 @@ def spread(
     columns = StructType.fromDDL(schema)
     assert isinstance(columns, StructType)
     arrow = to_arrow_schema(columns)
-    with watched(spark, count, watch):
+    with sparks_errors(), watched(spark, count, watch):
         return spark.range(0, count, 1, count).mapInArrow(do, columns).collect()
 
 
@@ -485,20 +488,14 @@ def watched(spark: SparkSession, count: int, watch: Watch | None) -> Iterator[No
     """Tells how many tasks are done, while the caller waits for all of them. Whoever is interrupted leaves no task
     running."""
     context, group, over = spark.sparkContext, f"penstock-backtest-{uuid4().hex[:8]}", threading.Event()
+    before = context.getLocalProperty(GROUP)
     context.setJobGroup(group, "backtest", interruptOnCancel=True)
 
     def look() -> None:
-        tracker = context.statusTracker()
-        while not over.wait(LOOK):
-            stages = [
-                stage
-                for job in tracker.getJobIdsForGroup(group)
-                if (info := tracker.getJobInfo(job)) is not None
-                for stage in info.stageIds
-            ]
-            found = [one for stage in stages if (one := tracker.getStageInfo(stage)) is not None]
-            if watch is not None and found:
-                watch(min(count, sum(one.numCompletedTasks for one in found)), count)
+        with suppress(Exception):  # Spark is gone: whoever waits for the answer hears of that
+            while not over.wait(LOOK):
+                if watch is not None:
+                    watch(min(count, completed(context, group)), count)
 
     watcher = threading.Thread(target=look, name="penstock-backtest", daemon=True)
     if watch is not None:
@@ -507,14 +504,25 @@ def watched(spark: SparkSession, count: int, watch: Watch | None) -> Iterator[No
     try:
         yield
     except BaseException:
-        context.cancelJobGroup(group)
+        with suppress(Exception):
+            context.cancelJobGroup(group)
         raise
     finally:
         over.set()
         if watch is not None:
             watcher.join()
+        with suppress(Exception):
+            context.setLocalProperty(GROUP, before)  # type: ignore[arg-type]  # None is Java's null: as it was
     if watch is not None:
         watch(count, count)
+
+
+def completed(context: SparkContext, group: str) -> int:
+    """Tasks of a group's jobs."""
+    tracker = context.statusTracker()
+    jobs = [info for job in tracker.getJobIdsForGroup(group) if (info := tracker.getJobInfo(job)) is not None]
+    stages = [tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds]
+    return sum(stage.numCompletedTasks for stage in stages if stage is not None)
 
 
 # --- what it says -----------------------------------------------------------------------------------------------------

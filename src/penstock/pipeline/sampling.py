@@ -103,13 +103,15 @@ class Sample:
 
     def total_by(self, values: Sequence[float], beside: Sequence[float], known: float) -> tuple[float, float]:
         """The same of what goes along with something else, whose total is known: a fleet's cost with the work there
-        was. What matters then is only how much their ratio differs."""
-        there = self.total(beside)[0]
-        if there <= 0:
-            return self.total(values)
-        ratio = self.total(values)[0] / there
-        _, error = self.total([value - ratio * one for value, one in zip(values, beside, strict=True)])
-        return ratio * known, error
+        was. The estimate is moved along the line through what was played, and only what is beside that line is left
+        uncertain."""
+        weights, y, x = np.asarray(self.weights()), np.asarray(values), np.asarray(beside)
+        away = x - np.average(x, weights=weights)
+        spread = float((weights * away * away).sum())
+        slope = float((weights * away * y).sum()) / spread if spread > 0 else 0.0
+        estimate, _ = self.total(values)
+        _, error = self.total((y - slope * x).tolist())
+        return estimate + slope * (known - self.total(beside)[0]), error
 
 
 def all_of(recording: Recording) -> Sample:

@@ -81,6 +81,7 @@ class Decided:
 Say = Callable[[Decided], None]
 Tell = Callable[[str], None]
 Backlogs = Callable[[], Sequence[SeenQueue]]
+Note = Callable[[Decided, float, float], None]  # with PostgreSQL's moment and the promise; it never waits
 
 
 class Aside:
@@ -148,9 +149,11 @@ class Scaler:
         say: Say,
         tell: Tell,
         backlogs: Backlogs = tuple,
+        note: Note | None = None,
     ) -> None:
         self._plan, self._database, self._workers = plan, database, workers
         self._holder, self._say, self._tell, self._backlogs = holder, say, tell, backlogs
+        self._note = note
         self._aside, self._upkeep = Aside(), Aside()
         self.collector = Collector(plan.limits)
         self._epochs: dict[str, int] = {}
@@ -286,6 +289,7 @@ class Scaler:
         decided = self._decide(look)
         began = time.monotonic()
         self._record(decided)
+        self._alert(decided, look.at)
         self._act(decided, until=began + self._plan.lease / 2)
 
     def _collect(self) -> Look | None:
@@ -411,6 +415,13 @@ class Scaler:
             "rules": dict(found.rules),
             "memory": self.collector.remembered(one.queue, policy, found.memory) if remember else None,
         }
+
+    def _alert(self, decided: Sequence[Decided], now: float) -> None:
+        """What was accepted, and only that: who was taken over from tells nobody anything."""
+        if self._note is None or self._plan.dry_run:
+            return
+        for one in decided:
+            self._note(one, now, self.collector.tracks[one.queue].limits.sla)
 
     def _act(self, decided: Sequence[Decided], *, until: float) -> None:
         """Those that get fewer first: what they leave, others may take. Not when so much time has passed (who is frozen
