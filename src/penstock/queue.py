@@ -32,6 +32,7 @@ from penstock.model import (
     Horizon,
     Json,
     Kept,
+    Latency,
     Listed,
     NewSchedule,
     NewTask,
@@ -42,9 +43,11 @@ from penstock.model import (
     QueueSettings,
     QueueStatus,
     Repair,
+    Running,
     Span,
     Standing,
     State,
+    StoredProfile,
     Verification,
     Window,
 )
@@ -861,6 +864,29 @@ def queues_named(database: Database, name: str) -> list[int]:
     with database.transaction() as connection:
         row = connection.execute(say.QUEUES_NAMED, (name,)).fetchone()
     return list(row[0]) if row else []
+
+
+def set_profiles(database: Database, profiles: Sequence[Json]) -> int:
+    """What was learnt about queues, each in place of what was known before; how many of them there still are."""
+    with database.transaction() as connection:
+        row = connection.execute(say.SET_PROFILES, (orjson.dumps(profiles).decode(),)).fetchone()
+    return int(row[0]) if row else 0
+
+
+def profiles(database: Database, name: str | None = None) -> list[StoredProfile]:
+    """Of one queue or of all; one that has none is there with `made` None."""
+    with database.transaction() as connection:
+        return say.profiles(connection.execute(say.PROFILES, (name,)).fetchall())
+
+
+def running_times(database: Database) -> list[Running]:
+    with database.transaction() as connection:
+        return [Running(*row) for row in connection.execute(say.RUNNING_TIMES).fetchall()]
+
+
+def start_latencies(database: Database) -> list[Latency]:
+    with database.transaction() as connection:
+        return [Latency(*row) for row in connection.execute(say.START_LATENCIES).fetchall()]
 
 
 # --- streams --------------------------------------------------------------------------------------------------------

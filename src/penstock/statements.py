@@ -30,6 +30,7 @@ from penstock.model import (
     Outcome,
     QueueSettings,
     QueueStatus,
+    StoredProfile,
     Task,
     Verification,
     Window,
@@ -652,6 +653,10 @@ BETWEEN = "select penstock.history_between(%s, %s)"
 SPANS = "select day, relation, first_page, pages from penstock.history_spans(%s, %s, %s, %s, %s)"
 QUEUE_NAMES = "select id, name from penstock.queue union all select id, name from penstock.queue_gone"
 QUEUES_NAMED = "select penstock.queues_named(%s)"
+SET_PROFILES = "select penstock.set_profiles(%s::jsonb)"
+PROFILES = "select queue, version, made, age, covers_from, covers_to, data::text from penstock.profiles(%s)"
+RUNNING_TIMES = "select queue, kind, bucket, tasks, seconds from penstock.running_times()"
+START_LATENCIES = "select queue, workers, p50, p90 from penstock.start_latencies()"
 # A snapshot that is held for long keeps vacuum from the queue's dead rows: what reads history is ended before that.
 SHORTLY = "set local statement_timeout = '4s'"
 
@@ -668,6 +673,11 @@ def check_window(window: Window) -> list[tuple[Any, ...]]:
 def horizon(row: tuple[Any, ...] | None) -> Horizon:
     assert row is not None
     return Horizon(*row)
+
+
+def profiles(rows: Sequence[tuple[Any, ...]]) -> list[StoredProfile]:
+    found = [StoredProfile(*row) for row in rows]
+    return [one if one.data is None else one._replace(data=orjson.loads(str(one.data))) for one in found]
 
 
 # How a day's rows are read, by whatever driver: numbers and moments only, written by us.

@@ -31,6 +31,7 @@ from penstock.model import (
     Horizon,
     Json,
     Kept,
+    Latency,
     Listed,
     NewSchedule,
     NewTask,
@@ -41,9 +42,11 @@ from penstock.model import (
     QueueSettings,
     QueueStatus,
     Repair,
+    Running,
     Span,
     Standing,
     State,
+    StoredProfile,
     Verification,
     Window,
 )
@@ -872,6 +875,29 @@ async def queues_named(database: AsyncDatabase, name: str) -> list[int]:
     async with database.transaction() as connection:
         row = await (await connection.execute(say.QUEUES_NAMED, (name,))).fetchone()
     return list(row[0]) if row else []
+
+
+async def set_profiles(database: AsyncDatabase, profiles: Sequence[Json]) -> int:
+    """What was learnt about queues, each in place of what was known before; how many of them there still are."""
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.SET_PROFILES, (orjson.dumps(profiles).decode(),))).fetchone()
+    return int(row[0]) if row else 0
+
+
+async def profiles(database: AsyncDatabase, name: str | None = None) -> list[StoredProfile]:
+    """Of one queue or of all; one that has none is there with `made` None."""
+    async with database.transaction() as connection:
+        return say.profiles(await (await connection.execute(say.PROFILES, (name,))).fetchall())
+
+
+async def running_times(database: AsyncDatabase) -> list[Running]:
+    async with database.transaction() as connection:
+        return [Running(*row) for row in await (await connection.execute(say.RUNNING_TIMES)).fetchall()]
+
+
+async def start_latencies(database: AsyncDatabase) -> list[Latency]:
+    async with database.transaction() as connection:
+        return [Latency(*row) for row in await (await connection.execute(say.START_LATENCIES)).fetchall()]
 
 
 # --- streams --------------------------------------------------------------------------------------------------------

@@ -52,13 +52,13 @@ begin
                                       'due_schedules', 'set_schedule', 'fire', 'note_records', 'forget_records',
                                       'mark_adopted', 'note_pass', 'next_hand', 'begin_hand', 'note_hand', 'end_hands',
                                       'next_epoch', 'hold_stream', 'keep_stream', 'leave_stream', 'next_batch', 'batch_leases',
-                                      'read_lease', 'waiting_now']),
+                                      'read_lease', 'waiting_now', 'profiles']),
             ('penstock_reader', array['contract', 'clock', 'the_queue', 'largest_payload', 'status', 'verify', 'mentions', 'retry_delay',
                                       'retry_spread', 'refuse', 'schedules', 'history_horizon', 'check_window', 'history_between',
-                                      'history_spans', 'queues_named']),    -- retry_spread and refuse: retry_delay runs as its caller
+                                      'history_spans', 'queues_named', 'profiles', 'running_times', 'start_latencies']),    -- retry_spread and refuse: retry_delay runs as its caller
             ('penstock_admin', array['create_queue', 'set_queue', 'drop_queue', 'cancel', 'redrive', 'reschedule',
                                      'reprioritise', 'purge', 'repair', 'drop_schedule', 'pause_schedule', 'resume_schedule',
-                                     'adopt', 'abandon', 'rebase_history'])
+                                     'adopt', 'abandon', 'rebase_history', 'set_profiles'])
         ) as g(role, functions) on p.proname = any(g.functions)
         where p.pronamespace = 'penstock'::pg_catalog.regnamespace
     loop
