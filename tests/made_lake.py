@@ -10,7 +10,6 @@ import hashlib
 import heapq
 import math
 import random
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from penstock.pipeline import schemas
 from penstock.pipeline.lake import Lake, State
 
 Row = dict[str, Any]
-BEGINS = int(datetime(2026, 11, 16, tzinfo=UTC).timestamp())  # a Monday
+BEGINS = int(datetime(2026, 11, 16, 12, tzinfo=UTC).timestamp())  # a Monday
 ERRORS = (
     ("Timeout", "no answer from <host> within <n> s"),
     ("HttpError", "502 from upstream"),
@@ -50,13 +49,13 @@ class Made:
 
 def usual() -> list[Made]:
     def day(hour: float) -> float:
-        return 0.5 + 0.5 * math.sin(math.pi * (hour % 24 - 7) / 12)
+        return 0.5 + 0.5 * math.sin(math.pi * (hour + 5) / 12)
 
     def broken(hour: float, attempt: int) -> float:
-        return 0.9 if 13.5 < hour < 14.2 else 0.04 if attempt == 1 else 0.3
+        return 0.9 if 1.5 < hour < 2.2 else 0.04 if attempt == 1 else 0.3
 
     def crew(hour: float) -> int:
-        return 4 if 13.9 < hour < 14.4 else 3 + math.ceil(5 * day(hour))
+        return 4 if 1.9 < hour < 2.4 else 3 + math.ceil(5 * day(hour))
 
     return [
         Made("orders", lambda hour: 0.05 + 0.25 * day(hour), crew, 8.0, 30.0, broken),
@@ -195,12 +194,15 @@ def samples(world: World, made: Made) -> list[tuple[int, float | None, int]]:
     """(waiting, age of the oldest, workers), every ten seconds."""
     rows = world.of(made.name)
     dues = sorted((since_begin(row["due"]), since_begin(row["claimed_at"])) for row in rows)
-    begins, found = [due for due, _ in dues], []
+    waiting: list[tuple[float, float]] = []
+    found, came = [], 0
     for n in range(int(world.hours * 360)):
         at = 10.0 * n + 5
-        last = bisect_right(begins, at)
-        waiting = [due for due, claimed in dues[max(0, last - 3000) : last] if claimed > at]
-        found.append((len(waiting), at - min(waiting) if waiting else None, made.workers(at / 3600)))
+        while came < len(dues) and dues[came][0] <= at:
+            waiting.append(dues[came])
+            came += 1
+        waiting = [one for one in waiting if one[1] > at]
+        found.append((len(waiting), at - waiting[0][0] if waiting else None, made.workers(at / 3600)))
     return found
 
 

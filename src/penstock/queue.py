@@ -696,6 +696,13 @@ def settings(database: Database, name: str | None = None) -> list[QueueSettings]
         return say.settings_of(connection.execute(say.SETTINGS_OF, (name, name)).fetchall())
 
 
+def kind_settings(database: Database) -> list[tuple[str, str, Json | None, int | None]]:
+    """(queue, kind, retry strategy, max_attempts) of the kinds that have something of their own; None: the queue's."""
+    with database.transaction() as connection:
+        rows = connection.execute(say.KINDS_OF).fetchall()
+    return [(queue, kind, None if retry is None else orjson.loads(retry), most) for queue, kind, retry, most in rows]
+
+
 def status(database: Database, name: str | None = None) -> list[QueueStatus]:
     asked = None if name is None else validate.queue_name(name)
     with database.transaction() as connection:

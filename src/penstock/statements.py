@@ -494,6 +494,11 @@ SETTINGS_OF = """
     where %s::text is null or name = %s
     order by name
 """
+KINDS_OF = """
+    select q.name, k.kind, k.retry::text, k.max_attempts
+    from penstock.kind as k join penstock.queue as q on q.id = k.queue_id
+    order by 1, 2
+"""
 SET_QUEUE = "select penstock.set_queue(%s, %s::jsonb)"
 STATUS = """
     select queue, planned, pending, active, done, dead, cancelled, extract(epoch from oldest_pending_age)::float8,

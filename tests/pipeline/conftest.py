@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from made_lake import World, make_lake, usual
 from penstock import spark as ours
+from penstock.pipeline.lake import Lake
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +18,14 @@ def spark() -> Iterator[SparkSession]:
     session = ours.session("tests", master="local[2,4]", **settings)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def world() -> World:
+    """Thirteen hours, over a midnight."""
+    return World(13.0, usual())
+
+
+@pytest.fixture(scope="session")
+def made(spark: SparkSession, world: World, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    return make_lake(spark, tmp_path_factory.mktemp("made") / "lake", world)

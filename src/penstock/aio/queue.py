@@ -703,6 +703,13 @@ async def settings(database: AsyncDatabase, name: str | None = None) -> list[Que
         return say.settings_of(await (await connection.execute(say.SETTINGS_OF, (name, name))).fetchall())
 
 
+async def kind_settings(database: AsyncDatabase) -> list[tuple[str, str, Json | None, int | None]]:
+    """(queue, kind, retry strategy, max_attempts) of the kinds that have something of their own; None: the queue's."""
+    async with database.transaction() as connection:
+        rows = await (await connection.execute(say.KINDS_OF)).fetchall()
+    return [(queue, kind, None if retry is None else orjson.loads(retry), most) for queue, kind, retry, most in rows]
+
+
 async def status(database: AsyncDatabase, name: str | None = None) -> list[QueueStatus]:
     asked = None if name is None else validate.queue_name(name)
     async with database.transaction() as connection:
