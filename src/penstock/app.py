@@ -319,6 +319,14 @@ class Penstock:
         """Puts right what verify finds, and says what it did."""
         return queue.repair(self._database, name)
 
+    def forget_reader(self, name: str) -> None:
+        """Keeps no history for a reader that will not come again: a lake, by the name that doctor gives it."""
+        queue.forget_reader(self._database, name)
+
+    def rebase_history(self) -> int:
+        """After a restore into another cluster: history can be read again. Answers how many rows were changed."""
+        return queue.rebase_history(self._database)
+
     def upkeep(self) -> dict[str, int]:
         """What anybody may do at any time: expire, promote, squeeze, sample, history's days, retention, schedules."""
         parts = queue.upkeep(self._database)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import date, datetime
 from types import MappingProxyType
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -894,6 +894,65 @@ def running_times(database: Database) -> list[Running]:
 def start_latencies(database: Database) -> list[Latency]:
     with database.transaction() as connection:
         return [Latency(*row) for row in connection.execute(say.START_LATENCIES).fetchall()]
+
+
+def note_reader(database: Database, name: str, passed: Horizon) -> None:
+    """Somebody who will come again has read everything up to there: what he has not is kept for him."""
+    with database.transaction() as connection:
+        connection.execute(say.NOTE_READER, (name, passed.system, passed.xid))
+
+
+def forget_reader(database: Database, name: str) -> None:
+    """NotFound: there is none of that name."""
+    with database.transaction() as connection:
+        connection.execute(say.FORGET_READER, (name,))
+
+
+def history_sums(
+    database: Database, span: Span, *, below: int, thorough: bool = False
+) -> list[tuple[int, str, int, int]]:
+    """Of some pages of a day: rows below a transaction by queue and outcome, and, if thorough, a sum over what they
+    say."""
+    parameters = (span.day, span.first_page, span.pages, below, thorough)
+    with database.transaction() as connection:
+        rows = connection.execute(say.HISTORY_SUMS, parameters).fetchall()
+    return [(int(queue), str(outcome), int(count), int(checksum)) for queue, outcome, count, checksum in rows]
+
+
+def history_gone(database: Database, after: int) -> dict[tuple[date, int], int]:
+    """What was dropped after a drop that was known: rows by day and queue."""
+    with database.transaction() as connection:
+        rows = connection.execute(say.HISTORY_GONE, (after,)).fetchall()
+    return {(day, int(queue)): int(count) for day, queue, count in rows}
+
+
+def release_day(database: Database, day: date, *, rows: int, below: int) -> bool:
+    """Drops a day of history of which somebody has a copy. False: somebody is at it. Conflict: it has other rows."""
+    with database.transaction() as connection:
+        row = connection.execute(say.RELEASE_DAY, (day, rows, below)).fetchone()
+    return bool(row and row[0])
+
+
+def rebase_history(database: Database) -> int:
+    """After a restore into another cluster: history's rows become the oldest there are."""
+    with database.transaction() as connection:
+        row = connection.execute(say.REBASE_HISTORY).fetchone()
+    return int(row[0]) if row else 0
+
+
+def today(database: Database) -> date:
+    """By the database's clock, in UTC: the day of history that is being written."""
+    with database.transaction() as connection:
+        row = connection.execute(say.TODAY).fetchone()
+    assert row is not None
+    return row[0]  # type: ignore[no-any-return]
+
+
+def sample_days(database: Database, window: Window) -> list[date]:
+    """The days of which samples were written in a window."""
+    with database.transaction() as connection:
+        rows = connection.execute(say.SAMPLE_DAYS, (window.start.xid, window.end.xid)).fetchall()
+    return [day for (day,) in rows]
 
 
 # --- streams --------------------------------------------------------------------------------------------------------

@@ -662,6 +662,14 @@ SET_PROFILES = "select penstock.set_profiles(%s::jsonb)"
 PROFILES = "select queue, version, made, age, covers_from, covers_to, data::text from penstock.profiles(%s)"
 RUNNING_TIMES = "select queue, kind, bucket, tasks, seconds from penstock.running_times()"
 START_LATENCIES = "select queue, workers, p50, p90 from penstock.start_latencies()"
+NOTE_READER = "select penstock.note_reader(%s, %s, %s)"
+FORGET_READER = "select penstock.forget_reader(%s)"
+HISTORY_SUMS = "select queue_id, outcome, rows, checksum from penstock.history_sums(%s, %s, %s, %s, %s)"
+HISTORY_GONE = "select day, queue_id, sum(rows)::bigint from penstock.history_gone where n > %s group by day, queue_id"
+RELEASE_DAY = "select penstock.release_day(%s, %s, %s)"
+SAMPLE_DAYS = "select day from penstock.sample_days(%s, %s)"
+TODAY = "select (penstock.clock() at time zone 'UTC')::date"
+REBASE_HISTORY = "select penstock.rebase_history()"
 # A snapshot that is held for long keeps vacuum from the queue's dead rows: what reads history is ended before that.
 SHORTLY = "set local statement_timeout = '4s'"
 
@@ -698,6 +706,30 @@ STILL_THERE = """
     select inhrelid::bigint from pg_catalog.pg_inherits
     where inhrelid = {relation} and inhparent = 'penstock.history'::pg_catalog.regclass
 """
+
+
+# A day's samples of a window, likewise. By queue: so the primary key finds them.
+SAMPLES = """
+    select s.queue_id, s.xid, s.at, s.planned, s.pending, s.active, s.done, s.dead, s.cancelled,
+           extract(epoch from s.oldest_age)::float8 as oldest_age, extract(epoch from s.sla)::float8 as sla, s.workers,
+           {totals}
+    from unnest('{{{queues}}}'::int[]) as q(id)
+    join penstock.sample as s on s.queue_id = q.id
+    where s.at >= '{since}' and s.at < '{until}' and s.xid >= {start} and s.xid < {end}
+"""
+
+
+def sample_rows(window: Window, queues: Sequence[int], day: date, totals: Sequence[str]) -> str:
+    """`totals` are words of ours: they become columns."""
+    midnight = datetime(day.year, day.month, day.day, tzinfo=UTC)
+    return SAMPLES.format(
+        totals=", ".join(f"coalesce((s.totals->>'{name}')::bigint, 0) as {name}_total" for name in totals),
+        queues=",".join(map(str, map(int, queues))),
+        since=midnight.isoformat(),
+        until=(midnight + DAY).isoformat(),
+        start=int(window.start.xid),
+        end=int(window.end.xid),
+    )
 
 
 def history_rows(window: Window, queues: Sequence[int] | None, day: date, pages: range) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import date, datetime
 from types import MappingProxyType
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -905,6 +905,65 @@ async def running_times(database: AsyncDatabase) -> list[Running]:
 async def start_latencies(database: AsyncDatabase) -> list[Latency]:
     async with database.transaction() as connection:
         return [Latency(*row) for row in await (await connection.execute(say.START_LATENCIES)).fetchall()]
+
+
+async def note_reader(database: AsyncDatabase, name: str, passed: Horizon) -> None:
+    """Somebody who will come again has read everything up to there: what he has not is kept for him."""
+    async with database.transaction() as connection:
+        await connection.execute(say.NOTE_READER, (name, passed.system, passed.xid))
+
+
+async def forget_reader(database: AsyncDatabase, name: str) -> None:
+    """NotFound: there is none of that name."""
+    async with database.transaction() as connection:
+        await connection.execute(say.FORGET_READER, (name,))
+
+
+async def history_sums(
+    database: AsyncDatabase, span: Span, *, below: int, thorough: bool = False
+) -> list[tuple[int, str, int, int]]:
+    """Of some pages of a day: rows below a transaction by queue and outcome, and, if thorough, a sum over what they
+    say."""
+    parameters = (span.day, span.first_page, span.pages, below, thorough)
+    async with database.transaction() as connection:
+        rows = await (await connection.execute(say.HISTORY_SUMS, parameters)).fetchall()
+    return [(int(queue), str(outcome), int(count), int(checksum)) for queue, outcome, count, checksum in rows]
+
+
+async def history_gone(database: AsyncDatabase, after: int) -> dict[tuple[date, int], int]:
+    """What was dropped after a drop that was known: rows by day and queue."""
+    async with database.transaction() as connection:
+        rows = await (await connection.execute(say.HISTORY_GONE, (after,))).fetchall()
+    return {(day, int(queue)): int(count) for day, queue, count in rows}
+
+
+async def release_day(database: AsyncDatabase, day: date, *, rows: int, below: int) -> bool:
+    """Drops a day of history of which somebody has a copy. False: somebody is at it. Conflict: it has other rows."""
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.RELEASE_DAY, (day, rows, below))).fetchone()
+    return bool(row and row[0])
+
+
+async def rebase_history(database: AsyncDatabase) -> int:
+    """After a restore into another cluster: history's rows become the oldest there are."""
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.REBASE_HISTORY)).fetchone()
+    return int(row[0]) if row else 0
+
+
+async def today(database: AsyncDatabase) -> date:
+    """By the database's clock, in UTC: the day of history that is being written."""
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.TODAY)).fetchone()
+    assert row is not None
+    return row[0]  # type: ignore[no-any-return]
+
+
+async def sample_days(database: AsyncDatabase, window: Window) -> list[date]:
+    """The days of which samples were written in a window."""
+    async with database.transaction() as connection:
+        rows = await (await connection.execute(say.SAMPLE_DAYS, (window.start.xid, window.end.xid))).fetchall()
+    return [day for (day,) in rows]
 
 
 # --- streams --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,21 @@ from typing import Any, Literal, NoReturn, TextIO
 
 import typer
 
-from penstock.cli import adopt, dead, leases, queues, retry, scale, schedules, server, simulate, status, tasks, work
+from penstock.cli import (
+    adopt,
+    dead,
+    leases,
+    pipeline,
+    queues,
+    retry,
+    scale,
+    schedules,
+    server,
+    simulate,
+    status,
+    tasks,
+    work,
+)
 from penstock.cli.demo import demo
 from penstock.cli.doctor import doctor
 from penstock.cli.output import fail
@@ -47,6 +61,7 @@ app.add_typer(retry.app, name="retry")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(scale.app, name="scale")
 app.add_typer(simulate.app, name="simulate")
+app.add_typer(pipeline.app, name="pipeline")
 app.command()(doctor)
 
 

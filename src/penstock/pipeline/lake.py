@@ -134,9 +134,9 @@ class Lake:
         files = self.state.files(asked.name, wanted)
         for file in files:
             self._check(file)
-        return self._frame(spark, asked, files)
+        return self.frame(spark, asked, files)
 
-    def _frame(self, spark: SparkSession, table: Table, files: Iterable[File]) -> DataFrame:
+    def frame(self, spark: SparkSession, table: Table, files: Iterable[File]) -> DataFrame:
         paths = [uri(self.place / file.path) for file in files]
         if not paths:
             return spark.createDataFrame([], table.schema)
@@ -245,8 +245,9 @@ class Lake:
         once. A day that is replaced by nothing is gone."""
         tables = {name: dict(days) for name, days in self.state.tables.items()}
         for name, days in (adds or {}).items():
+            there = tables.setdefault(name, {})
             for day, files in days.items():
-                tables.setdefault(name, {})[day] = (*tables[name].get(day, ()), *files)
+                there[day] = (*there.get(day, ()), *files)
         retired: list[File] = []
         for name, days in (replaces or {}).items():
             for day, files in days.items():

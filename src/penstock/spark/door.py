@@ -43,7 +43,7 @@ class DefaultSource(DataSource):
             if options.reads_history(self.options, stream=True):
                 from penstock.spark.history import HistoryStream  # noqa: PLC0415 - what is not used is not loaded
 
-                return HistoryStream(options.for_history(self.options))
+                return HistoryStream(options.for_history_stream(self.options))
             asked = options.for_streaming(self.options)
             from penstock.spark.source import TaskStream  # noqa: PLC0415 - what is not used is not loaded
 

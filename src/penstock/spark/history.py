@@ -5,6 +5,7 @@ is still exact: no snapshot is held for long, whatever its size and however slow
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -67,6 +68,8 @@ class HistoryReader(DataSourceReader):
         self._options = resolved(options)
 
     def partitions(self) -> list[InputPartition]:
+        if self._options.window is not None:
+            return planned(self._options, *self._options.window)
         with opened(self._options.place) as database:
             now = seam.horizon(database)
         return planned(self._options, now._replace(xid=0), now)
@@ -118,14 +121,17 @@ def read_history(
     until: datetime | str | None = None,
     dsn: str | None = None,
     partitions: int | None = None,
+    window: tuple[Horizon, Horizon] | None = None,
 ) -> DataFrame:
-    """History as a DataFrame: one row per finished attempt, of a queue or all, finished in [since, until)."""
+    """History as a DataFrame: one row per finished attempt, of a queue or all, finished in [since, until); of a window,
+    for those who come again: what was written between two horizons, always the same."""
     given = {
         "url": found(Place(dsn))[0] or None,
         "queue": None if queue is None else validate.queue_name(queue),
         "since": None if since is None else validate.moment(since, "since").isoformat(),
         "until": None if until is None else validate.moment(until, "until").isoformat(),
         "numPartitions": partitions,
+        "window": None if window is None else json.dumps([at._asdict() for at in window]),
     }
     reader = spark.read.format("penstock").option("read", "history")
     for name, value in given.items():
@@ -250,6 +256,23 @@ class Line(NamedTuple):
     def rows(self, statement: str, span: Span) -> pa.Table:
         """In a transaction of its own. The day is locked from its first row on: if it is still there at the end, it was
         there all the time."""
+        with self.shortly() as cursor:
+            cursor.execute(statement)
+            table = cursor.fetch_arrow_table()
+            cursor.execute(say.STILL_THERE.format(relation=int(span.relation)))
+            there = cursor.fetchone()
+        if there is None:
+            raise Conflict(f"history of {span.day} was dropped while it was being read. Read again what is there now")
+        return table
+
+    def table(self, statement: str) -> pa.Table:
+        """Of what nobody drops, in a transaction of its own."""
+        with self.shortly() as cursor:
+            cursor.execute(statement)
+            return cursor.fetch_arrow_table()
+
+    @contextmanager
+    def shortly(self) -> Iterator[Any]:
         own = self.connection.adbc_connection
         with driver_errors():
             own.set_autocommit(False)
@@ -257,15 +280,9 @@ class Line(NamedTuple):
                 with self.connection.cursor() as cursor:
                     cursor.execute("set transaction isolation level read committed")
                     cursor.execute(say.SHORTLY)
-                    cursor.execute(statement)
-                    table = cursor.fetch_arrow_table()
-                    cursor.execute(say.STILL_THERE.format(relation=int(span.relation)))
-                    there = cursor.fetchone()
+                    yield cursor
             finally:
                 own.set_autocommit(True)
-        if there is None:
-            raise Conflict(f"history of {span.day} was dropped while it was being read. Read again what is there now")
-        return table
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 
 from penstock import validate
 from penstock.errors import ValidationError, shown
-from penstock.model import OnConflict
+from penstock.model import Horizon, OnConflict
 from penstock.statements import conflict, table_name
 
 MOST_PARTITIONS = 1000
@@ -61,6 +62,7 @@ class HistoryOptions:
     since: datetime | None = None
     until: datetime | None = None
     partitions: int = 4
+    window: tuple[Horizon, Horizon] | None = None  # only what was written between these two
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -103,6 +105,16 @@ def moment(name: str) -> Parse:
     return parse
 
 
+def window(text: str) -> tuple[Horizon, Horizon]:
+    try:
+        start, end = (Horizon(**at) for at in json.loads(text))
+        if start.xid <= end.xid:
+            return start, end
+    except (ValueError, TypeError):
+        pass
+    raise ValidationError(f"window: {shown(text)} is not two horizons in order, as JSON", field="window")
+
+
 def lease(text: str) -> timedelta:
     found = validate.lease(text)
     assert found is not None
@@ -136,6 +148,7 @@ HISTORY: dict[str, tuple[str, Parse]] = {
     "since": ("since", moment("since")),
     "until": ("until", moment("until")),
     "numPartitions": ("partitions", number("numPartitions", 1, MOST_PARTITIONS)),
+    "window": ("window", window),
 }
 PASSWORD = re.compile(r"\bpassword\s*=|://[^/@]*:[^/@]+@")
 READ = "read"  # what a read reads: tasks, as a stream, or history
@@ -170,6 +183,14 @@ def for_history(given: Mapping[str, str]) -> HistoryOptions:
     found = HistoryOptions(**read(given, HISTORY, "reading history", needed=()))
     if found.since is not None and found.until is not None and found.since >= found.until:
         raise ValidationError(f"since: {found.since} is not before until, {found.until}", field="since")
+    return found
+
+
+def for_history_stream(given: Mapping[str, str]) -> HistoryOptions:
+    """A stream's windows are Spark's to choose."""
+    found = for_history(given)
+    if found.window is not None:
+        raise ValidationError("window: a stream has its own", field="window")
     return found
 
 

@@ -55,10 +55,11 @@ begin
                                       'read_lease', 'waiting_now', 'profiles']),
             ('penstock_reader', array['contract', 'clock', 'the_queue', 'largest_payload', 'status', 'verify', 'mentions', 'retry_delay',
                                       'retry_spread', 'refuse', 'schedules', 'history_horizon', 'check_window', 'history_between',
-                                      'history_spans', 'queues_named', 'profiles', 'running_times', 'start_latencies']),    -- retry_spread and refuse: retry_delay runs as its caller
+                                      'history_spans', 'queues_named', 'note_reader', 'history_sums', 'sample_days', 'profiles',
+                                      'running_times', 'start_latencies', 'set_profiles']),    -- retry_spread and refuse: retry_delay runs as its caller
             ('penstock_admin', array['create_queue', 'set_queue', 'drop_queue', 'cancel', 'redrive', 'reschedule',
                                      'reprioritise', 'purge', 'repair', 'drop_schedule', 'pause_schedule', 'resume_schedule',
-                                     'adopt', 'abandon', 'rebase_history', 'set_profiles'])
+                                     'adopt', 'abandon', 'rebase_history', 'forget_reader', 'release_day', 'set_profiles'])
         ) as g(role, functions) on p.proname = any(g.functions)
         where p.pronamespace = 'penstock'::pg_catalog.regnamespace
     loop

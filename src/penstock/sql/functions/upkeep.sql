@@ -21,7 +21,8 @@ begin
 end
 $$;
 
--- History older than that goes, a day at a time, its sums kept. Busy is no reason to wait: the next round will do it.
+-- History older than that goes, a day at a time, its sums kept. Busy is no reason to wait: the next round will do it. Nor does
+-- a day go that somebody who reads history has not passed.
 create or replace function penstock.drop_history(p_before timestamptz) returns int
 language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' set lock_timeout = '200ms' as $$
 declare
@@ -39,22 +40,31 @@ begin
         order by c.relname
         limit 1    -- settles wait from here to the end of the transaction
     loop
+        exit when penstock.unread(v_day.name);
         begin
             execute format('lock table %s in access exclusive mode', v_day.name);
-            execute format(
-                'insert into penstock.history_dropped as d (queue_id, outcome, rows) '
-                'select queue_id, outcome, count(*) from %s group by 1, 2 '
-                'on conflict (queue_id, outcome) do update set rows = d.rows + excluded.rows', v_day.name);
-            execute format(
-                'insert into penstock.history_gone (day, queue_id, rows, first_xid, last_xid) '
-                'select %L, queue_id, count(*), min(xid), max(xid) from %s group by queue_id', v_day.day, v_day.name);
-            execute format('drop table %s', v_day.name);
+            perform penstock.drop_day(v_day.name, v_day.day);
             v_count := v_count + 1;
         exception when lock_not_available or undefined_table or dependent_objects_still_exist then
             exit;    -- somebody reads it, dropped it, or has a view on it
         end;
     end loop;
     return v_count;
+end
+$$;
+
+-- Whoever calls this has locked the day.
+create or replace function penstock.drop_day(p_relation regclass, p_day date) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' as $$
+begin
+    execute format(
+        'insert into penstock.history_dropped as d (queue_id, outcome, rows) '
+        'select queue_id, outcome, count(*) from %s group by 1, 2 '
+        'on conflict (queue_id, outcome) do update set rows = d.rows + excluded.rows', p_relation);
+    execute format(
+        'insert into penstock.history_gone (day, queue_id, rows, first_xid, last_xid) '
+        'select %L, queue_id, count(*), min(xid), max(xid) from %s group by queue_id', p_day, p_relation);
+    execute format('drop table %s', p_relation);
 end
 $$;
 
@@ -96,7 +106,8 @@ create or replace function penstock.upkeep(
 ) returns table (part text, rows bigint)
 language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' as $$
 declare
-    v_now constant timestamptz := penstock.clock();
+    v_now  constant timestamptz := penstock.clock();
+    v_read constant bigint := penstock.read_up_to();
 begin
     if least(p_keep_history, p_keep_samples, p_keep_ledger) < '1 day' then
         -- Every worker may call this: none shall wipe out what others rely on.
@@ -124,7 +135,8 @@ begin
             from penstock.queue as q
             cross join lateral (
                 select p.ctid from penstock.sample as p
-                where p.queue_id = q.id and p.at < v_now - p_keep_samples order by p.at limit 1000 for update skip locked
+                where p.queue_id = q.id and p.at < v_now - p_keep_samples and p.xid < v_read
+                order by p.at limit 1000 for update skip locked
             ) as s
         ), gone as (
             delete from penstock.sample as s using old where s.ctid = old.ctid returning 1

@@ -37,6 +37,7 @@ begin
     end if;
     update penstock.history as h set xid = 0 where h.xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
     get diagnostics v_rows = row_count;
+    update penstock.sample as s set xid = 0 where s.xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
     delete from penstock.history_origin;
     insert into penstock.history_origin (system) values (penstock.system());
     perform penstock.note_audit('rebase', null, jsonb_build_object('rows', v_rows));

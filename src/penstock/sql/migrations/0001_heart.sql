@@ -241,9 +241,11 @@ create table penstock.sample (
     sla        interval,
     workers    int not null,
     totals     jsonb not null,
+    xid        bigint not null default pg_current_xact_id()::text::bigint,
     primary key (queue_id, at)
 );
 comment on column penstock.sample.at is 'start of the ten-second bucket';
+create index sample_xid on penstock.sample using brin (xid) with (autosummarize = on);
 
 create table penstock.worker (
     name           text primary key,

@@ -1,0 +1,70 @@
+"""The pipeline as a list of stages, in their order. Each can be run alone, and again: what is made already is left as
+it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.pipeline.bronze import bronze
+from penstock.pipeline.gold import gold
+from penstock.pipeline.reconcile import reconcile
+from penstock.pipeline.silver import silver
+from penstock.pipeline.work import Work
+
+Answer = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """`run` answers what it did, as JSON has it. A stage that finds something wrong says `ok: false`; the others run
+    all the same."""
+
+    name: str
+    run: Callable[[Work], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    stage: str
+    seconds: float
+    answer: Answer
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.answer.get("ok", True))
+
+
+def reconciled(work: Work) -> Answer:
+    return reconcile(work).as_json()
+
+
+# In order. What tells of the lake (profile, report) stands behind what makes it.
+STAGES: tuple[Stage, ...] = (
+    Stage("bronze", bronze),
+    Stage("silver", silver),
+    Stage("gold", gold),
+    Stage("reconcile", reconciled),
+)
+
+Watch = Callable[[str], None]
+
+
+def run(
+    work: Work,
+    stages: Sequence[Stage] = STAGES,
+    *,
+    begins: Watch = lambda _: None,
+    ends: Callable[[Outcome], None] = lambda _: None,
+) -> list[Outcome]:
+    """All of them. Whoever watches is told when one begins and what came of it."""
+    found: list[Outcome] = []
+    for stage in stages:
+        begins(stage.name)
+        began = time.perf_counter()
+        answer = stage.run(work)
+        found.append(Outcome(stage.name, time.perf_counter() - began, answer))
+        ends(found[-1])
+    return found
