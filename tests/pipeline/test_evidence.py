@@ -124,6 +124,18 @@ def test_a_prospect_is_counted_step_by_step() -> None:
     assert told.retries == pytest.approx(1 + 0.8)
     assert told.until == pytest.approx((0.2 * 10 + 0.4 * 1210) / 0.6)
     assert told.seconds == pytest.approx(0.8 + 0.4)
+    assert told.least == pytest.approx(told.recovered)  # each in a bucket of its own
+    twice = prospect(Plan(Schedule(["10s", "10s"]), 10), ages((0, 100, 20), (900, 100, 50)))
+    assert (round(twice.recovered, 6), round(twice.least, 6)) == (0.36, 0.2)
+
+
+def test_tries_that_may_be_alike_are_not_saved() -> None:
+    """A third of all tries succeed, whenever: many of them are worth something. So are few, if all have one fate."""
+    told = advise(ages((0, 300, 100), (60, 300, 100), (300, 300, 100)), Plan(Fixed("30s"), 11))
+    assert told.present is not None
+    assert told.present.recovered > 0.98
+    if told.suggested is not None:
+        assert told.suggested.recovered > 0.97
 
 
 def test_an_outage_is_waited_for() -> None:
@@ -178,6 +190,7 @@ def test_a_suggestion_is_never_worse(seen: list[tuple[int, int, float]], present
     told = advise(chances, present)
     if told.suggested is not None and told.present is not None:
         assert told.suggested.recovered >= told.present.recovered - 0.005
+        assert told.suggested.least >= told.present.least - 0.005
         assert told.suggested.until <= 2 * told.present.until
         assert told.suggested.retries <= told.present.retries
     if told.suggested is not None:

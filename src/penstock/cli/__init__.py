@@ -13,8 +13,8 @@ import typer
 from penstock.cli import (
     adopt,
     dead,
+    learnt,
     leases,
-    pipeline,
     queues,
     retry,
     scale,
@@ -61,7 +61,7 @@ app.add_typer(retry.app, name="retry")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(scale.app, name="scale")
 app.add_typer(simulate.app, name="simulate")
-app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(learnt.app, name="pipeline")  # pipeline's, with more commands
 app.command()(doctor)
 
 

@@ -20,7 +20,7 @@ MOST_QUEUES = 20  # with pictures; the others have their words
 UNIT = re.compile(r"(\d) (ms|s|min|h|d|%)(?!\w)")
 
 
-def page(figures: Figures) -> str:
+def page(figures: Figures, made_of: str = "") -> str:
     style, script = (files("penstock.pipeline").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     allowed = b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'; img-src data:"
@@ -31,6 +31,7 @@ def page(figures: Figures) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="color-scheme" content="light dark">
+<meta name="made-of" content="{made_of}">
 <link rel="icon" href="data:,">
 <title>Penstock: did we keep our promise?</title>
 <style>

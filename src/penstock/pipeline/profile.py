@@ -14,11 +14,13 @@ from pyspark.sql import functions as f
 from penstock import queue as seam
 from penstock.database import Database
 from penstock.model import Json, Latency, Running
+from penstock.pipeline.content import content
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.lasting import PER_DECADE, SHORTEST, Runs, service
 from penstock.pipeline.schemas import ATTEMPTS, FAILURES, MINUTES, SUCCESSES
 from penstock.scaler.forecast import HOURS, MONDAY, PROFILE_VERSION
 
+DAY = timedelta(days=1)
 WEEKS = 8  # that a profile is made of: what was usual last year is not what is usual
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 EXPIRED = "expired"  # the worker is gone, and with it how long it would have taken
@@ -37,13 +39,21 @@ def make_profiles(
     spark: SparkSession, lake: Lake, database: Database, *, queues: Sequence[str] = (), weeks: int = WEEKS
 ) -> Learnt:
     """Learns from the lake and writes what was learnt."""
-    profiles = learn(
-        spark, lake, seam.running_times(database), seam.start_latencies(database), queues=queues, weeks=weeks
-    )
+    running, latencies, made_of = seam.running_times(database), seam.start_latencies(database), content(lake)
+    profiles = learn(spark, lake, running, latencies, queues=queues, weeks=weeks)
+    for one in profiles:
+        one["data"]["content"] = made_of
     written = seam.set_profiles(database, profiles) if profiles else 0
     known = {one["queue"] for one in profiles}
     there = [one.queue for one in seam.profiles(database) if not queues or one.queue in queues]
     return Learnt(profiles, written, [name for name in there if name not in known])
+
+
+def up_to_date(lake: Lake, database: Database) -> bool:
+    """The profiles there are were made of what the lake holds now, today."""
+    there = [(one.age, one.data) for one in seam.profiles(database) if one.age is not None and one.data is not None]
+    made_of = content(lake)
+    return bool(there) and all(age < DAY and data.get("content") == made_of for age, data in there)
 
 
 def learn(

@@ -14,12 +14,14 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from penstock.errors import ValidationError, shown
+from penstock.pipeline.content import content
 from penstock.pipeline.figures import Figures
 from penstock.pipeline.gather import collect
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.page import page, verdict
 
 PAGE = "report.html"
+HEAD = 2000  # bytes, in which the page says what it was made of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,17 @@ def make_report(
     """The page of a lake, next to its tables if nobody says where."""
     path = writable(lake.place / PAGE if out is None else Path(out).expanduser())
     figures = collect(spark, lake, since=since, queues=queues, made=time.time())
-    return Report(path, write(path, page(figures)), figures)
+    whole = out is None and since is None and not queues
+    return Report(path, write(path, page(figures, content(lake) if whole else "")), figures)
+
+
+def up_to_date(lake: Lake) -> bool:
+    """The page of the whole lake is there, and was made of what the lake holds now."""
+    try:
+        with (lake.place / PAGE).open("rb") as file:
+            return content(lake).encode() in file.read(HEAD)
+    except OSError:
+        return False
 
 
 def writable(path: Path) -> Path:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.pipeline import profile, report
 from penstock.pipeline.bronze import bronze
 from penstock.pipeline.gold import gold
 from penstock.pipeline.reconcile import reconcile
@@ -41,12 +42,28 @@ def reconciled(work: Work) -> Answer:
     return reconcile(work).as_json()
 
 
+def profiled(work: Work) -> Answer:
+    if profile.up_to_date(work.lake, work.database):
+        return {}
+    learnt = profile.make_profiles(work.spark, work.lake, work.database)
+    return {"profiles": learnt.written, "without": learnt.without}
+
+
+def reported(work: Work) -> Answer:
+    if report.up_to_date(work.lake):
+        return {}
+    made = report.make_report(work.spark, work.lake)
+    return {"queues": len(made.figures.queues), "path": str(made.path), "verdict": made.verdict}
+
+
 # In order. What tells of the lake (profile, report) stands behind what makes it.
 STAGES: tuple[Stage, ...] = (
     Stage("bronze", bronze),
     Stage("silver", silver),
     Stage("gold", gold),
+    Stage("profile", profiled),
     Stage("reconcile", reconciled),
+    Stage("report", reported),
 )
 
 Watch = Callable[[str], None]

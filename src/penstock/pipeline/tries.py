@@ -1,13 +1,16 @@
 """When a failed task should be tried again, by what became of those that were. Pure.
 
-The chance of a try is taken to depend on how old the task is, and on nothing else: then every schedule can be judged by
-the same tries, also one that nobody has used. Nothing is suggested where no try was seen.
+The chance of a try is taken to depend on how old the task is: then every schedule can be judged by the same tries, also
+one that nobody has used. Twice, because nobody knows how alike the tries of a task are: as if each were a chance of its
+own, and as if all within a bucket of age had one fate, so that only the first counts. A suggestion must be as good in
+both. Nothing is suggested for ages at which no try was seen.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -77,8 +80,12 @@ class Chances:
 
     def at(self, age: float) -> Chance | None:
         """None: no task was that young when it was tried again. Older ones are as the oldest that were."""
-        place = bisect_right(self.ages, age) - 1
+        place = self.place(age)
         return self.of[place] if place >= 0 else None
+
+    def place(self, age: float) -> int:
+        """Its bucket; -1: before the first."""
+        return bisect_right(self.ages, age) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +112,8 @@ class Prospect:
     """What becomes of tasks that have failed once."""
 
     plan: Plan
-    recovered: float  # share
+    recovered: float  # share, if each try is a chance of its own
+    least: float  # share, if those within a bucket of age have one fate
     retries: float  # each, on average
     until: float  # seconds from the failure to the success, on average of those that recover
     seconds: float  # of work in retries that fail, each
@@ -118,6 +126,7 @@ class Prospect:
             "max_attempts": self.plan.max_attempts,
             "waits": [wait for _, wait in self.plan.waits()],
             "recovered": self.recovered,
+            "recovered_at_least": self.least,
             "retries_each": self.retries,
             "seconds_until_success": self.until,
             "seconds_in_vain_each": self.seconds,
@@ -126,17 +135,19 @@ class Prospect:
 
 def prospect(plan: Plan, chances: Chances) -> Prospect:
     failing, recovered, retries, until, seconds, known = 1.0, 0.0, 0.0, 0.0, 0.0, True
+    fates: dict[int, float] = {}
     for age, _ in plan.waits():
         chance = chances.at(age)
         known = known and chance is not None and age < chances.end
-        share = 0.0 if chance is None else chance.share
-        mean = 0.0 if chance is None else chance.seconds / chance.tries
+        share, mean = (0.0, 0.0) if chance is None else (chance.share, chance.seconds / chance.tries)
+        fates[chances.place(age)] = share
         retries += failing
         recovered += failing * share
         until += failing * share * age
         seconds += failing * (1 - share) * mean
         failing *= 1 - share
-    return Prospect(plan, recovered, retries, until / recovered if recovered else 0.0, seconds, known)
+    least = 1 - math.prod(1 - share for share in fates.values())
+    return Prospect(plan, recovered, least, retries, until / recovered if recovered else 0.0, seconds, known)
 
 
 # --- suggesting -------------------------------------------------------------------------------------------------------
@@ -167,7 +178,7 @@ def advise(chances: Chances, present: Plan | None) -> Advice:
     found = [one for plan in candidates() if (one := prospect(plan, chances)).known]
     fit = [one for one in found if as_good(one, now, found)]
     if not fit:
-        return Advice(now, None, "Nothing that was tried recovers as many tasks as soon: keep what there is.")
+        return Advice(now, None, "Keep it: nothing that was tried recovers as many tasks as soon.")
     best = min(fit, key=lambda one: (round(one.retries * one.until, 1), len(code(one.plan.strategy))))
     if now is not None and best.retries * best.until > WORTH * now.retries * now.until:
         said = f"Keep it: nothing is much better than {now.retries:.1f} retries each and {length(now.until)}."
@@ -175,11 +186,12 @@ def advise(chances: Chances, present: Plan | None) -> Advice:
     return Advice(now, best, reason(chances, now, best))
 
 
-def as_good(one: Prospect, now: Prospect | None, others: Iterable[Prospect]) -> bool:
+def as_good(one: Prospect, now: Prospect | None, others: Sequence[Prospect]) -> bool:
     if now is None:
-        return one.recovered >= 0.98 * max(other.recovered for other in others)
+        most, least = max(other.recovered for other in others), max(other.least for other in others)
+        return one.recovered >= 0.98 * most and one.least >= 0.98 * least
     within = one.retries <= now.retries and one.until <= NO_LATER * now.until
-    return within and one.recovered >= now.recovered - AS_GOOD
+    return within and one.recovered >= now.recovered - AS_GOOD and one.least >= now.least - AS_GOOD
 
 
 def candidates() -> Iterator[Plan]:
@@ -192,10 +204,10 @@ def candidates() -> Iterator[Plan]:
 
 
 def reason(chances: Chances, now: Prospect | None, best: Prospect) -> str:
-    said = f"Of 100 failed tasks {100 * best.recovered:.1f} recover after {best.retries:.1f} retries each"
+    said = f"Of 100 failed tasks {most_likely(best)} recover after {best.retries:.1f} retries each"
     said += f" and {length(best.until)} on average"
     if now is not None:
-        said += f"; now {100 * now.recovered:.1f}, {now.retries:.1f} and {length(now.until)}"
+        said += f"; now {most_likely(now)}, {now.retries:.1f} and {length(now.until)}"
     worst = min(zip(chances.ages, chances.of, strict=True), key=lambda pair: pair[1].share)
     top = max(zip(chances.ages, chances.of, strict=True), key=lambda pair: pair[1].share)
     if worst[1].interval[1] < top[1].interval[0]:
@@ -203,6 +215,11 @@ def reason(chances: Chances, now: Prospect | None, best: Prospect) -> str:
             f". Tries from {length(top[0])} of age on: {shown(top[1])}; from {length(worst[0])} on: {shown(worst[1])}"
         )
     return said + "."
+
+
+def most_likely(one: Prospect) -> str:
+    least, most = round(100 * one.least), round(100 * one.recovered)
+    return f"{least} to {most}" if least != most else str(most)
 
 
 def shown(chance: Chance) -> str:
