@@ -268,16 +268,16 @@ FUNCTIONS = {
         "status", "the_queue", "upkeep", "waiting_now",
     },
     "reader": {
-        "check_window", "clock", "contract", "history_between", "history_horizon", "history_spans", "largest_payload",
-        "mentions", "queues_named", "refuse", "retry_delay",
-        "retry_spread", "schedules", "status", "the_queue", "verify",
+        "check_window", "clock", "contract", "history_between", "history_horizon", "history_spans", "history_sums",
+        "largest_payload", "mentions", "note_reader", "queues_named", "refuse", "retry_delay",
+        "retry_spread", "sample_days", "schedules", "status", "the_queue", "verify",
     },
     "stranger": set[str](),
 }  # fmt: skip
 FUNCTIONS["admin"] = set().union(*FUNCTIONS.values()) | {
     "abandon", "adopt", "cancel", "create_queue",
-    "drop_queue", "drop_schedule", "pause_schedule", "purge", "rebase_history",
-    "redrive", "repair", "reprioritise", "reschedule", "resume_schedule", "set_queue",
+    "drop_queue", "drop_schedule", "forget_reader", "pause_schedule", "purge", "rebase_history",
+    "redrive", "release_day", "repair", "reprioritise", "reschedule", "resume_schedule", "set_queue",
 }  # fmt: skip
 
 
@@ -620,6 +620,9 @@ CALLS: dict[str, tuple[str, ...]] = {
         "select penstock.history_between(1, 5)",
         "select * from penstock.history_spans(0, 5)",
         "select * from penstock.history_spans(1, 1000000, '2020-01-01', p_roughly => true)",
+        "select penstock.note_reader('lake', h.system, 0) from penstock.history_horizon() as h",
+        "select * from penstock.history_sums('2030-01-01', 0, 10, 100, true)",
+        "select * from penstock.sample_days(0, 100)",
     ),
     "admin": (
         "select penstock.create_queue('more', '1 minute', 3, '{\"type\": \"fixed\", \"delay\": 1}')",
@@ -634,6 +637,8 @@ CALLS: dict[str, tuple[str, ...]] = {
         "select penstock.purge('more', '{planned,dead}')",
         "select * from penstock.repair()",
         "select penstock.rebase_history()",
+        "select penstock.note_reader('lake', h.system, 0) from penstock.history_horizon() as h",
+        "select penstock.forget_reader('lake')",
         "select penstock.drop_queue('more')",
     ),
 }

@@ -65,6 +65,7 @@ class Limits:
     index_ratio: float = 2
     log_rows: int = 100_000
     days_ahead: int = 3
+    reader: float = 2 * 86400
     upkeep: float = 120
     lease: float = 60
     overdue: float = 60
@@ -585,6 +586,30 @@ def history_days(patient: Patient) -> list[Finding]:
     return ok("history_days", f"history has partitions for today and at least {many(wanted, 'day')} ahead", ahead=ahead)
 
 
+def readers(patient: Patient) -> list[Finding]:
+    """Upkeep drops no day that somebody who reads history has not passed: one that never comes again fills the disk."""
+    query = """
+        select name, extract(epoch from penstock.clock() - seen)::float8, (seen at time zone 'UTC')::date,
+               system = (select system from penstock.history_origin limit 1)
+        from penstock.history_reader order by seen
+    """
+    rows = patient.rows(query)
+    if not rows:
+        return ok("readers", "nobody reads history by windows")
+    found = [late_reader(*row) for row in rows if row[1] > patient.limits.reader or not row[3]]
+    return found[:MOST] or ok("readers", f"{many(len(rows), 'reader')} of history, all of them were here lately")
+
+
+def late_reader(name: str, seconds: float, day: object, ours: bool) -> Finding:
+    who = f"{shown(name)[1:-1]} reads history"
+    fix = f"Let it read: penstock pipeline run; or, if it will not come again: penstock pipeline forget {shown(name)}"
+    if not ours:
+        fix = f"penstock pipeline rebase --lake DIR, or penstock pipeline forget {shown(name)}"
+        return Finding("readers", "warning", f"{who}, but of another cluster: no day is dropped", fix)
+    what = f"{who} and was last here {seconds / 86400:.1f} days ago: what was written since {day} is kept for it"
+    return Finding("readers", "warning", what, fix, {"days": seconds / 86400})
+
+
 # --- the queues -------------------------------------------------------------------------------------------------------
 
 
@@ -811,6 +836,7 @@ LOOKS = (
     Look("tables", "index_size", index_size, ours=True),
     Look("tables", "counter_log", counter_log, ours=True),
     Look("tables", "history_days", history_days, ours=True),
+    Look("tables", "readers", readers, ours=True),
     Look("queues", "upkeep", upkeep, ours=True),
     Look("queues", "paused", paused, ours=True),
     Look("queues", "sla", promises, ours=True),

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
@@ -17,7 +16,7 @@ from rich.status import Status
 from penstock import validate
 from penstock.cli.options import Shell, moment, with_shell
 from penstock.cli.output import age, cell, interrupted, many, table
-from penstock.errors import ConfigError, ValidationError
+from penstock.errors import ConfigError, PenstockError, ValidationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="History into a lake on Spark: bronze, silver, gold, reconciled.", no_args_is_help=True)
 
-LakeDir = Annotated[Path, typer.Option("--lake", help="The lake's directory; begun if there is none.", metavar="DIR")]
+LakeDir = Annotated[str, typer.Option("--lake", help="The lake's directory; begun if there is none.", metavar="DIR")]
 Since = Annotated[
     str | None,
     typer.Option(help="Only what finished at or after this moment; a new lake keeps to it.", show_default=False),
@@ -106,7 +105,7 @@ def forget(
     shell: Shell,
     reader: Annotated[str | None, typer.Argument(help="A reader, as doctor names it.", show_default=False)] = None,
     *,
-    lake: Annotated[Path | None, typer.Option("--lake", help="Or the lake that read.", metavar="DIR")] = None,
+    lake: Annotated[str | None, typer.Option("--lake", help="Or the lake that read.", metavar="DIR")] = None,
 ) -> None:
     """Keep no history for a reader that will not come again. A lake that does is known again.
 
@@ -141,7 +140,7 @@ def rebase(shell: Shell, *, lake: LakeDir, master: Master = None) -> None:
 # --- what the commands share ------------------------------------------------------------------------------------------
 
 
-def one_stage(shell: Shell, lake: Path, master: str | None, name: str) -> None:
+def one_stage(shell: Shell, lake: str, master: str | None, name: str) -> None:
     reader_of(lake)
     with site(shell, lake, master=master) as (work, watch):
         outcomes = watch.run(work, stages(name))
@@ -161,7 +160,7 @@ def releasing() -> Stage:
     return Stage("release", released)
 
 
-def reader_of(place: Path) -> str:
+def reader_of(place: str) -> str:
     """The name under which a lake reads history. There must be one."""
     needs_spark()
     from penstock.pipeline.lake import Lake  # noqa: PLC0415 - Spark is an extra
@@ -179,7 +178,7 @@ def needs_spark() -> None:
 @contextmanager
 def site(
     shell: Shell,
-    lake: Path,
+    lake: str,
     *,
     since: str | None = None,
     queues: list[str] | None = None,
@@ -228,16 +227,25 @@ def quiet_session(master: str | None) -> SparkSession:
     if master is None and "driver-memory" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         settings["spark.driver.memory"] = f"{min(MEMORY, there // 4) >> 20}m"
-    if "--debug" in sys.argv:
-        return session("penstock pipeline", master=master, **settings)
-    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)  # it tells of every call that Ctrl-C cut
-    with unheard():
-        return session("penstock pipeline", master=master, **settings)
+    debug = "--debug" in sys.argv
+    if not debug:
+        logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)  # it tells of every call that Ctrl-C cut
+    try:
+        with unheard(not debug):
+            return session("penstock pipeline", master=master, **settings)
+    except PenstockError:
+        raise
+    except Exception as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"Spark did not start: {said}", hint="--debug shows what its Java said.") from error
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
+def unheard(really: bool) -> Iterator[None]:
     """Processes that are started meanwhile have no standard error."""
+    if not really:
+        yield
+        return
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
