@@ -92,6 +92,7 @@ def own(spark: SparkSession) -> SparkSession:
     session.conf.set("spark.sql.session.timeZone", "UTC")
     session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     session.conf.set("spark.sql.ansi.enabled", "true")
+    session.conf.set("spark.sql.maxConcurrentOutputFileWriters", "64")  # else all rows are sorted by day first
     hide_secrets(session)
     return session
 
