@@ -56,27 +56,26 @@ def reported(work: Work) -> Answer:
     return {"queues": len(made.figures.queues), "path": str(made.path), "verdict": made.verdict}
 
 
-# In order. What tells of the lake (profile, report) stands behind what makes it.
-STAGES: tuple[Stage, ...] = (
+LAKE: tuple[Stage, ...] = (
     Stage("bronze", bronze),
     Stage("silver", silver),
     Stage("gold", gold),
-    Stage("profile", profiled),
     Stage("reconcile", reconciled),
-    Stage("report", reported),
 )
+# All of them, in order: what tells of the lake stands behind what makes it, and the page behind everything.
+STAGES: tuple[Stage, ...] = (*LAKE[:-1], Stage("profile", profiled), LAKE[-1], Stage("report", reported))
 
 Watch = Callable[[str], None]
 
 
 def run(
     work: Work,
-    stages: Sequence[Stage] = STAGES,
+    stages: Sequence[Stage] = LAKE,
     *,
     begins: Watch = lambda _: None,
     ends: Callable[[Outcome], None] = lambda _: None,
 ) -> list[Outcome]:
-    """All of them. Whoever watches is told when one begins and what came of it."""
+    """Those that make the lake, or others. Whoever watches is told when one begins and what came of it."""
     found: list[Outcome] = []
     for stage in stages:
         begins(stage.name)
