@@ -319,6 +319,37 @@ class Horizon(NamedTuple):
     dropped: int
 
 
+class StoredProfile(NamedTuple):
+    """What the pipeline learnt about a queue. `made` is None: it has no profile, and then nothing else is known."""
+
+    queue: str
+    version: int | None
+    made: datetime | None
+    age: timedelta | None
+    covers_from: datetime | None
+    covers_to: datetime | None
+    data: Json | None
+
+
+class Running(NamedTuple):
+    """Tasks that run, by how long: `bucket` is ten times the logarithm of its shortest, in seconds."""
+
+    queue: str
+    kind: str
+    bucket: int
+    tasks: int
+    seconds: float
+
+
+class Latency(NamedTuple):
+    """Seconds from asking for a worker to its first task."""
+
+    queue: str
+    workers: int
+    p50: float
+    p90: float
+
+
 class Window(NamedTuple):
     """Rows of history: those that the transactions from `start` to below `end` wrote, of a queue, of some days."""
 

@@ -43,6 +43,7 @@ from penstock.model import (
     Horizon,
     Json,
     Kept,
+    Latency,
     Listed,
     Look,
     NewSchedule,
@@ -56,10 +57,12 @@ from penstock.model import (
     QueueSettings,
     QueueStatus,
     Repair,
+    Running,
     ScalingHold,
     Span,
     Standing,
     State,
+    StoredProfile,
     Verification,
     Window,
 )
@@ -716,6 +719,13 @@ def settings(database: Database, name: str | None = None) -> list[QueueSettings]
         return say.settings_of(connection.execute(say.SETTINGS_OF, (name, name)).fetchall())
 
 
+def kind_settings(database: Database) -> list[tuple[str, str, Json | None, int | None]]:
+    """(queue, kind, retry strategy, max_attempts) of the kinds that have something of their own; None: the queue's."""
+    with database.transaction() as connection:
+        rows = connection.execute(say.KINDS_OF).fetchall()
+    return [(queue, kind, None if retry is None else orjson.loads(retry), most) for queue, kind, retry, most in rows]
+
+
 def status(database: Database, name: str | None = None) -> list[QueueStatus]:
     asked = None if name is None else validate.queue_name(name)
     with database.transaction() as connection:
@@ -964,6 +974,29 @@ def queues_named(database: Database, name: str) -> list[int]:
     with database.transaction() as connection:
         row = connection.execute(say.QUEUES_NAMED, (name,)).fetchone()
     return list(row[0]) if row else []
+
+
+def set_profiles(database: Database, profiles: Sequence[Json]) -> int:
+    """What was learnt about queues, each in place of what was known before; how many of them there still are."""
+    with database.transaction() as connection:
+        row = connection.execute(say.SET_PROFILES, (orjson.dumps(profiles).decode(),)).fetchone()
+    return int(row[0]) if row else 0
+
+
+def profiles(database: Database, name: str | None = None) -> list[StoredProfile]:
+    """Of one queue or of all; one that has none is there with `made` None."""
+    with database.transaction() as connection:
+        return say.profiles(connection.execute(say.PROFILES, (name,)).fetchall())
+
+
+def running_times(database: Database) -> list[Running]:
+    with database.transaction() as connection:
+        return [Running(*row) for row in connection.execute(say.RUNNING_TIMES).fetchall()]
+
+
+def start_latencies(database: Database) -> list[Latency]:
+    with database.transaction() as connection:
+        return [Latency(*row) for row in connection.execute(say.START_LATENCIES).fetchall()]
 
 
 def note_reader(database: Database, name: str, passed: Horizon) -> None:

@@ -39,6 +39,7 @@ from penstock.model import (
     ScalingHold,
     SeenQueue,
     SeenWorker,
+    StoredProfile,
     Task,
     Verification,
     Window,
@@ -503,6 +504,11 @@ SETTINGS_OF = """
     where %s::text is null or name = %s
     order by name
 """
+KINDS_OF = """
+    select q.name, k.kind, k.retry::text, k.max_attempts
+    from penstock.kind as k join penstock.queue as q on q.id = k.queue_id
+    order by 1, 2
+"""
 SET_QUEUE = "select penstock.set_queue(%s, %s::jsonb)"
 STATUS = """
     select queue, planned, pending, active, done, dead, cancelled, extract(epoch from oldest_pending_age)::float8,
@@ -725,6 +731,10 @@ BETWEEN = "select penstock.history_between(%s, %s)"
 SPANS = "select day, relation, first_page, pages from penstock.history_spans(%s, %s, %s, %s, %s)"
 QUEUE_NAMES = "select id, name from penstock.queue union all select id, name from penstock.queue_gone"
 QUEUES_NAMED = "select penstock.queues_named(%s)"
+SET_PROFILES = "select penstock.set_profiles(%s::jsonb)"
+PROFILES = "select queue, version, made, age, covers_from, covers_to, data::text from penstock.profiles(%s)"
+RUNNING_TIMES = "select queue, kind, bucket, tasks, seconds from penstock.running_times()"
+START_LATENCIES = "select queue, workers, p50, p90 from penstock.start_latencies()"
 NOTE_READER = "select penstock.note_reader(%s, %s, %s)"
 FORGET_READER = "select penstock.forget_reader(%s)"
 HISTORY_SUMS = "select queue_id, outcome, rows, checksum from penstock.history_sums(%s, %s, %s, %s, %s)"
@@ -749,6 +759,11 @@ def check_window(window: Window) -> list[tuple[Any, ...]]:
 def horizon(row: tuple[Any, ...] | None) -> Horizon:
     assert row is not None
     return Horizon(*row)
+
+
+def profiles(rows: Sequence[tuple[Any, ...]]) -> list[StoredProfile]:
+    found = [StoredProfile(*row) for row in rows]
+    return [one if one.data is None else one._replace(data=orjson.loads(str(one.data))) for one in found]
 
 
 # How a day's rows are read, by whatever driver: numbers and moments only, written by us.

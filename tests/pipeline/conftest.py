@@ -13,8 +13,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conftest import Clock
+from made_lake import World, make_lake, usual
 from penstock import LeaseLost, NewTask, Outcome, Penstock, Queue
 from penstock import spark as ours
+from penstock.pipeline.lake import Lake
 from penstock.retry import Exponential
 
 ROME = "Europe/Rome"  # clocks go back on 25 October 2026 at 01:00 UTC, an hour and more after UTC's midnight
@@ -137,3 +139,15 @@ def story(app: Penstock, sql: psycopg.Connection, clock: Clock, direct_dsn: str)
 @pytest.fixture
 def lake(tmp_path: Path) -> Path:
     return tmp_path / "lake"
+
+
+@pytest.fixture(scope="session")
+def world() -> World:
+    """Thirteen hours, over a midnight."""
+    return World(13.0, usual())
+
+
+@pytest.fixture(scope="session")
+def made(spark: SparkSession, world: World, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """What the world makes of a lake."""
+    return make_lake(spark, tmp_path_factory.mktemp("made") / "lake", world)

@@ -42,6 +42,7 @@ from penstock.model import (
     Horizon,
     Json,
     Kept,
+    Latency,
     Listed,
     Look,
     NewSchedule,
@@ -55,10 +56,12 @@ from penstock.model import (
     QueueSettings,
     QueueStatus,
     Repair,
+    Running,
     ScalingHold,
     Span,
     Standing,
     State,
+    StoredProfile,
     Verification,
     Window,
 )
@@ -723,6 +726,13 @@ async def settings(database: AsyncDatabase, name: str | None = None) -> list[Que
         return say.settings_of(await (await connection.execute(say.SETTINGS_OF, (name, name))).fetchall())
 
 
+async def kind_settings(database: AsyncDatabase) -> list[tuple[str, str, Json | None, int | None]]:
+    """(queue, kind, retry strategy, max_attempts) of the kinds that have something of their own; None: the queue's."""
+    async with database.transaction() as connection:
+        rows = await (await connection.execute(say.KINDS_OF)).fetchall()
+    return [(queue, kind, None if retry is None else orjson.loads(retry), most) for queue, kind, retry, most in rows]
+
+
 async def status(database: AsyncDatabase, name: str | None = None) -> list[QueueStatus]:
     asked = None if name is None else validate.queue_name(name)
     async with database.transaction() as connection:
@@ -977,6 +987,29 @@ async def queues_named(database: AsyncDatabase, name: str) -> list[int]:
     async with database.transaction() as connection:
         row = await (await connection.execute(say.QUEUES_NAMED, (name,))).fetchone()
     return list(row[0]) if row else []
+
+
+async def set_profiles(database: AsyncDatabase, profiles: Sequence[Json]) -> int:
+    """What was learnt about queues, each in place of what was known before; how many of them there still are."""
+    async with database.transaction() as connection:
+        row = await (await connection.execute(say.SET_PROFILES, (orjson.dumps(profiles).decode(),))).fetchone()
+    return int(row[0]) if row else 0
+
+
+async def profiles(database: AsyncDatabase, name: str | None = None) -> list[StoredProfile]:
+    """Of one queue or of all; one that has none is there with `made` None."""
+    async with database.transaction() as connection:
+        return say.profiles(await (await connection.execute(say.PROFILES, (name,))).fetchall())
+
+
+async def running_times(database: AsyncDatabase) -> list[Running]:
+    async with database.transaction() as connection:
+        return [Running(*row) for row in await (await connection.execute(say.RUNNING_TIMES)).fetchall()]
+
+
+async def start_latencies(database: AsyncDatabase) -> list[Latency]:
+    async with database.transaction() as connection:
+        return [Latency(*row) for row in await (await connection.execute(say.START_LATENCIES)).fetchall()]
 
 
 async def note_reader(database: AsyncDatabase, name: str, passed: Horizon) -> None:

@@ -14,8 +14,8 @@ from penstock.cli import (
     adopt,
     dead,
     export,
+    learnt,
     leases,
-    pipeline,
     queues,
     retry,
     scale,
@@ -67,7 +67,7 @@ app.add_typer(schedules.app, name="schedules")
 app.add_typer(scale.app, name="scale")
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(export.app, name="export")
-app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(learnt.app, name="pipeline")  # pipeline's, with more commands
 app.command()(doctor)
 
 

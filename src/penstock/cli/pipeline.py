@@ -16,7 +16,7 @@ from rich.status import Status
 from penstock import validate
 from penstock.cli.backtest import backtest
 from penstock.cli.options import Shell, moment, with_shell
-from penstock.cli.output import age, cell, interrupted, many, table
+from penstock.cli.output import age, cell, harmless, interrupted, many, table
 from penstock.errors import ConfigError, PenstockError, ValidationError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.run import Outcome, Stage
     from penstock.pipeline.work import Work
 
-app = typer.Typer(help="History into a lake on Spark: bronze, silver, gold, reconciled.", no_args_is_help=True)
+app = typer.Typer(help="History into a lake on Spark, and what can be learnt from it.", no_args_is_help=True)
 
 LakeDir = Annotated[str, typer.Option("--lake", help="The lake's directory; begun if there is none.", metavar="DIR")]
 Since = Annotated[
@@ -58,7 +58,7 @@ def run_all(
         typer.Option("--release", help="Drop days of history that the lake holds, each compared with it row by row."),
     ] = False,
 ) -> None:
-    """Everything that is new: bronze, silver, gold, then whether it all adds up.
+    """Everything that is new: bronze, silver, gold, profiles, whether it all adds up, and the report.
 
     Safe to repeat, to stop anywhere, and to run while workers drain. Exit 1: something does not add up.
 
@@ -305,6 +305,8 @@ def told(answer: Mapping[str, Any]) -> str:
         compared = ", ".join(f"{count:,} {name}" for name, count in answer["compared"].items())
         wrong = len(answer["differences"])
         return f"{many(wrong, 'difference') if wrong else 'everything agrees'} ({compared})"
+    if "verdict" in answer:
+        return harmless(f"{answer['verdict']} {answer['path']}")
     counts = [f"{value:,} {name}" for name, value in answer.items() if isinstance(value, int) and value]
     return ", ".join(counts) or "nothing new"
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.pipeline import profile, report
 from penstock.pipeline.bronze import bronze
 from penstock.pipeline.gold import gold
 from penstock.pipeline.reconcile import reconcile
@@ -41,25 +42,40 @@ def reconciled(work: Work) -> Answer:
     return reconcile(work).as_json()
 
 
-# In order. What tells of the lake (profile, report) stands behind what makes it.
-STAGES: tuple[Stage, ...] = (
+def profiled(work: Work) -> Answer:
+    if profile.up_to_date(work.lake, work.database):
+        return {}
+    learnt = profile.make_profiles(work.spark, work.lake, work.database)
+    return {"profiles": learnt.written, "without": learnt.without}
+
+
+def reported(work: Work) -> Answer:
+    if report.up_to_date(work.lake):
+        return {}
+    made = report.make_report(work.spark, work.lake)
+    return {"queues": len(made.figures.queues), "path": str(made.path), "verdict": made.verdict}
+
+
+LAKE: tuple[Stage, ...] = (
     Stage("bronze", bronze),
     Stage("silver", silver),
     Stage("gold", gold),
     Stage("reconcile", reconciled),
 )
+# All of them, in order: what tells of the lake stands behind what makes it, and the page behind everything.
+STAGES: tuple[Stage, ...] = (*LAKE[:-1], Stage("profile", profiled), LAKE[-1], Stage("report", reported))
 
 Watch = Callable[[str], None]
 
 
 def run(
     work: Work,
-    stages: Sequence[Stage] = STAGES,
+    stages: Sequence[Stage] = LAKE,
     *,
     begins: Watch = lambda _: None,
     ends: Callable[[Outcome], None] = lambda _: None,
 ) -> list[Outcome]:
-    """All of them. Whoever watches is told when one begins and what came of it."""
+    """Those that make the lake, or others. Whoever watches is told when one begins and what came of it."""
     found: list[Outcome] = []
     for stage in stages:
         begins(stage.name)

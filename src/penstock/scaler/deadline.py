@@ -11,13 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from penstock.scaler.decision import Decision, Memory, ceiling, conclude
-from penstock.scaler.forecast import SLOW, Forecast, forecast, slots_for
+from penstock.scaler.forecast import SLOW, Forecast, forecast, raised, slots_for
 from penstock.scaler.outlook import Outlook
 from penstock.scaler.signals import LONGEST, Signals
 from penstock.scaler.trial import Trial
 
 BUCKET = 300.0  # seconds
 GUESS = 0.1  # seconds that a task takes, if nothing at all is known
+
+REASONS = {"steady": "a steady stream", "warm": "bursts as before", "profile": "what this hour usually brings"}
 
 Needs = list[list[float]]  # [moment, workers], each the last time that so many were needed, the most first
 
@@ -46,18 +48,21 @@ class Deadline:
         if signals.service is None:
             return self._feel_forward(signals, memory)
         coming = forecast(signals.samples)
-        outlook = Outlook(signals, coming, z=self.z, z_service=self.z_service, recovery=self.recovery)
+        usual, doubted = by_profile(signals, coming)
+        outlook = Outlook(signals, usual, z=self.z, z_service=self.z_service, recovery=self.recovery)
         peaks = self._peaks(signals, self._warm(signals, coming), memory)
         rules = {
             "deadlines": outlook.fewest,
             "steady": self._steady(signals, coming),
             "warm": ceiling(max((need for _, need in peaks), default=0.0)),
         }
+        if usual is not coming:
+            rules["profile"] = self._steady(signals, usual)
         rule = max(rules, key=lambda name: rules[name])
         needed = rules[rule]
         needs = remember(memory.get("needs", []), signals.now, needed, self.longest_hold)
         rules["hold"] = wanted = self._held(signals, needs)
-        said = sentence(signals, outlook, coming, rules, rule)
+        said = sentence(signals, outlook, usual, rules, rule) + doubted
         if wanted > needed:
             rule, said = "hold", f"{said}; {wanted} stay until fewer have done for longer"
         trial = Trial.after(signals, memory.get("trial"), wanted, self.least_gain)
@@ -131,6 +136,17 @@ class Deadline:
         return sum(signals.running) or (signals.oldest_age if signals.active and busy else 0.0)
 
 
+def by_profile(signals: Signals, coming: Forecast) -> tuple[Forecast, str]:
+    """The forecast with what history says of this hour, never a lower one; and why not, if that was not asked."""
+    profile = signals.profile
+    if profile is None:
+        return coming, ""
+    if not profile.fresh(signals.now):
+        return coming, f"; the profile is {profile.age(signals.now) / 86_400:.0f} days old and was not asked"
+    usual = raised(coming, profile, signals.samples, signals.latency + signals.limits.interval)
+    return (coming, "; the profile does not know this hour") if usual is None else (usual, "")
+
+
 def remember(needs: Needs, now: float, needed: int, longest: float) -> Needs:
     """Needs that are no more than the present one do not matter any longer."""
     return [*([at, most] for at, most in needs if at >= now - longest and most > needed), [now, float(needed)]]
@@ -151,5 +167,5 @@ def sentence(signals: Signals, outlook: Outlook, coming: Forecast, rules: dict[s
         parts.append(f"the {signals.fleet.workers} there are {able}")
     parts.append(f"{rules['deadlines']} keep every deadline")
     if rule != "deadlines":
-        parts.append(f"{rules[rule]} for {'a steady stream' if rule == 'steady' else 'bursts as before'}")
+        parts.append(f"{rules[rule]} for {REASONS[rule]}")
     return "; ".join(parts)

@@ -8,8 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, shown
+
+if TYPE_CHECKING:
+    from penstock.scaler.forecast import Profile  # which imports us
 
 MOST_WORKERS = 100_000
 LONGEST = 10 * 365 * 86_400.0
@@ -88,6 +92,7 @@ class Signals:
     service: float | None = None  # seconds in a slot that a task takes; None: nobody knows yet
     dispersion: float = 1.0  # of service times: standard deviation / mean
     start_latency: float | None = None  # measured
+    profile: Profile | None = None  # what the pipeline learnt from history; its clock is the epoch's, and so is `now`
 
     def __post_init__(self) -> None:
         number("now", self.now, -LONGEST, LONGEST * 100)

@@ -406,6 +406,7 @@ begin
     delete from penstock.counter_log as l where l.queue_id = v_queue.id;
     delete from penstock.low as l where l.queue_id = v_queue.id;
     delete from penstock.sample as s where s.queue_id = v_queue.id;
+    delete from penstock.profile as p where p.queue_id = v_queue.id;
     delete from penstock.history_dropped as d where d.queue_id = v_queue.id;
     insert into penstock.queue_gone (id, name) values (v_queue.id, v_queue.name);
     delete from penstock.queue as q where q.id = v_queue.id;

@@ -1,0 +1,180 @@
+"""Evidence for retries: how likely a try succeeds by attempt, age and the error before, what retries cost, and a
+schedule that would have cost less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
+from penstock import queue as seam
+from penstock.database import Database
+from penstock.errors import NotFound, shown
+from penstock.pipeline.lake import Lake
+from penstock.pipeline.schemas import AGES, CHANCES, ERRORS
+from penstock.pipeline.tries import Advice, Chance, Chances, Plan, advise
+from penstock.retry import from_json
+
+K = TypeVar("K", int, str)
+MOST_FINGERPRINTS = 10  # of a kind, those that were met most often
+MOST_CELLS = 200  # of attempt, age and fingerprint
+Plans = Mapping[tuple[str, str], Plan]  # by queue and kind; kind "": the queue's own
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    fingerprint: str
+    shape: str
+    chance: Chance  # of the try after it
+    cost: float  # seconds of runs that ended with it
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    attempt: int
+    age: int
+    fingerprint: str | None
+    chance: Chance
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Of one kind of a queue."""
+
+    queue: str
+    kind: str
+    first: Chance
+    retries: Chance
+    attempts: tuple[tuple[int, Chance], ...]
+    ages: tuple[tuple[int, Chance], ...]  # of retries
+    fingerprints: tuple[Fingerprint, ...]
+    cells: tuple[Cell, ...]
+    advice: Advice
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "queue": self.queue,
+            "kind": self.kind,
+            "first_tries": self.first.to_json(),
+            "retries": self.retries.to_json(),
+            "by_attempt": [{"attempt": at, **one.to_json()} for at, one in self.attempts],
+            "by_age": [{"age_from": at, **one.to_json()} for at, one in self.ages],
+            "by_fingerprint": [
+                {"fingerprint": one.fingerprint, "error": one.shape, "cost_seconds": one.cost, **one.chance.to_json()}
+                for one in self.fingerprints
+            ],
+            "cells": [
+                {"attempt": one.attempt, "age_from": one.age, "fingerprint": one.fingerprint, **one.chance.to_json()}
+                for one in self.cells
+            ],
+            "advice": self.advice.to_json(),
+        }
+
+
+def present_plans(database: Database) -> Plans:
+    """What is set now, of queues and of kinds that have something of their own."""
+    queues = {one.queue: Plan(from_json(one.retry), one.max_attempts) for one in seam.settings(database)}
+    kinds = {
+        (queue, kind): Plan(
+            queues[queue].strategy if retry is None else from_json(retry),
+            queues[queue].max_attempts if most is None else most,
+        )
+        for queue, kind, retry, most in seam.kind_settings(database)
+        if queue in queues
+    }
+    return kinds | {(queue, ""): plan for queue, plan in queues.items()}
+
+
+def find_evidence(spark: SparkSession, lake: Lake, plans: Plans, *, queue: str | None = None) -> list[Evidence]:
+    """Of each kind of which anything was tried; those with most retries first."""
+    cells = every_cell(spark, lake)
+    if queue is not None:
+        check_name(queue, {name for name, _ in cells})
+    costs = every_cost(spark, lake)
+    found = [
+        weighed(name, kind, several, costs.get((name, kind), {}), plans.get((name, kind)) or plans.get((name, "")))
+        for (name, kind), several in cells.items()
+        if queue in (None, name)
+    ]
+    return sorted(found, key=lambda one: (-one.retries.tries, one.queue, one.kind))
+
+
+def check_name(queue: str, known: set[str]) -> None:
+    if queue not in known:
+        near = get_close_matches(queue, sorted(known), 1)
+        hint = f"Did you mean {near[0]}?" if near else "Nothing of it was ever tried, or the lake is older than it."
+        raise NotFound(f"queue: there is nothing of {shown(queue)} in the lake", hint=hint)
+
+
+def every_cell(spark: SparkSession, lake: Lake) -> dict[tuple[str, str], list[Cell]]:
+    """What becomes of tries by all that is known before. As many rows as kinds, errors and buckets, however large the
+    lake is."""
+    rows = (
+        lake.read(spark, CHANCES.name)
+        .where(f.col("queue").isNotNull())
+        .groupBy("queue", "kind", "attempt", "age_bucket_s", "fingerprint")
+        .agg(f.sum("tries"), f.sum("successes"), f.sum("run_s_total"))
+        .collect()
+    )
+    found: dict[tuple[str, str], list[Cell]] = {}
+    for queue, kind, attempt, age, fingerprint, tries, successes, seconds in rows:
+        one = Cell(attempt, age, fingerprint, Chance(tries, successes, seconds or 0.0))
+        found.setdefault((queue, kind), []).append(one)
+    return found
+
+
+def every_cost(spark: SparkSession, lake: Lake) -> dict[tuple[str, str], dict[str, tuple[str, float]]]:
+    rows = (
+        lake.read(spark, ERRORS.name)
+        .where(f.col("queue").isNotNull())
+        .groupBy("queue", "kind", "fingerprint")
+        .agg(f.max(f.concat_ws(": ", "error_class", "error_shape")), f.sum("run_s_total"))
+        .collect()
+    )
+    found: dict[tuple[str, str], dict[str, tuple[str, float]]] = {}
+    for queue, kind, fingerprint, shape, seconds in rows:
+        found.setdefault((queue, kind), {})[fingerprint] = (shape or "", seconds or 0.0)
+    return found
+
+
+def weighed(
+    queue: str, kind: str, cells: Sequence[Cell], costs: Mapping[str, tuple[str, float]], present: Plan | None
+) -> Evidence:
+    again = [one for one in cells if one.attempt > 1]
+    ages = summed((one.age, one.chance) for one in again)
+    chances = Chances.by_age(((float(age), one) for age, one in ages), end_of(max((age for age, _ in ages), default=0)))
+    met = sorted(
+        summed((one.fingerprint, one.chance) for one in again if one.fingerprint), key=lambda one: -one[1].tries
+    )
+    return Evidence(
+        queue,
+        kind,
+        sum((one.chance for one in cells if one.attempt == 1), Chance(0, 0)),
+        sum((one.chance for one in again), Chance(0, 0)),
+        tuple(summed((one.attempt, one.chance) for one in cells)),
+        tuple(ages),
+        tuple(fingerprint(key, one, costs) for key, one in met[:MOST_FINGERPRINTS]),
+        tuple(sorted(cells, key=lambda one: -one.chance.tries)[:MOST_CELLS]),
+        advise(chances, present),
+    )
+
+
+def fingerprint(key: str, chance: Chance, costs: Mapping[str, tuple[str, float]]) -> Fingerprint:
+    shape, seconds = costs.get(key, ("", 0.0))
+    return Fingerprint(key, shape, chance, seconds)
+
+
+def end_of(age: int) -> float:
+    """Where the bucket of an age ends."""
+    return float(next((one for one in AGES if one > age), 2 * AGES[-1]))
+
+
+def summed(pairs: Iterable[tuple[K, Chance]]) -> list[tuple[K, Chance]]:
+    found: dict[K, Chance] = {}
+    for key, chance in pairs:
+        found[key] = found.get(key, Chance(0, 0)) + chance
+    return sorted(found.items())

@@ -1,0 +1,165 @@
+"""A real Chromium without a window, told what to do through a pipe: no port, no package, no driver of its own.
+
+`scripts/setup-browser` brings one where there is none.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from select import select
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+PATIENCE = 60.0  # seconds for an answer, on a machine with much to do
+
+
+def find_browser() -> str | None:
+    """CHROMIUM says where it is, if it is not on the path."""
+    given = os.environ.get("CHROMIUM")
+    return given or next((found for name in NAMES if (found := shutil.which(name))), None)
+
+
+@dataclass
+class Tab:
+    """A page: what it is asked, and what it complained of or fetched meanwhile."""
+
+    browser: Browser
+    session: str
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def tell(self, method: str, **parameters: Any) -> dict[str, Any]:
+        return self.browser.tell(method, self.session, **parameters)
+
+    def ask(self, script: str) -> Any:
+        """The value of an expression, in the page."""
+        answer = self.tell("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def resize(self, width: int, height: int = 900) -> None:
+        self.tell(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
+        )
+
+    def dress(self, scheme: str) -> None:
+        """light or dark."""
+        self.tell("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def open(self, path: Path) -> None:
+        self.browser.seen.clear()
+        self.tell("Page.navigate", url=path.as_uri())
+        self.browser.until(lambda one: one["method"] == "Page.loadEventFired")
+
+    def point(self, x: float, y: float) -> None:
+        self.tell("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def press(self, key: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            self.tell("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+
+    def picture(self, path: Path, *, whole: bool = True) -> None:
+        answer = self.tell("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(answer["data"]))
+
+
+class Browser:
+    def __init__(self, process: subprocess.Popen[bytes], tells: int, hears: int) -> None:
+        self._process, self._tells, self._hears = process, tells, hears
+        self._number, self._rest = 0, b""
+        self.seen: list[dict[str, Any]] = []
+        self.tab: Tab | None = None
+
+    def tell(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
+        self._number += 1
+        number = self._number
+        message = {"id": number, "method": method, "params": parameters} | ({"sessionId": session} if session else {})
+        os.write(self._tells, json.dumps(message).encode() + b"\0")
+        while True:
+            heard = self._hear()
+            if heard.get("id") == number:
+                assert "error" not in heard, heard["error"]
+                return dict(heard["result"])
+
+    def until(self, matches: Any) -> None:
+        while not any(matches(one) for one in self.seen):
+            self._hear()
+
+    def _hear(self) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            if not select([self._hears], [], [], PATIENCE)[0]:
+                raise TimeoutError(f"the browser has said nothing for {PATIENCE:g} s")
+            more = os.read(self._hears, 1 << 20)
+            assert more, f"the browser has ended: {self._process.poll()}"
+            self._rest += more
+        line, _, self._rest = self._rest.partition(b"\0")
+        heard: dict[str, Any] = json.loads(line)
+        self._note(heard)
+        return heard
+
+    def _note(self, heard: dict[str, Any]) -> None:
+        if "method" not in heard:
+            return
+        self.seen.append(heard)
+        if self.tab is None:
+            return
+        match heard["method"]:
+            case "Network.requestWillBeSent":
+                self.tab.requests.append(heard["params"]["request"]["url"])
+            case "Runtime.exceptionThrown" | "Log.entryAdded":
+                self.tab.complaints.append(json.dumps(heard["params"]))
+            case "Runtime.consoleAPICalled" if heard["params"]["type"] in ("error", "warning", "assert"):
+                self.tab.complaints.append(json.dumps(heard["params"]))
+
+    def new_tab(self) -> Tab:
+        target = self.tell("Target.createTarget", url="about:blank")["targetId"]
+        session = self.tell("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.tab = Tab(self, session)
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.tab.tell(f"{domain}.enable")
+        return self.tab
+
+
+@contextmanager
+def browsing() -> Iterator[Tab]:
+    """Ends with everything that it started."""
+    found = find_browser()
+    assert found, "there is no Chromium: scripts/setup-browser brings one"
+    home = tempfile.mkdtemp(prefix="penstock-browser-")
+    hears_there, tells = os.pipe()
+    hears, tells_there = os.pipe()
+    # The browser looks for its pipe at the numbers 3 and 4, which may be taken here: a shell moves it there.
+    moved = f'exec "$0" "$@" 3<&{hears_there} 4>&{tells_there}'
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"]
+    quiet = ["--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"]
+    process = subprocess.Popen(
+        ["/bin/bash", "-c", moved, found, *flags, *quiet, f"--user-data-dir={home}", "about:blank"],
+        pass_fds=(hears_there, tells_there),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+    )
+    os.close(hears_there)
+    os.close(tells_there)
+    browser = Browser(process, tells, hears)
+    try:
+        yield browser.new_tab()
+        browser.tell("Browser.close")
+    finally:
+        os.close(tells)
+        os.close(hears)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        shutil.rmtree(home, ignore_errors=True)
