@@ -14,7 +14,7 @@ from penstock.pipeline.run import STAGES, run
 from penstock.pipeline.work import working
 
 if TYPE_CHECKING:
-    from tests.pipeline.conftest import Story
+    from pipeline.conftest import Story
 
 
 def test_all_stages_and_again(

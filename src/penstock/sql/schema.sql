@@ -108,12 +108,14 @@ begin
     end if;
 end
 $$;
-CREATE FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer DEFAULT 1, p_busy integer DEFAULT 0, p_host text DEFAULT ''::text, p_pid integer DEFAULT NULL::integer, p_requested_at timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS TABLE(queue text, channel text, alone boolean)
+CREATE FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer DEFAULT 1, p_busy integer DEFAULT 0, p_host text DEFAULT ''::text, p_pid integer DEFAULT NULL::integer, p_requested_at timestamp with time zone DEFAULT NULL::timestamp with time zone, p_started_by text DEFAULT NULL::text, p_leaving boolean DEFAULT false) RETURNS TABLE(queue text, channel text, alone boolean, dismissed boolean)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
+#variable_conflict use_column
 declare
-    v_now constant timestamptz := penstock.clock();
+    v_now       constant timestamptz := penstock.clock();
+    v_dismissed boolean;
 begin
     if p_worker is null or octet_length(p_worker) not between 1 and 200 then
         perform penstock.refuse('PS400', 'worker: it is null, or not 1 to 200 bytes long');
@@ -125,17 +127,24 @@ begin
         perform penstock.refuse('PS400', format('busy: %s is not between 0 and %s slots', coalesce(p_busy::text, 'null'), p_slots));
     elsif p_host is null or octet_length(p_host) > 200 then
         perform penstock.refuse('PS400', 'host: it is null or longer than 200 bytes');
+    elsif octet_length(p_started_by) > 200 or p_leaving is null then
+        perform penstock.refuse('PS400', 'started_by: it is longer than 200 bytes, or leaving is null');
     end if;
     perform penstock.the_queue(q.name) from unnest(p_queues) as q(name);
-    insert into penstock.worker as w (name, host, pid, queues, slots, busy, requested_at, started_at, first_claim_at, beat)
+    insert into penstock.worker as w (name, host, pid, queues, slots, busy, requested_at, started_at, first_claim_at, beat,
+                                      started_by, leaving)
     values (p_worker, p_host, p_pid, p_queues, p_slots, p_busy, coalesce(p_requested_at, v_now), v_now,
-            case when p_busy > 0 then v_now end, v_now)
+            case when p_busy > 0 then v_now end, v_now, p_started_by, p_leaving)
     on conflict (name) do update
     set host = excluded.host, pid = excluded.pid, queues = excluded.queues, slots = excluded.slots, busy = excluded.busy,
-        first_claim_at = coalesce(w.first_claim_at, excluded.first_claim_at), beat = excluded.beat;
+        first_claim_at = coalesce(w.first_claim_at, excluded.first_claim_at), beat = excluded.beat,
+        started_by = excluded.started_by, leaving = excluded.leaving
+    returning w.dismissed or (p_started_by is not null and v_now - w.started_at > interval '10 minutes' and not exists (
+        select from penstock.scaling as s where s.queue = any(p_queues) and s.decided_at > v_now - interval '10 minutes'))
+    into v_dismissed;
     return query
     select q.name, 'penstock_' || q.id,
-           exists (select from penstock.agenda as a where a.queue_id = q.id and a.pending and a.company = 1)
+           exists (select from penstock.agenda as a where a.queue_id = q.id and a.pending and a.company = 1), v_dismissed
     from penstock.queue as q where q.name = any(p_queues) order by q.name;
 end
 $$;
@@ -148,6 +157,59 @@ begin
     select h.id, h.key from penstock.adopted_hand as h
     where h.adopted_id = p_adopted and pg_try_advisory_xact_lock(1346719304, h.id);
     insert into penstock.adopted_hand (id, adopted_id) overriding system value values (p_hand, p_adopted);
+end
+$$;
+CREATE FUNCTION penstock.board(p_queue text DEFAULT NULL::text, p_decisions integer DEFAULT 10, p_samples integer DEFAULT 0) RETURNS jsonb
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_now constant timestamptz := penstock.clock();
+begin
+    if p_decisions is null or p_decisions not between 0 and 1000 or p_samples is null or p_samples not between 0 and 1000 then
+        perform penstock.refuse('PS400', 'decisions, samples: one is null, or not between 0 and 1000');
+    end if;
+    return jsonb_build_object(
+        'at', extract(epoch from v_now)::double precision,
+        'queues', coalesce((
+            select jsonb_agg(jsonb_build_object(
+                'queue', s.queue, 'paused', s.paused, 'sla', extract(epoch from s.sla)::double precision, 'planned', s.planned,
+                'pending', s.pending, 'active', s.active, 'done', s.done, 'dead', s.dead, 'cancelled', s.cancelled,
+                'oldest_pending_age', extract(epoch from s.oldest_pending_age)::double precision, 'totals', s.totals,
+                'samples', (
+                    select jsonb_agg(jsonb_build_array(
+                        extract(epoch from l.at)::double precision, l.pending, l.active,
+                        coalesce(extract(epoch from l.oldest_age), 0)::double precision, l.workers, l.totals) order by l.at)
+                    from (
+                        select p.* from penstock.sample as p join penstock.queue as q on q.id = p.queue_id
+                        where q.name = s.queue order by p.at desc limit p_samples
+                    ) as l)) order by s.queue)
+            from penstock.status(p_queue) as s), '[]'),
+        'scaling', coalesce((
+            select jsonb_agg(jsonb_build_object(
+                'queue', g.queue, 'holder', g.holder, 'policy', g.policy, 'target', g.target, 'alive', g.until > v_now,
+                'decided', extract(epoch from v_now - g.decided_at)::double precision) order by g.queue)
+            from penstock.scaling as g where p_queue is null or g.queue = p_queue), '[]'),
+        'workers', coalesce((
+            select jsonb_agg(jsonb_build_object(
+                'name', w.name, 'host', w.host, 'pid', w.pid, 'queues', w.queues, 'slots', w.slots, 'busy', w.busy,
+                'age', extract(epoch from v_now - coalesce(w.started_at, w.requested_at))::double precision,
+                'silent', extract(epoch from v_now - w.beat)::double precision, 'claimed', w.first_claim_at is not null,
+                'leaving', w.leaving or w.dismissed) order by w.started_at, w.name)
+            from penstock.worker as w where p_queue is null or p_queue = any(w.queues)), '[]'),
+        'decisions', coalesce((
+            select jsonb_agg(to_jsonb(l) || jsonb_build_object('at', extract(epoch from l.at)::double precision) order by l.id desc)
+            from (
+                select d.* from penstock.decision as d where p_queue is null or d.queue = p_queue order by d.id desc limit p_decisions
+            ) as l), '[]'),
+        -- The latest of each, however long ago: why its target is what it is.
+        'latest', coalesce((
+            select jsonb_agg(to_jsonb(l) || jsonb_build_object('at', extract(epoch from l.at)::double precision))
+            from penstock.scaling as g
+            cross join lateral (
+                select d.* from penstock.decision as d where d.queue = g.queue order by d.at desc, d.id desc limit 1
+            ) as l
+            where p_queue is null or g.queue = p_queue), '[]'));
 end
 $$;
 CREATE FUNCTION penstock.cancel(p_queue text, p_ids bigint[] DEFAULT NULL::bigint[], p_subjects text[] DEFAULT NULL::text[], p_reason text DEFAULT 'cancelled'::text) RETURNS TABLE(id bigint, result text)
@@ -425,6 +487,27 @@ begin
             'One of {"type": "fibonacci", "unit": s}, {"type": "exponential", "base": s, "factor": f}, {"type": "fixed", "delay": s}, '
             '{"type": "schedule", "delays": [s, …]}, {"type": "progressive", "tiers": [[younger than, s], …]}, with "cap" and "jitter".');
     end if;
+end
+$$;
+CREATE FUNCTION penstock.check_scaling(p_queues text[], p_holder text, p_lease interval) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_queue text;
+begin
+    if p_queues is null or array_ndims(p_queues) > 1 or array_position(p_queues, null) is not null then
+        perform penstock.refuse('PS400', 'queues: it is null, nested, or has a null in it');
+    elsif p_holder is null or octet_length(p_holder) not between 1 and 200 then
+        perform penstock.refuse('PS400', 'holder: it is null, or not 1 to 200 bytes long');
+    elsif p_lease is null or penstock.in_seconds(p_lease) not between '1 second' and '24 hours' then
+        perform penstock.refuse('PS400', format('lease: %s is not between 1 s and 24 h', coalesce(p_lease::text, 'null')));
+    end if;
+    foreach v_queue in array p_queues loop
+        if not exists (select from penstock.adopted as a where a.name = v_queue) then
+            perform penstock.the_queue(v_queue);
+        end if;
+    end loop;
 end
 $$;
 CREATE TABLE penstock.schedule (
@@ -1050,6 +1133,102 @@ begin
     return v_id is not null;
 end
 $$;
+CREATE FUNCTION penstock.decide(p_holder text, p_lease interval, p_decisions jsonb) RETURNS SETOF text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '5s'
+    AS $$
+declare
+    v_now  timestamptz;
+    v_lost record;
+begin
+    if p_decisions is null or jsonb_typeof(p_decisions) <> 'array' then
+        perform penstock.refuse('PS400', 'decisions: it is not a JSON array');
+    end if;
+    perform penstock.check_scaling('{}', p_holder, p_lease);
+    -- Locked in the order of names, as everybody does; what follows sees what a newer holder committed.
+    perform from penstock.scaling as s
+    where s.queue in (select d.value->>'queue' from jsonb_array_elements(p_decisions) as d(value)) order by s.queue for update;
+    v_now := penstock.clock();
+    select d.value->>'queue' as queue, s.holder into v_lost
+    from jsonb_array_elements(p_decisions) as d(value)
+    left join penstock.scaling as s on s.queue = d.value->>'queue'
+    where s.epoch is distinct from (d.value->>'epoch')::int or s.holder is distinct from p_holder
+    limit 1;
+    if found then
+        perform penstock.refuse('PS409',
+            format('queue %L is no longer scaled by %s: %s has taken over', v_lost.queue, p_holder, coalesce(v_lost.holder, 'nobody')),
+            'It was silent for longer than its hold, or its queue was dropped. What it decided meanwhile does not count.');
+    end if;
+    update penstock.scaling as s
+    set until = v_now + penstock.in_seconds(p_lease), target = d.workers, decided_at = v_now, policy = d.policy,
+        memory = coalesce(nullif(d.memory, 'null'), s.memory)
+    from jsonb_to_recordset(p_decisions) as d(queue text, policy text, workers int, memory jsonb)
+    -- At rest not every look is worth a new row.
+    where s.queue = d.queue
+      and (s.target is distinct from d.workers or s.policy <> d.policy or coalesce(d.memory, 'null') <> 'null'
+           or s.decided_at is null or s.decided_at < v_now - penstock.in_seconds(p_lease) / 4);
+    return query
+    insert into penstock.decision (queue, at, epoch, policy, workers, actual, wanted, urgency, bound_by, reason, time_to_breach,
+                                   predicted_breach, inputs, rules)
+    select d.queue, v_now, d.epoch, d.policy, d.workers, d.actual, d.wanted, d.urgency, d.bound_by, d.reason, d.time_to_breach,
+           d.predicted_breach, coalesce(d.inputs, '{}'), coalesce(d.rules, '{}')
+    from jsonb_to_recordset(p_decisions) as d(
+        queue text, epoch int, policy text, workers int, actual int, wanted int, urgency text, bound_by text, reason text,
+        time_to_breach double precision, predicted_breach double precision, inputs jsonb, rules jsonb)
+    left join lateral (
+        select l.workers, l.urgency, l.bound_by, l.at from penstock.decision as l where l.queue = d.queue order by l.at desc limit 1
+    ) as last on true
+    where last.at is null or last.at <= v_now - interval '1 minute'
+       or (last.workers, last.urgency, last.bound_by) is distinct from (d.workers, d.urgency, d.bound_by)
+    returning queue;
+end
+$$;
+CREATE TABLE penstock.decision (
+    id bigint NOT NULL,
+    queue text NOT NULL COLLATE pg_catalog."C",
+    at timestamp with time zone NOT NULL,
+    epoch integer NOT NULL,
+    policy text NOT NULL,
+    workers integer NOT NULL,
+    actual integer NOT NULL,
+    wanted integer NOT NULL,
+    urgency text NOT NULL,
+    bound_by text NOT NULL,
+    reason text NOT NULL,
+    time_to_breach double precision,
+    predicted_breach double precision,
+    inputs jsonb NOT NULL,
+    rules jsonb NOT NULL
+);
+COMMENT ON COLUMN penstock.decision.workers IS 'the target';
+CREATE FUNCTION penstock.decisions(p_queue text, p_at timestamp with time zone DEFAULT NULL::timestamp with time zone, p_limit integer DEFAULT 20) RETURNS SETOF penstock.decision
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    if p_limit is null or p_limit not between 1 and 10000 then
+        perform penstock.refuse('PS400', format('limit: %s is not between 1 and 10000', coalesce(p_limit::text, 'null')));
+    end if;
+    perform penstock.check_scaling(array[p_queue], '-', '1 second');
+    return query
+    select * from penstock.decision as d
+    where d.queue = p_queue and d.at <= coalesce(p_at, 'infinity') order by d.at desc, d.id desc limit p_limit;
+end
+$$;
+CREATE FUNCTION penstock.dismiss(p_workers text[]) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_count int;
+begin
+    update penstock.worker as w set dismissed = true
+    where w.name = any(p_workers) and w.started_by is not null and not w.dismissed;
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
 CREATE FUNCTION penstock.distance(p_one text, p_other text) RETURNS integer
     LANGUAGE plpgsql IMMUTABLE STRICT
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1067,6 +1246,22 @@ begin
         v_row := v_next;
     end loop;
     return v_row[length(p_other) + 1];
+end
+$$;
+CREATE FUNCTION penstock.drop_day(p_relation regclass, p_day date) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    AS $$
+begin
+    execute format(
+        'insert into penstock.history_dropped as d (queue_id, outcome, rows) '
+        'select queue_id, outcome, count(*) from %s group by 1, 2 '
+        'on conflict (queue_id, outcome) do update set rows = d.rows + excluded.rows', p_relation);
+    execute format(
+        'insert into penstock.history_gone (day, queue_id, rows, first_xid, last_xid) '
+        'select %L, queue_id, count(*), min(xid), max(xid) from %s group by queue_id', p_day, p_relation);
+    execute format('drop table %s', p_relation);
 end
 $$;
 CREATE FUNCTION penstock.drop_history(p_before timestamp with time zone) RETURNS integer
@@ -1090,16 +1285,10 @@ begin
         order by c.relname
         limit 1    -- settles wait from here to the end of the transaction
     loop
+        exit when penstock.unread(v_day.name);
         begin
             execute format('lock table %s in access exclusive mode', v_day.name);
-            execute format(
-                'insert into penstock.history_dropped as d (queue_id, outcome, rows) '
-                'select queue_id, outcome, count(*) from %s group by 1, 2 '
-                'on conflict (queue_id, outcome) do update set rows = d.rows + excluded.rows', v_day.name);
-            execute format(
-                'insert into penstock.history_gone (day, queue_id, rows, first_xid, last_xid) '
-                'select %L, queue_id, count(*), min(xid), max(xid) from %s group by queue_id', v_day.day, v_day.name);
-            execute format('drop table %s', v_day.name);
+            perform penstock.drop_day(v_day.name, v_day.day);
             v_count := v_count + 1;
         exception when lock_not_available or undefined_table or dependent_objects_still_exist then
             exit;    -- somebody reads it, dropped it, or has a view on it
@@ -1137,11 +1326,13 @@ begin
     delete from penstock.agenda as a where a.queue_id = v_queue.id and not a.pending;
     delete from penstock.lease as l where l.queue_id = v_queue.id;
     delete from penstock.stream as s where s.queue_id = v_queue.id;
+    delete from penstock.scaling as s where s.queue = v_queue.name;
     delete from penstock.kind as k where k.queue_id = v_queue.id;
     delete from penstock.counter as c where c.queue_id = v_queue.id;
     delete from penstock.counter_log as l where l.queue_id = v_queue.id;
     delete from penstock.low as l where l.queue_id = v_queue.id;
     delete from penstock.sample as s where s.queue_id = v_queue.id;
+    delete from penstock.profile as p where p.queue_id = v_queue.id;
     delete from penstock.history_dropped as d where d.queue_id = v_queue.id;
     insert into penstock.queue_gone (id, name) values (v_queue.id, v_queue.name);
     delete from penstock.queue as q where q.id = v_queue.id;
@@ -1441,6 +1632,19 @@ begin
     return v_pushed;
 end
 $$;
+CREATE FUNCTION penstock.forget_reader(p_name text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    delete from penstock.history_reader as r where r.name = p_name;
+    if not found then
+        perform penstock.refuse('PS404', format('reader: %L does not read history', left(p_name, 80)),
+            'There are: ' || coalesce((select string_agg(r.name, ', ' order by r.name) from penstock.history_reader as r), 'none') || '.');
+    end if;
+    perform penstock.note_audit('forget', null, jsonb_build_object('reader', p_name));
+end
+$$;
 CREATE FUNCTION penstock.forget_records(p_adopted integer, p_keys jsonb) RETURNS void
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1550,6 +1754,22 @@ begin
     order by 1;
 end
 $_$;
+CREATE FUNCTION penstock.history_sums(p_day date, p_first bigint, p_pages bigint, p_below bigint, p_thorough boolean DEFAULT false) RETURNS TABLE(queue_id integer, outcome text, rows bigint, checksum numeric)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    AS $$
+    select h.queue_id, h.outcome, count(*), coalesce(sum(case when p_thorough then
+        ('x' || left(md5(concat_ws(E'\x1f', h.id, h.queue_id, h.task_id,
+            (extract(epoch from h.created) * 1000000)::bigint, (extract(epoch from h.due) * 1000000)::bigint,
+            (extract(epoch from h.claimed_at) * 1000000)::bigint, (extract(epoch from h.finished_at) * 1000000)::bigint,
+            h.iteration, h.attempt, h.outcome, h.kind, h.worker, coalesce(h.subject, E'\x1e'), coalesce(h.error_class, E'\x1e'),
+            coalesce(h.error, E'\x1e'))), 15))::bit(60)::bigint end), 0)
+    from penstock.history as h
+    where h.finished_at >= p_day::timestamptz and h.finished_at < (p_day + 1)::timestamptz and h.xid < p_below
+      and h.ctid >= format('(%s,0)', p_first)::tid and h.ctid < format('(%s,0)', p_first + p_pages)::tid
+    group by h.queue_id, h.outcome
+$$;
 CREATE FUNCTION penstock.hold_live(p_queue_id integer, p_ids bigint[]) RETURNS bigint[]
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1558,6 +1778,40 @@ CREATE FUNCTION penstock.hold_live(p_queue_id integer, p_ids bigint[]) RETURNS b
     AS $$
     select array(select t.id from penstock.task as t
                  where t.id = any(p_ids) and t.queue_id = p_queue_id and t.ended is null for update skip locked)
+$$;
+CREATE FUNCTION penstock.hold_scaling(p_queues text[], p_holder text, p_policy text, p_lease interval, p_instead_of text[] DEFAULT '{}'::text[]) RETURNS TABLE(queue text, epoch integer, memory jsonb, target integer)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '5s'
+    AS $$
+#variable_conflict use_column
+declare
+    v_now timestamptz;
+    v_row penstock.scaling;
+begin
+    perform penstock.check_scaling(p_queues, p_holder, p_lease);
+    if p_policy is null or octet_length(p_policy) not between 1 and 200 then
+        perform penstock.refuse('PS400', 'policy: it is null, or not 1 to 200 bytes long');
+    end if;
+    insert into penstock.scaling (queue, epoch, holder, until, policy)
+    select n.name, 0, '', '-infinity', p_policy from unnest(p_queues) as n(name) order by n.name
+    on conflict (queue) do nothing;
+    for v_row in
+        select * from penstock.scaling as s where s.queue = any(p_queues) order by s.queue for update
+    loop
+        v_now := penstock.clock();
+        if v_row.holder <> p_holder and v_row.until > v_now and v_row.holder <> all(coalesce(p_instead_of, '{}')) then
+            perform penstock.refuse('PS409', format('queue %L is scaled by %s until %s', v_row.queue, v_row.holder, v_row.until),
+                'Stop that scaler, or let this one wait: --standby.');
+        end if;
+    end loop;
+    return query
+    update penstock.scaling as s
+    set epoch = case when s.holder = p_holder then s.epoch else s.epoch + 1 end, holder = p_holder, policy = p_policy,
+        until = v_now + penstock.in_seconds(p_lease)
+    where s.queue = any(p_queues)
+    returning s.queue, s.epoch, s.memory, s.target;
+end
 $$;
 CREATE FUNCTION penstock.hold_stream(p_queue text, p_group text, p_epoch integer, p_driver text, p_lease interval) RETURNS TABLE(stream integer, identity uuid, batch bigint)
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1656,6 +1910,12 @@ CREATE FUNCTION penstock.leave(p_worker text) RETURNS void
     AS $$
     delete from penstock.worker as w where w.name = p_worker
 $$;
+CREATE FUNCTION penstock.leave_scaling(p_holder text) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    update penstock.scaling as s set until = '-infinity' where s.holder = p_holder
+$$;
 CREATE FUNCTION penstock.leave_stream(p_stream integer, p_epoch integer) RETURNS void
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1695,6 +1955,31 @@ begin
     where t.id = any(p_ids) and (t.subject is not null or not p_named_only)
     order by t.subject collate "C", t.id
     for update;
+end
+$$;
+CREATE FUNCTION penstock.look(p_queues text[], p_horizons double precision[], p_rows integer[], p_bins double precision[]) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+begin
+    if p_queues is null or array_ndims(p_queues) > 1
+       or (cardinality(p_horizons), cardinality(p_rows), cardinality(p_bins))
+          is distinct from (cardinality(p_queues), cardinality(p_queues), cardinality(p_queues)) then
+        perform penstock.refuse('PS400', 'queues, horizons, rows, bins: they are null, or not of one length');
+    elsif 1 > any(p_rows) or 100000 < any(p_rows) then
+        perform penstock.refuse('PS400', 'rows: one is not between 1 and 100000');
+    elsif 0 > any(p_horizons) or 31536000 < any(p_horizons) or 0.001 > any(p_bins) then
+        perform penstock.refuse('PS400', 'horizons, bins: one is negative, more than a year, or less than a millisecond');
+    end if;
+    perform penstock.promote(q.id)
+    from unnest(p_queues) as n(name)
+    join penstock.queue as q on q.name = n.name
+    cross join lateral (
+        select from penstock.agenda as a where a.queue_id = q.id and not a.pending and a.due <= penstock.clock() limit 1
+    ) as due;
+    return penstock.seen(p_queues, p_horizons, p_rows, p_bins);
 end
 $$;
 CREATE FUNCTION penstock.make_history(p_day date) RETURNS boolean
@@ -1857,6 +2142,30 @@ CREATE FUNCTION penstock.note_pass(p_adopted integer, p_report jsonb) RETURNS vo
     AS $$
     update penstock.adopted as a set last_pass = p_report where a.id = p_adopted
 $$;
+CREATE FUNCTION penstock.note_reader(p_name text, p_system text, p_passed bigint DEFAULT 0) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_now record;
+begin
+    select * into v_now from penstock.history_horizon();
+    if p_name is null or octet_length(p_name) not between 1 and 200 then
+        perform penstock.refuse('PS400', format('reader: %L is not 1 to 200 bytes long', left(p_name, 80)));
+    elsif p_system is distinct from v_now.system then
+        perform penstock.refuse('PS409', format('reader: it read another cluster (system %s, this is %s)', left(p_system, 40), v_now.system),
+            'After a restore: penstock pipeline rebase.');
+    elsif p_passed is null or p_passed not between 0 and v_now.xid then
+        perform penstock.refuse('PS400', format('passed: %s is not between 0 and %s', p_passed, v_now.xid));
+    end if;
+    insert into penstock.history_reader as r (name, system, passed, seen)
+    values (p_name, p_system::bigint, p_passed, penstock.clock())
+    on conflict (name) do update set
+        system = excluded.system,
+        passed = case when r.system = excluded.system then greatest(r.passed, excluded.passed) else excluded.passed end,
+        seen = excluded.seen;
+end
+$$;
 CREATE FUNCTION penstock.note_records(p_adopted integer, p_records jsonb) RETURNS void
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1912,6 +2221,21 @@ begin
     elsif not exists (select from penstock.schedule as s where s.name = p_name) then
         perform penstock.miss_schedule(p_name);
     end if;
+end
+$$;
+CREATE FUNCTION penstock.profiles(p_queue text DEFAULT NULL::text) RETURNS TABLE(queue text, version integer, made timestamp with time zone, age interval, covers_from timestamp with time zone, covers_to timestamp with time zone, data jsonb)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    if p_queue is not null then
+        perform penstock.the_queue(p_queue);
+    end if;
+    return query
+    select q.name, p.version, p.made, penstock.clock() - p.made, p.covers_from, p.covers_to, p.data
+    from penstock.queue as q left join penstock.profile as p on p.queue_id = q.id
+    where p_queue is null or q.name = p_queue
+    order by q.name;
 end
 $$;
 CREATE FUNCTION penstock.promote(p_queue_id integer, p_limit integer DEFAULT 10000) RETURNS integer
@@ -2147,6 +2471,13 @@ begin
     order by h.n;
 end
 $$;
+CREATE FUNCTION penstock.read_up_to() RETURNS bigint
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select coalesce(min(case when r.system = penstock.system() then r.passed else 0 end), 9223372036854775807)
+    from penstock.history_reader as r
+$$;
 CREATE FUNCTION penstock.rebase_history() RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2160,6 +2491,7 @@ begin
     end if;
     update penstock.history as h set xid = 0 where h.xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
     get diagnostics v_rows = row_count;
+    update penstock.sample as s set xid = 0 where s.xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
     delete from penstock.history_origin;
     insert into penstock.history_origin (system) values (penstock.system());
     perform penstock.note_audit('rebase', null, jsonb_build_object('rows', v_rows));
@@ -2396,6 +2728,44 @@ begin
     select s.id, s.result
     from penstock.settle(p_token, coalesce(v_ids, '{}'), array_fill('release'::text, array[coalesce(cardinality(v_ids), 0)]),
                          p_delays => array_fill(p_delay, array[coalesce(cardinality(v_ids), 0)])) as s;
+end
+$$;
+CREATE FUNCTION penstock.release_day(p_day date, p_rows bigint, p_below bigint) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    SET lock_timeout TO '200ms'
+    AS $$
+declare
+    v_today    constant date := (penstock.clock() at time zone 'UTC')::date;
+    v_relation constant regclass := to_regclass('penstock.history_' || to_char(p_day, 'YYYYMMDD'));
+    v_found    record;
+begin
+    if p_day is null or p_rows is null or p_below is null then
+        perform penstock.refuse('PS400', 'day, rows, below: none of them may be null');
+    elsif p_day >= v_today then
+        perform penstock.refuse('PS400', format('day: %s is not over: today is %s', p_day, v_today));
+    elsif v_relation is null then
+        perform penstock.refuse('PS404', format('day: there is no history of %s', p_day));
+    elsif not pg_try_advisory_xact_lock(hashtext('penstock.drop_history')) then
+        return false;
+    end if;
+    if penstock.unread(v_relation) then
+        perform penstock.refuse('PS409', format('day: somebody who reads history has not passed %s', p_day), '`penstock doctor` says who.');
+    end if;
+    begin
+        execute format('lock table %s in access exclusive mode', v_relation);
+        execute format('select count(*) as rows, count(*) filter (where xid >= %s) as late from %s', p_below, v_relation) into v_found;
+        if v_found.rows <> p_rows or v_found.late > 0 then
+            perform penstock.refuse('PS409', format('day: %s has %s rows, not %s; %s of them came late', p_day, v_found.rows, p_rows, v_found.late),
+                'penstock pipeline run reads them.');
+        end if;
+        perform penstock.drop_day(v_relation, p_day);
+    exception when lock_not_available or undefined_table or dependent_objects_still_exist then
+        return false;
+    end;
+    perform penstock.note_audit('release', null, jsonb_build_object('day', p_day, 'rows', p_rows));
+    return true;
 end
 $$;
 CREATE FUNCTION penstock.renew_tokens(p_tokens uuid[], p_driver text, p_lease interval) RETURNS uuid[]
@@ -2748,10 +3118,42 @@ begin
     return v_all;
 end
 $$;
+CREATE FUNCTION penstock.running_times() RETURNS TABLE(queue text, kind text, bucket integer, tasks bigint, seconds double precision)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    with opened as (
+        select l.queue_id, h.id, greatest(0.001, extract(epoch from penstock.clock() - l.claimed_at)::double precision) as seconds
+        from penstock.lease as l, unnest(l.ids) with ordinality as h(id, n)
+        where get_bit(l.open, h.n::int - 1) = 1
+    )
+    select q.name, t.kind, floor(10 * log(o.seconds))::int, count(*), sum(o.seconds)
+    from opened as o
+    join penstock.task as t on t.id = o.id
+    join penstock.queue as q on q.id = o.queue_id
+    group by 1, 2, 3
+    order by 1, 2, 3
+$$;
 CREATE FUNCTION penstock.safe_text(p_text text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN CASE WHEN (p_text IS NULL) THEN NULL::text ELSE regexp_replace(CASE WHEN (octet_length(p_text) <= 8192) THEN p_text WHEN (octet_length("left"(p_text, 8000)) <= 8000) THEN ("left"(p_text, 8000) || ' … (cut)'::text) ELSE ("left"(p_text, 2000) || ' … (cut)'::text) END, '[\x01-\x08\x0B-\x1F\x7F\u0080-\u009F]'::text, '?'::text, 'g'::text) END;
+CREATE FUNCTION penstock.sample_days(p_from bigint, p_to bigint) RETURNS TABLE(day date)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    SET enable_seqscan TO 'off'
+    AS $$
+    select distinct s.at::date from penstock.sample as s where s.xid >= p_from and s.xid < p_to order by 1
+$$;
+CREATE FUNCTION penstock.scalers(p_queues text[] DEFAULT NULL::text[]) RETURNS TABLE(queue text, holder text, policy text, until timestamp with time zone, target integer, decided_at timestamp with time zone)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select s.queue, s.holder, s.policy, s.until, s.target, s.decided_at
+    from penstock.scaling as s
+    where s.until > penstock.clock() and (p_queues is null or s.queue = any(p_queues)) order by s.queue
+$$;
 CREATE FUNCTION penstock.schedules(p_name text DEFAULT NULL::text) RETURNS TABLE(name text, queue text, kind text, payload text, priority smallint, cron text, tz text, backfill text, paused boolean, mark timestamp with time zone, next_at timestamp with time zone, last_tick timestamp with time zone, created timestamp with time zone, updated timestamp with time zone, who text, size integer, at timestamp with time zone)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2787,6 +3189,113 @@ begin
     end if;
     perform penstock.check_repeat('job: ', v_known, v_queue, p_rows, p_checksum);
     return v_known.report;
+end
+$$;
+CREATE FUNCTION penstock.seen(p_queues text[], p_horizons double precision[], p_rows integer[], p_bins double precision[]) RETURNS jsonb
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+#variable_conflict use_column
+declare
+    v_now    constant timestamptz := penstock.clock();
+    v_system constant bigint := penstock.system();
+begin
+    return (
+    with asked as materialized (
+        select q.id, q.name, q.paused, q.sla, n.horizon, n.rows, n.bin
+        from unnest(p_queues, p_horizons, p_rows, p_bins) as n(name, horizon, rows, bin) join penstock.queue as q on q.name = n.name
+    ), noted as (
+        select c.queue_id, c.metric, c.value
+        from asked as q join penstock.counter as c on c.queue_id = q.id
+        union all
+        select l.queue_id, l.metric, l.delta
+        from asked as q
+        join penstock.low as b on b.queue_id = q.id
+        join penstock.counter_log as l
+          on l.queue_id = q.id and l.xid >= case when b.system = v_system then b.xid else 0 end
+    ), booked as (
+        select n.queue_id,
+               coalesce(sum(n.value) filter (where n.metric = 'planned'), 0) as planned,
+               coalesce(sum(n.value) filter (where n.metric = 'pending'), 0) as pending,
+               coalesce(sum(n.value) filter (where n.metric = 'active'), 0) as active,
+               coalesce(sum(n.value) filter (where n.metric in ('done_total', 'again_total', 'failed_total', 'dead_total')), 0) as ended,
+               coalesce(sum(n.value) filter (where n.metric in ('released_total', 'expired_total', 'revoked_total')), 0) as left
+        from noted as n group by n.queue_id
+    ), looked as (
+        select jsonb_build_object(
+            'queue', q.name, 'paused', q.paused, 'sla', extract(epoch from q.sla), 'planned', coalesce(b.planned, 0),
+            'pending', coalesce(b.pending, 0), 'active', coalesce(b.active, 0), 'ended', coalesce(b.ended, 0),
+            'left', coalesce(b.left, 0), 'waiting', w.bins, 'newest', e.age, 'ahead', p.seconds, 'running', l.leases) as value
+        from asked as q
+        left join booked as b on b.queue_id = q.id
+        -- The oldest: the first of each priority, together. Ages of one bin are told as that of its oldest.
+        left join lateral (
+            select jsonb_agg(jsonb_build_array(g.age, g.tasks) order by g.age desc) as bins, sum(g.tasks) as tasks
+            from (
+                select max(o.age) as age, count(*) as tasks
+                from (
+                    select extract(epoch from v_now - a.due)::double precision as age
+                    from generate_series(0, 9) as s(priority)
+                    cross join lateral (
+                        select a.due from penstock.agenda as a
+                        where a.queue_id = q.id and a.pending and a.priority = s.priority
+                        order by a.due, a.task_id limit q.rows
+                    ) as a
+                    order by a.due limit q.rows
+                ) as o
+                group by floor(o.age / q.bin)
+            ) as g
+        ) as w on b.pending > 0
+        -- Of more than were looked at, the newest: between the two lie the others.
+        left join lateral (
+            select extract(epoch from v_now - max(f.due))::double precision as age
+            from generate_series(0, 9) as s(priority)
+            cross join lateral (
+                select a.due from penstock.agenda as a
+                where a.queue_id = q.id and a.pending and a.priority = s.priority
+                order by a.due desc, a.task_id desc limit 1
+            ) as f
+        ) as e on b.pending > w.tasks
+        -- What is known to come, by the second.
+        left join lateral (
+            select jsonb_agg(jsonb_build_array(g.second, g.tasks) order by g.second) as seconds
+            from (
+                select floor(extract(epoch from k.due))::bigint as second, count(*) as tasks
+                from (
+                    select a.due from penstock.agenda as a
+                    where a.queue_id = q.id and not a.pending and a.due > v_now and a.due <= v_now + make_interval(secs => q.horizon)
+                    order by a.due limit q.rows
+                ) as k
+                group by 1
+            ) as g
+        ) as p on b.planned > 0
+        -- How long what runs has been running.
+        left join lateral (
+            select jsonb_agg(jsonb_build_array(extract(epoch from v_now - r.claimed_at)::double precision, r.tasks)) as leases
+            from (
+                select l.claimed_at, bit_count(l.open) as tasks from penstock.lease as l
+                where l.queue_id = q.id order by l.until limit 200
+            ) as r
+        ) as l on b.active > 0
+    )
+    select jsonb_build_object(
+        'at', extract(epoch from v_now)::double precision,
+        'queues', coalesce((select jsonb_agg(l.value) from looked as l), '[]'),
+        'workers', coalesce((
+            select jsonb_agg(jsonb_build_object(
+                'name', w.name, 'queues', w.queues, 'slots', w.slots, 'busy', w.busy, 'started_by', w.started_by,
+                'leaving', w.leaving or w.dismissed, 'silent', extract(epoch from v_now - w.beat)::double precision,
+                'began', extract(epoch from w.started_at)::double precision,
+                'latency', extract(epoch from w.started_at - w.requested_at)::double precision))
+            from penstock.worker as w where w.queues && p_queues), '[]'),
+        'connections', jsonb_build_array(
+            (select sum(d.numbackends) from pg_stat_database as d),
+            current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+                - coalesce(current_setting('reserved_connections', true)::int, 0)),
+        'schedule', penstock.next_schedule()));
 end
 $$;
 CREATE FUNCTION penstock.set_kinds(p_queue text, p_kinds jsonb) RETURNS integer
@@ -2829,6 +3338,39 @@ begin
             v_count := v_count + 1;
         end if;
     end loop;
+    return v_count;
+end
+$$;
+CREATE FUNCTION penstock.set_profiles(p_profiles jsonb) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_bad   text;
+    v_count int;
+begin
+    if p_profiles is null or jsonb_typeof(p_profiles) <> 'array' or jsonb_array_length(p_profiles) > 10000 then
+        perform penstock.refuse('PS400', 'profiles: it is null, no array, or of more than 10,000');
+    end if;
+    select coalesce(e.value->>'queue', 'null') into v_bad
+    from jsonb_array_elements(p_profiles) as e
+    where jsonb_typeof(e.value) <> 'object' or jsonb_typeof(e.value->'queue') is distinct from 'string'
+       or jsonb_typeof(e.value->'version') is distinct from 'number' or jsonb_typeof(e.value->'data') is distinct from 'object'
+       or e.value->>'covers_from' is null or e.value->>'covers_to' is null
+    limit 1;
+    if found then
+        perform penstock.refuse('PS400', format('profiles: that of queue %L has no queue, version, covers_from, covers_to or data', v_bad));
+    end if;
+    insert into penstock.profile as p (queue_id, version, made, covers_from, covers_to, data)
+    select distinct on (q.id) q.id, (e.value->>'version')::int, penstock.clock(), (e.value->>'covers_from')::timestamptz,
+           (e.value->>'covers_to')::timestamptz, e.value->'data'
+    from jsonb_array_elements(p_profiles) with ordinality as e(value, n)
+    join penstock.queue as q on q.name = e.value->>'queue'
+    order by q.id, e.n desc
+    on conflict (queue_id) do update
+    set version = excluded.version, made = excluded.made, covers_from = excluded.covers_from, covers_to = excluded.covers_to,
+        data = excluded.data;
+    get diagnostics v_count = row_count;
     return v_count;
 end
 $$;
@@ -3072,6 +3614,19 @@ begin
     raise exception using errcode = '55P03', message = 'somebody holds tasks all the time', hint = 'Try again.';
 end
 $$;
+CREATE FUNCTION penstock.start_latencies() RETURNS TABLE(queue text, workers bigint, p50 double precision, p90 double precision)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    with started as (
+        select n.queue, extract(epoch from w.first_claim_at - coalesce(w.requested_at, w.started_at))::double precision as seconds
+        from penstock.worker as w, unnest(w.queues) as n(queue)
+        where w.first_claim_at >= coalesce(w.requested_at, w.started_at)
+    )
+    select s.queue, count(*), percentile_cont(0.5) within group (order by s.seconds),
+           percentile_cont(0.9) within group (order by s.seconds)
+    from started as s group by s.queue order by s.queue
+$$;
 CREATE FUNCTION penstock.status(p_queue text DEFAULT NULL::text) RETURNS TABLE(queue text, paused boolean, sla interval, planned bigint, pending bigint, active bigint, done bigint, dead bigint, cancelled bigint, oldest_pending_age interval, totals jsonb, at timestamp with time zone)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3173,6 +3728,30 @@ begin
     return v_count;
 end
 $$;
+CREATE FUNCTION penstock.target_age(p_queue text) RETURNS interval
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    perform penstock.check_scaling(array[p_queue], '-', '1 second');
+    return (select penstock.clock() - s.decided_at from penstock.scaling as s where s.queue = p_queue);
+end
+$$;
+CREATE FUNCTION penstock.target_workers(p_queue text) RETURNS integer
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_row penstock.scaling;
+begin
+    perform penstock.check_scaling(array[p_queue], '-', '1 second');
+    select * into v_row from penstock.scaling as s where s.queue = p_queue;
+    if v_row.until > penstock.clock() and v_row.target is not null then
+        return v_row.target;
+    end if;
+    return greatest(coalesce(v_row.target, 1), 1);
+end
+$$;
 CREATE FUNCTION penstock.the_queue(p_name text) RETURNS penstock.queue
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3190,13 +3769,26 @@ begin
     return v_queue;
 end
 $$;
+CREATE FUNCTION penstock.unread(p_relation regclass) RETURNS boolean
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+declare
+    v_found boolean;
+begin
+    execute format('select exists (select from %s where xid >= %s)', p_relation, penstock.read_up_to()) into v_found;
+    return v_found;
+end
+$$;
 CREATE FUNCTION penstock.upkeep(p_keep_history interval DEFAULT '30 days'::interval, p_keep_samples interval DEFAULT '90 days'::interval, p_keep_ledger interval DEFAULT '30 days'::interval) RETURNS TABLE(part text, rows bigint)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET "TimeZone" TO 'UTC'
     AS $$
 declare
-    v_now constant timestamptz := penstock.clock();
+    v_now  constant timestamptz := penstock.clock();
+    v_read constant bigint := penstock.read_up_to();
 begin
     if least(p_keep_history, p_keep_samples, p_keep_ledger) < '1 day' then
         -- Every worker may call this: none shall wipe out what others rely on.
@@ -3224,12 +3816,25 @@ begin
             from penstock.queue as q
             cross join lateral (
                 select p.ctid from penstock.sample as p
-                where p.queue_id = q.id and p.at < v_now - p_keep_samples order by p.at limit 1000 for update skip locked
+                where p.queue_id = q.id and p.at < v_now - p_keep_samples and p.xid < v_read
+                order by p.at limit 1000 for update skip locked
             ) as s
         ), gone as (
             delete from penstock.sample as s using old where s.ctid = old.ctid returning 1
         )
         select 'samples dropped', count(*) from gone;
+    return query
+        with old as (
+            -- Noted in the order of their ids: the oldest are the first, however many there are.
+            select d.ctid
+            from (select o.id from penstock.decision as o order by o.id limit 10000) as first
+            join penstock.decision as d on d.id = first.id
+            where d.at < v_now - p_keep_samples
+            for update of d skip locked
+        ), gone as (
+            delete from penstock.decision as d using old where d.ctid = old.ctid returning 1
+        )
+        select 'decisions dropped', count(*) from gone;
     return query
         with old as (
             select l.ctid from penstock.ledger as l where l.at < v_now - p_keep_ledger limit 10000 for update skip locked
@@ -3388,24 +3993,6 @@ CREATE TABLE penstock.counter_log (
     xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000');
-CREATE TABLE penstock.decision (
-    id bigint NOT NULL,
-    queue text NOT NULL COLLATE pg_catalog."C",
-    at timestamp with time zone NOT NULL,
-    epoch integer NOT NULL,
-    policy text NOT NULL,
-    workers integer NOT NULL,
-    actual integer NOT NULL,
-    wanted integer NOT NULL,
-    urgency text NOT NULL,
-    bound_by text NOT NULL,
-    reason text NOT NULL,
-    time_to_breach double precision,
-    predicted_breach double precision,
-    inputs jsonb NOT NULL,
-    rules jsonb NOT NULL
-);
-COMMENT ON COLUMN penstock.decision.workers IS 'the target';
 ALTER TABLE penstock.decision ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.decision_id_seq
     START WITH 1
@@ -3551,7 +4138,8 @@ CREATE TABLE penstock.sample (
     oldest_age interval,
     sla interval,
     workers integer NOT NULL,
-    totals jsonb NOT NULL
+    totals jsonb NOT NULL,
+    xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL
 );
 COMMENT ON COLUMN penstock.sample.at IS 'start of the ten-second bucket';
 CREATE TABLE penstock.scaling (
@@ -3653,9 +4241,15 @@ CREATE TABLE penstock.worker (
     started_at timestamp with time zone,
     first_claim_at timestamp with time zone,
     beat timestamp with time zone NOT NULL,
+    started_by text,
+    leaving boolean DEFAULT false NOT NULL,
+    dismissed boolean DEFAULT false NOT NULL,
     CONSTRAINT busy_fits CHECK (((busy >= 0) AND (busy <= slots)))
 )
 WITH (fillfactor='50');
+COMMENT ON COLUMN penstock.worker.started_by IS 'the scaler that started it, and its number there; null: somebody else did';
+COMMENT ON COLUMN penstock.worker.leaving IS 'it takes nothing new, and goes when it has finished';
+COMMENT ON COLUMN penstock.worker.dismissed IS 'a scaler wants it to go';
 ALTER TABLE ONLY penstock.history ALTER COLUMN id SET DEFAULT nextval('penstock.history_id_seq'::regclass);
 ALTER TABLE ONLY penstock.task ALTER COLUMN id SET DEFAULT nextval('penstock.task_id_seq'::regclass);
 ALTER TABLE ONLY penstock.adopted_hand
@@ -3727,6 +4321,7 @@ CREATE INDEX lease_until ON penstock.lease USING btree (queue_id, until);
 CREATE INDEX ledger_at ON penstock.ledger USING btree (at);
 CREATE INDEX reject_at ON penstock.reject USING btree (at);
 CREATE INDEX reject_job ON penstock.reject USING btree (job);
+CREATE INDEX sample_xid ON penstock.sample USING brin (xid) WITH (autosummarize='on');
 CREATE INDEX schedule_next ON penstock.schedule USING btree (next_at) WHERE (NOT paused);
 CREATE INDEX task_ended ON penstock.task USING btree (queue_id, ended, ended_at) WHERE (ended IS NOT NULL);
 CREATE UNIQUE INDEX task_subject ON penstock.task USING btree (queue_id, subject) WHERE (subject IS NOT NULL);
@@ -3758,10 +4353,13 @@ REVOKE ALL ON FUNCTION penstock.at_place(p_priority smallint, p_due timestamp wi
 GRANT ALL ON FUNCTION penstock.at_place(p_priority smallint, p_due timestamp with time zone, p_task_id bigint) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.batch_leases(p_stream integer, p_epoch integer, p_after bigint, p_upto bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.batch_leases(p_stream integer, p_epoch integer, p_after bigint, p_upto bigint) TO penstock_worker;
-REVOKE ALL ON FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer, p_busy integer, p_host text, p_pid integer, p_requested_at timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer, p_busy integer, p_host text, p_pid integer, p_requested_at timestamp with time zone) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer, p_busy integer, p_host text, p_pid integer, p_requested_at timestamp with time zone, p_started_by text, p_leaving boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer, p_busy integer, p_host text, p_pid integer, p_requested_at timestamp with time zone, p_started_by text, p_leaving boolean) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.begin_hand(p_adopted integer, p_hand integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.begin_hand(p_adopted integer, p_hand integer) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.board(p_queue text, p_decisions integer, p_samples integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.board(p_queue text, p_decisions integer, p_samples integer) TO penstock_worker;
+GRANT ALL ON FUNCTION penstock.board(p_queue text, p_decisions integer, p_samples integer) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.cancel(p_queue text, p_ids bigint[], p_subjects text[], p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.cancel(p_queue text, p_ids bigint[], p_subjects text[], p_reason text) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.check_arrays(p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text) FROM PUBLIC;
@@ -3781,6 +4379,7 @@ REVOKE ALL ON FUNCTION penstock.check_queue(p_queue penstock.queue) FROM PUBLIC;
 GRANT SELECT ON TABLE penstock.ledger TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.check_repeat(p_what text, p_known penstock.ledger, p_queue penstock.queue, p_rows bigint, p_checksum text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_retry(p_strategy jsonb) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.check_scaling(p_queues text[], p_holder text, p_lease interval) FROM PUBLIC;
 GRANT SELECT ON TABLE penstock.schedule TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.check_schedule(p_schedule penstock.schedule, p_largest bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.check_settle(p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) FROM PUBLIC;
@@ -3814,7 +4413,16 @@ REVOKE ALL ON FUNCTION penstock.count_lease() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.count_task() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.create_queue(p_name text, p_lease interval, p_max_attempts integer, p_retry jsonb, p_sla interval, p_keep_done interval, p_keep_dead interval, p_keep_cancelled interval, p_settings jsonb, p_exist_ok boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.create_queue(p_name text, p_lease interval, p_max_attempts integer, p_retry jsonb, p_sla interval, p_keep_done interval, p_keep_dead interval, p_keep_cancelled interval, p_settings jsonb, p_exist_ok boolean) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.decide(p_holder text, p_lease interval, p_decisions jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.decide(p_holder text, p_lease interval, p_decisions jsonb) TO penstock_worker;
+GRANT SELECT ON TABLE penstock.decision TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.decisions(p_queue text, p_at timestamp with time zone, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.decisions(p_queue text, p_at timestamp with time zone, p_limit integer) TO penstock_worker;
+GRANT ALL ON FUNCTION penstock.decisions(p_queue text, p_at timestamp with time zone, p_limit integer) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.dismiss(p_workers text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.dismiss(p_workers text[]) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.distance(p_one text, p_other text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.drop_day(p_relation regclass, p_day date) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.drop_history(p_before timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.drop_queue(p_queue text, p_force boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.drop_queue(p_queue text, p_force boolean) TO penstock_admin;
@@ -3837,6 +4445,8 @@ REVOKE ALL ON FUNCTION penstock.find_subjects(p_queue_id integer, p_subjects tex
 REVOKE ALL ON FUNCTION penstock.finish(p_lease penstock.lease, p_now timestamp with time zone, p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.fire(p_name text, p_mark timestamp with time zone, p_ticks timestamp with time zone[], p_decided timestamp with time zone, p_next_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.fire(p_name text, p_mark timestamp with time zone, p_ticks timestamp with time zone[], p_decided timestamp with time zone, p_next_at timestamp with time zone) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.forget_reader(p_name text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.forget_reader(p_name text) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.forget_records(p_adopted integer, p_keys jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.forget_records(p_adopted integer, p_keys jsonb) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.held_elsewhere(p_ids bigint[]) FROM PUBLIC;
@@ -3856,7 +4466,11 @@ REVOKE ALL ON FUNCTION penstock.history_horizon() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.history_horizon() TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.history_spans(p_from bigint, p_to bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_roughly boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.history_spans(p_from bigint, p_to bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_roughly boolean) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.history_sums(p_day date, p_first bigint, p_pages bigint, p_below bigint, p_thorough boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.history_sums(p_day date, p_first bigint, p_pages bigint, p_below bigint, p_thorough boolean) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.hold_live(p_queue_id integer, p_ids bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.hold_scaling(p_queues text[], p_holder text, p_policy text, p_lease interval, p_instead_of text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.hold_scaling(p_queues text[], p_holder text, p_policy text, p_lease interval, p_instead_of text[]) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.hold_stream(p_queue text, p_group text, p_epoch integer, p_driver text, p_lease interval) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.hold_stream(p_queue text, p_group text, p_epoch integer, p_driver text, p_lease interval) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.hold_waiting(p_ids bigint[]) FROM PUBLIC;
@@ -3874,10 +4488,14 @@ GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO pensto
 GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.leave(p_worker text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.leave(p_worker text) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.leave_scaling(p_holder text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.leave_scaling(p_holder text) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.leave_stream(p_stream integer, p_epoch integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.leave_stream(p_stream integer, p_epoch integer) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.left_out(p_queue_id integer, p_ids bigint[], p_taken bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.lock_documents(p_ids bigint[], p_named_only boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.look(p_queues text[], p_horizons double precision[], p_rows integer[], p_bins double precision[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.look(p_queues text[], p_horizons double precision[], p_rows integer[], p_bins double precision[]) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.make_history(p_day date) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.mark_adopted(p_adopted integer, p_tick timestamp with time zone, p_key text[], p_back boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.mark_adopted(p_adopted integer, p_tick timestamp with time zone, p_key text[], p_back boolean) TO penstock_worker;
@@ -3900,6 +4518,8 @@ REVOKE ALL ON FUNCTION penstock.note_hand(p_hand integer, p_key text[]) FROM PUB
 GRANT ALL ON FUNCTION penstock.note_hand(p_hand integer, p_key text[]) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.note_pass(p_adopted integer, p_report jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.note_pass(p_adopted integer, p_report jsonb) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.note_reader(p_name text, p_system text, p_passed bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.note_reader(p_name text, p_system text, p_passed bigint) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.note_records(p_adopted integer, p_records jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.note_records(p_adopted integer, p_records jsonb) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.note_rejects(p_queue text, p_job uuid, p_partition integer, p_reasons text[], p_payloads text[], p_subjects text[], p_kinds text[], p_dues text[], p_priorities text[]) FROM PUBLIC;
@@ -3909,6 +4529,9 @@ GRANT ALL ON FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_re
 REVOKE ALL ON FUNCTION penstock.open_tasks(p_tokens uuid[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.pause_schedule(p_name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.pause_schedule(p_name text) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.profiles(p_queue text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.profiles(p_queue text) TO penstock_worker;
+GRANT ALL ON FUNCTION penstock.profiles(p_queue text) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.promote(p_queue_id integer, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.purge(p_queue text, p_states text[], p_ids bigint[], p_kind text, p_error text, p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.purge(p_queue text, p_states text[], p_ids bigint[], p_kind text, p_error text, p_before timestamp with time zone, p_limit integer) TO penstock_admin;
@@ -3920,6 +4543,7 @@ REVOKE ALL ON FUNCTION penstock.queues_named(p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.queues_named(p_queue text) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.read_lease(p_token uuid, p_first integer, p_count integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.read_lease(p_token uuid, p_first integer, p_count integer) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.read_up_to() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.rebase_history() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.rebase_history() TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.recount(p_queue text) FROM PUBLIC;
@@ -3931,6 +4555,8 @@ GRANT ALL ON FUNCTION penstock.refuse(p_code text, p_message text, p_hint text) 
 REVOKE ALL ON FUNCTION penstock.refuse_truncate() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.release(p_token uuid, p_ids bigint[], p_delay interval) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.release(p_token uuid, p_ids bigint[], p_delay interval) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.release_day(p_day date, p_rows bigint, p_below bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.release_day(p_day date, p_rows bigint, p_below bigint) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.renew_tokens(p_tokens uuid[], p_driver text, p_lease interval) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.reopen(p_ids bigint[], p_dues timestamp with time zone[], p_now timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.repair(p_queue text) FROM PUBLIC;
@@ -3947,14 +4573,25 @@ GRANT ALL ON FUNCTION penstock.retry_delay(p_strategy jsonb, p_failures integer,
 REVOKE ALL ON FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.revoke(p_queue_id integer, p_ids bigint[], p_now timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.running_times() FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.running_times() TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.safe_text(p_text text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.sample_days(p_from bigint, p_to bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.sample_days(p_from bigint, p_to bigint) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.scalers(p_queues text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.scalers(p_queues text[]) TO penstock_worker;
+GRANT ALL ON FUNCTION penstock.scalers(p_queues text[]) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.schedules(p_name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.schedules(p_name text) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.schedules(p_name text) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.seal_job(p_queue text, p_job uuid, p_partitions integer, p_rows bigint, p_checksum text, p_report jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.seal_job(p_queue text, p_job uuid, p_partitions integer, p_rows bigint, p_checksum text, p_report jsonb) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.seen(p_queues text[], p_horizons double precision[], p_rows integer[], p_bins double precision[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.set_kinds(p_queue text, p_kinds jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.set_kinds(p_queue text, p_kinds jsonb) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.set_profiles(p_profiles jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.set_profiles(p_profiles jsonb) TO penstock_reader;
+GRANT ALL ON FUNCTION penstock.set_profiles(p_profiles jsonb) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.set_queue(p_name text, p_changes jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.set_queue(p_name text, p_changes jsonb) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.set_schedule(p_name text, p_queue text, p_cron text, p_tz text, p_kind text, p_payload jsonb, p_priority smallint, p_backfill text) FROM PUBLIC;
@@ -3964,6 +4601,8 @@ GRANT ALL ON FUNCTION penstock.settle(p_token uuid, p_ids bigint[], p_outcomes t
 REVOKE ALL ON FUNCTION penstock.settle_batch(p_tokens uuid[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.squeeze(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.stand_still(p_queue_id integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.start_latencies() FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.start_latencies() TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.status(p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.status(p_queue text) TO penstock_producer;
 GRANT ALL ON FUNCTION penstock.status(p_queue text) TO penstock_worker;
@@ -3972,10 +4611,17 @@ REVOKE ALL ON FUNCTION penstock.system() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.take_place(p_job uuid, p_places integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.take_place(p_job uuid, p_places integer) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.take_samples() FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.target_age(p_queue text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.target_age(p_queue text) TO penstock_worker;
+GRANT ALL ON FUNCTION penstock.target_age(p_queue text) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.target_workers(p_queue text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.target_workers(p_queue text) TO penstock_worker;
+GRANT ALL ON FUNCTION penstock.target_workers(p_queue text) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.the_queue(p_name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.the_queue(p_name text) TO penstock_producer;
 GRANT ALL ON FUNCTION penstock.the_queue(p_name text) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.the_queue(p_name text) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.unread(p_relation regclass) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.upkeep(p_keep_history interval, p_keep_samples interval, p_keep_ledger interval) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.upkeep(p_keep_history interval, p_keep_samples interval, p_keep_ledger interval) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.verify(p_queue text) FROM PUBLIC;
@@ -3992,7 +4638,6 @@ GRANT SELECT ON TABLE penstock.agenda TO penstock_reader;
 GRANT SELECT ON TABLE penstock.audit TO penstock_reader;
 GRANT SELECT ON TABLE penstock.counter TO penstock_reader;
 GRANT SELECT ON TABLE penstock.counter_log TO penstock_reader;
-GRANT SELECT ON TABLE penstock.decision TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history_dropped TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history_gone TO penstock_reader;
