@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 
 from penstock.app import Penstock
 from penstock.cli.board import SAMPLES, Memory, Standing
@@ -36,9 +37,11 @@ class Scene:
     most_workers: int = 0
     worst_usage: float = 0.0  # the oldest task's age against the SLA, at its worst
 
+    ended: float | None = None
+
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.began
+        return (self.ended or time.monotonic()) - self.began
 
 
 Show = Callable[[Board, list[Standing], Scene], None]
@@ -87,6 +90,7 @@ class Play:
     show: Show
     tell: Tell
     scene: Scene = field(default_factory=Scene)
+    wave: Thread | None = None
 
     def run(self) -> Scene:
         memory = Memory()
@@ -98,6 +102,7 @@ class Play:
             if self.scaler.poll() is not None:
                 raise PenstockError("the scaler ended", hint="Its last words are in scaler.log, beside the data.")
             if self.is_over(standing):
+                self.scene.ended = time.monotonic()
                 return self.scene
             self.act(board, standing)
             time.sleep(LOOKS)
@@ -113,12 +118,16 @@ class Play:
         played = bool(self.scene.second_wave and self.scene.killed)
         return played and not (status.pending or status.active or status.planned)
 
+    def push_second_wave(self) -> None:
+        more = second_wave(int(self.tasks * WAVE), first=self.tasks)
+        self.scene.second_wave = self.penstock.queue(QUEUE).push_many(more).created
+
     def act(self, board: Board, standing: Standing) -> None:
         scene = self.scene
-        if not scene.second_wave and standing.status.totals["done"] >= self.tasks / 4:
-            more = second_wave(int(self.tasks * WAVE), first=self.tasks)
-            scene.second_wave = self.penstock.queue(QUEUE).push_many(more).created
-            self.tell(f"a second wave: {scene.second_wave:,} tasks more")
+        if self.wave is None and standing.status.totals["done"] >= self.tasks / 4:
+            self.wave = Thread(target=self.push_second_wave, daemon=True)
+            self.wave.start()
+            self.tell(f"a second wave: {int(self.tasks * WAVE):,} tasks more")
         elif scene.second_wave and scene.killed is None and (victim := busiest(board)) is not None:
             os.kill(victim.pid or 0, signal.SIGKILL)
             scene.killed = victim.name
