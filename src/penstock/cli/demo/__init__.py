@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,9 +101,9 @@ def performed(
         load.write_parquet(session, file, tasks)
     with fleet(server.dsn, place / "scaler.log", max_workers) as scaler:
         viewer.tell(f"the scaler keeps the promise of {age(SLA)} with at most {max_workers} workers")
-        first_wave(penstock, session, file, tasks, viewer)
+        first = partial(first_wave, penstock, session, file, tasks, viewer)
         with viewer.watching():
-            scene = Play(penstock, scaler, tasks, viewer.show, viewer.tell).run()
+            scene = Play(penstock, scaler, tasks, first, viewer.show, viewer.tell).run()
     checked(penstock, viewer)
     told = None if session is None else analysed(session, server.dsn, place / "lake", viewer)
     return ending(penstock.queue(QUEUE).status(), scene, place / "lake", told)

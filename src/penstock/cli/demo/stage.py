@@ -32,7 +32,6 @@ class Scene:
     """What happened so far."""
 
     began: float = field(default_factory=time.monotonic)
-    second_wave: int = 0
     killed: str | None = None
     most_workers: int = 0
     worst_usage: float = 0.0  # the oldest task's age against the SLA, at its worst
@@ -80,19 +79,43 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+class Beside(Thread):
+    """Something that goes on while others watch. What goes wrong with it is raised where it is asked for."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        super().__init__(daemon=True)
+        self._run = run
+        self._error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._run()
+        except Exception as error:  # noqa: BLE001 - raised by `over`
+            self._error = error
+
+    @property
+    def over(self) -> bool:
+        if self._error is not None:
+            raise self._error
+        return not self.is_alive()
+
+
 @dataclass
 class Play:
-    """One thing after the other: the second wave when the first is under way, then the killing; until all is done."""
+    """One thing after the other: the first wave, the second when that is under way, the killing; until all is done."""
 
     penstock: Penstock
     scaler: subprocess.Popen[bytes]
     tasks: int
+    load: Callable[[], None]
     show: Show
     tell: Tell
     scene: Scene = field(default_factory=Scene)
-    wave: Thread | None = None
+    waves: list[Beside] = field(default_factory=list)
 
     def run(self) -> Scene:
+        self.waves.append(Beside(self.load))
         memory = Memory()
         while self.scene.seconds < LAST:
             board = self.penstock.board(QUEUE, decisions=3, samples=SAMPLES)
@@ -115,23 +138,21 @@ class Play:
 
     def is_over(self, standing: Standing) -> bool:
         status = standing.status
-        played = bool(self.scene.second_wave and self.scene.killed)
+        played = len(self.waves) == 2 and all(wave.over for wave in self.waves) and self.scene.killed is not None
         return played and not (status.pending or status.active or status.planned)
 
-    def push_second_wave(self) -> None:
-        more = second_wave(int(self.tasks * WAVE), first=self.tasks)
-        self.scene.second_wave = self.penstock.queue(QUEUE).push_many(more).created
-
     def act(self, board: Board, standing: Standing) -> None:
-        scene = self.scene
-        if self.wave is None and standing.status.totals["done"] >= self.tasks / 4:
-            self.wave = Thread(target=self.push_second_wave, daemon=True)
-            self.wave.start()
+        first, *second = self.waves
+        if not second and first.over and standing.status.totals["done"] >= self.tasks / 4:
+            self.waves.append(Beside(self.push_more))
             self.tell(f"a second wave: {int(self.tasks * WAVE):,} tasks more")
-        elif scene.second_wave and scene.killed is None and (victim := busiest(board)) is not None:
+        elif second and self.scene.killed is None and (victim := busiest(board)) is not None:
             os.kill(victim.pid or 0, signal.SIGKILL)
-            scene.killed = victim.name
+            self.scene.killed = victim.name
             self.tell(f"kill -9 of {victim.name}, with {victim.busy} tasks in its hands")
+
+    def push_more(self) -> None:
+        self.penstock.queue(QUEUE).push_many(second_wave(int(self.tasks * WAVE), first=self.tasks))
 
 
 def busiest(board: Board) -> BoardWorker | None:
