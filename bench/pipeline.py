@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,11 +21,14 @@ if __name__ in ("__main__", "__mp_main__"):
     # Run as a script, bench/queue.py would stand before the standard library's `queue`.
     sys.path[0] = str(Path(__file__).parent.parent)
 
+from concurrent.futures import Executor, ProcessPoolExecutor
+
 import psycopg
 from pyspark.sql import SparkSession
 
 from bench.harness import Bench, alternate, bench, judged, ratio, report, spread
 from bench.spark_read import DAYS, TASKS, Watch, drained, filled
+from penstock.cli.pipeline import NICE
 from penstock.pipeline.run import Outcome, run
 from penstock.pipeline.work import working
 from penstock.spark import session as our_session
@@ -141,13 +143,11 @@ def main() -> None:
     parser.add_argument("what", choices=["stages", "beside", "all"])
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--nice", action="store_true", help="Spark steps back")
     asked = parser.parse_args()
     names = ["stages", "beside"] if asked.what == "all" else [asked.what]
     with bench() as server, ProcessPoolExecutor(1, SPAWN) as other:
         other.submit(os.getpid).result()
-        if asked.nice:
-            os.nice(19)  # after the server and the drainer: Java, and all that it starts, inherits it
+        os.nice(NICE)  # as the command does; after the server and the drainer, which do not
         with session() as spark:
             kept = [
                 stages(server, spark, asked.rows)

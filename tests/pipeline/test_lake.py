@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from penstock.pipeline import bronze as bronze_room
 from penstock.pipeline.bronze import bronze
 from penstock.pipeline.gold import gold
 from penstock.pipeline.lake import Lake
+from penstock.pipeline.rebase import rebase
 from penstock.pipeline.reconcile import reconcile
 from penstock.pipeline.release import release
 from penstock.pipeline.run import run
@@ -276,6 +277,45 @@ def test_what_can_not_be_is_set_aside(
     assert Counter(row.reason for row in found) == Counter({**dict.fromkeys(odd, 1), "duplicate": 2})
     assert outcomes[1].answer["silver/rejected"] == 7
     assert ids(spark, lake) == Counter(range(6, 21))
+
+
+def test_rebase(spark: SparkSession, make_database: Callable[..., str], lake: Path) -> None:
+    """A copy of the database, made after the lake's last run, goes on with the lake; an older one does not."""
+    first = make_database()
+    with Penstock(first) as app:
+        queue = app.create_queue("work")
+        queue.push_many([{}] * 30)
+        work_off(queue, 10)
+    older = make_database(template=name_of(first))
+    with Penstock(first) as app:
+        work_off(app.queue("work"), 10)
+    with at(spark, lake, first) as work:
+        assert run(work)[-1].ok
+    with Penstock(first) as app:
+        work_off(app.queue("work"), 5)
+        app.upkeep()
+    copy = make_database(template=name_of(first))
+    with pytest.raises(Conflict, match="another database"), at(spark, lake, copy):
+        pass
+    with (
+        pytest.raises(Conflict, match="10 rows that this history lacks"),
+        at(spark, lake, older, anywhere=True) as work,
+    ):
+        rebase(work)
+    with at(spark, lake, copy, anywhere=True) as work:
+        assert rebase(work) == {"bronze/history": 5, "bronze/sample": 1}
+    with Penstock(copy) as app:
+        work_off(app.queue("work"), 5)
+    with at(spark, lake, copy) as work:
+        assert run(work)[-1].ok
+    with psycopg.connect(copy) as sql:
+        assert ids(spark, lake) == ids_of_history(sql)
+    with pytest.raises(Conflict, match="another database"), at(spark, lake, first):
+        pass
+
+
+def name_of(dsn: str) -> str:
+    return str(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"])
 
 
 # --- reconcile and release --------------------------------------------------------------------------------------------

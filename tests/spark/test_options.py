@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from penstock import ValidationError
+from penstock.model import Horizon
 from penstock.spark import options
 
 NOWHERE = "postgresql://nobody:canary@127.0.0.1:1/nothing"
@@ -87,6 +90,18 @@ def test_partitions_are_a_sensible_number(value: str) -> None:
 
 def test_bounds_are_in_order() -> None:
     assert refused(options.for_history, since="2030-01-02T00:00:00Z", until="2030-01-01T00:00:00Z").field == "since"
+
+
+def test_a_window_is_two_horizons() -> None:
+    start, end = Horizon("1", 2, 3, 0), Horizon("1", 2, 9, 0)
+
+    def told(*ends: Horizon) -> str:
+        return json.dumps([at._asdict() for at in ends])
+
+    assert options.for_history({"window": told(start, end)}).window == (start, end)
+    for text in ("", "[]", "{}", "null", "[1, 2]", told(start), told(end, start), told(start, end, end)):
+        assert refused(options.for_history, window=text).field == "window"
+    assert refused(options.for_history_stream, window=told(start, end)).field == "window"
 
 
 def test_what_goes_together() -> None:

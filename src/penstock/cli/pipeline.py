@@ -40,6 +40,7 @@ Master = Annotated[
     str | None,
     typer.Option(help="Where Spark runs, as spark://host:7077; default: here, on all cores.", show_default=False),
 ]
+NICE = 10  # queues are drained on the same machine, perhaps: we step back
 MEMORY = 4 << 30  # of Spark's Java here, at most; and at most a quarter of what there is
 
 
@@ -231,9 +232,10 @@ def quiet_session(master: str | None) -> SparkSession:
     if master is None and "driver-memory" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         settings["spark.driver.memory"] = f"{min(MEMORY, there // 4) >> 20}m"
+    os.nice(NICE)  # Java, and all that it starts, inherits it
     debug = "--debug" in sys.argv
     if not debug:
-        logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)  # it tells of every call that Ctrl-C cut
+        logging.disable()  # Spark's Python side tells of every call that Ctrl-C cut
     try:
         with unheard(not debug):
             return session("penstock pipeline", master=master, **settings)

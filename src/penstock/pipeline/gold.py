@@ -160,8 +160,15 @@ def by_minute(frame: DataFrame, days: Sequence[str], moment: str) -> DataFrame:
     return of_days(frame, days, moment).withColumn("minute", f.date_trunc("minute", moment))
 
 
-def percentiles(of: str, name: str) -> list[Column]:
-    return [f.percentile(of, f.lit(share)).alias(f"{name}_{label}") for label, share in QUANTILES]
+def percentiles(of: str) -> Column:
+    """All of them at once: each alone would keep every value again."""
+    return f.percentile(of, f.array(*(f.lit(share) for _, share in QUANTILES)))
+
+
+def spread(frame: DataFrame, name: str) -> DataFrame:
+    """Percentiles, each in a column of its own."""
+    own = {f"{name}_{label}": f.col(name)[n] for n, (label, _) in enumerate(QUANTILES)}
+    return frame.withColumns(own).drop(name)
 
 
 QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
@@ -175,23 +182,25 @@ def arrived(sources: Sources) -> DataFrame:
 
 def started(sources: Sources) -> DataFrame:
     rows = by_minute(sources.attempts, sources.days, "claimed_at")
-    return rows.groupBy("queue", "minute", DAY).agg(
+    found = rows.groupBy("queue", "minute", DAY).agg(
         f.count("*").alias("starts"),
-        *percentiles("wait_s", "wait"),
+        percentiles("wait_s").alias("wait"),
         how_many(~f.col("late")).alias("kept"),
         how_many(f.col("late")).alias("late"),
         f.max("sla_s").alias("started_sla_s"),
     )
+    return spread(found, "wait")
 
 
 def finished(sources: Sources) -> DataFrame:
     rows = by_minute(sources.attempts, sources.days, "finished_at")
-    return rows.groupBy("queue", "minute", DAY).agg(
+    found = rows.groupBy("queue", "minute", DAY).agg(
         f.count("*").alias("finishes"),
         how_many(f.col("outcome").isin(*FAILURES)).alias("failures"),
         (how_many(f.col("outcome").isin(*DRAINED)) / 60.0).alias("drain_rate"),
-        *percentiles("run_s", "run"),
+        percentiles("run_s").alias("run"),
     )
+    return spread(found, "run")
 
 
 def observed(sources: Sources) -> DataFrame:

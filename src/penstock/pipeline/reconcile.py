@@ -121,20 +121,14 @@ def total(name: str) -> Column:
 
 def shrunk(rows: DataFrame) -> Iterator[Difference]:
     before = Window.partitionBy("queue_id").orderBy("at")
-    sides = [
-        rows.select(
-            "queue",
-            "at",
-            f.lit(name).alias("what"),
-            total(name).alias("now"),
-            f.lag(total(name)).over(before).alias("was"),
+    told = f.array(
+        *(
+            f.struct(f.lit(name).alias("what"), total(name).alias("now"), f.lag(total(name)).over(before).alias("was"))
+            for name in TOTALS
         )
-        for name in ("pushed", "removed", "done", "failed")
-    ]
-    together = sides[0]
-    for side in sides[1:]:
-        together = together.unionByName(side)
-    for row in together.where("now < was").orderBy("queue", "at").limit(SHOWN).collect():
+    )
+    found = rows.select("queue", "at", told.alias("told")).select("queue", "at", f.inline("told")).where("now < was")
+    for row in found.orderBy("queue", "at").limit(SHOWN).collect():
         yield Difference("samples", row.queue, f"{row.what} shrank at {said(row['at'])}", row.was, row.now)
 
 
