@@ -187,6 +187,8 @@ class Scaler:
             try:
                 self.tick()
             except Unavailable as error:
+                if self._plan.once:
+                    raise
                 self._outage(error)
             except Conflict as error:
                 if not self._lost(error):
@@ -450,7 +452,8 @@ class Scaler:
         local = [one for one in self._workers.values() if isinstance(one, LocalWorkers)]
         children = [child for one in local for child in one.children]
         for child in children:
-            child.send_away()
+            if not child.told:  # a second time would be: at once
+                child.send_away()
         if children:
             with suppress(BrokenPipeError):  # perhaps that is why we stop
                 self._tell(f"stopping {len(children)} workers")
@@ -462,7 +465,7 @@ class Scaler:
         while alive(children) and time.monotonic() < until and len(self._signals) < 2:
             time.sleep(SLICE)
         for child in alive(children):
-            child.send_away()  # the second time: at once
+            child.send_away()  # for the second time
         until = time.monotonic() + 10.0
         while alive(children) and time.monotonic() < until:
             time.sleep(SLICE / 4)
