@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psycopg
 from pyspark.sql import SparkSession
@@ -12,9 +11,7 @@ from penstock import queue as seam
 from penstock.pipeline.evidence import find_evidence, present_plans
 from penstock.pipeline.run import STAGES, run
 from penstock.pipeline.work import working
-
-if TYPE_CHECKING:
-    from tests.pipeline.conftest import Story
+from pipeline.conftest import Story
 
 
 def test_all_stages_and_again(
