@@ -264,8 +264,8 @@ FUNCTIONS = {
         "at_place", "batch_leases", "beat", "begin_hand", "claim", "clock", "contract", "due_schedules", "end_hands",
         "extend", "extend_many", "fire", "forget_records", "hold_stream", "keep_stream", "largest_payload", "leave",
         "leave_stream", "mark_adopted", "next_batch", "next_epoch", "next_hand", "next_schedule", "note_hand",
-        "note_pass", "note_records", "profiles", "read_lease", "release", "schedules", "set_kinds", "set_schedule", "settle",
-        "status", "the_queue", "upkeep", "waiting_now",
+        "note_pass", "note_records", "profiles", "read_lease", "release", "schedules", "set_kinds", "set_schedule",
+        "settle", "status", "the_queue", "upkeep", "waiting_now",
     },
     "reader": {
         "check_window", "clock", "contract", "history_between", "history_horizon", "history_spans", "history_sums",
