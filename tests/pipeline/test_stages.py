@@ -24,7 +24,7 @@ def test_all_stages_and_again(
         assert [*first] == ["bronze", "silver", "gold", "profile", "reconcile", "report"]
         assert first["reconcile"]["differences"] == []
         profiles = {one.queue: one.data for one in seam.profiles(work.database)}
-        ended = dict(
+        ended: dict[str, int] = dict(
             sql.execute(
                 "select q.name, count(*) filter (where outcome in ('done', 'again', 'failed', 'dead'))"
                 " from penstock.history as h join penstock.queue as q on q.id = h.queue_id group by 1"
