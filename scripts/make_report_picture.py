@@ -24,6 +24,7 @@ def main() -> None:
         made = make_report(spark, lake)
         with browsing() as tab:
             tab.resize(WIDTH, HEIGHT)
+            tab.tell("Emulation.setScrollbarsHidden", hidden=True)
             tab.open(made.path)
             tab.picture(ROOT / "docs" / "report.png", whole=False)
     spark.stop()

@@ -273,21 +273,22 @@ def test_every_verb_is_for_somebody(world: World, role: str) -> None:
 FUNCTIONS = {
     "producer": {
         "clock", "contract", "enter_part", "enter_partition", "job_report", "judge_payloads", "largest_payload",
-        "note_rejects", "note_report", "push", "push_many", "seal_job", "status", "the_queue",
+        "note_rejects", "note_report", "push", "push_many", "seal_job", "status", "take_place", "the_queue",
     },
     "worker": {
         "at_place", "batch_leases", "beat", "begin_hand", "board", "claim", "clock", "contract", "decide", "decisions",
         "dismiss", "due_schedules", "end_hands", "extend", "extend_many", "fire", "forget_records",
         "hold_scaling", "hold_stream", "keep_stream", "largest_payload", "leave", "leave_scaling",
         "leave_stream", "look", "mark_adopted", "next_batch", "next_epoch", "next_hand", "next_schedule",
-        "note_hand", "note_pass", "note_records", "read_lease", "release", "scalers", "schedules", "set_kinds",
-        "set_schedule", "settle", "status", "target_age", "target_workers", "the_queue", "upkeep",
+        "note_hand", "note_pass", "note_records", "profiles", "read_lease", "release", "scalers", "schedules", "set_kinds",
+        "set_profiles", "set_schedule", "settle", "status", "target_age", "target_workers", "the_queue", "upkeep",
         "waiting_now",
     },
     "reader": {
         "board", "check_window", "clock", "contract", "decisions", "history_between", "history_horizon",
-        "history_spans", "history_sums", "largest_payload", "mentions", "note_reader", "queues_named", "refuse",
-        "retry_delay", "retry_spread", "sample_days", "scalers", "schedules", "status", "target_age", "target_workers",
+        "history_spans", "history_sums", "largest_payload", "mentions", "note_reader", "profiles", "queues_named", "refuse",
+        "retry_delay", "retry_spread", "running_times", "sample_days", "scalers", "schedules", "start_latencies", "status",
+        "target_age", "target_workers",
         "the_queue", "verify",
     },
     "stranger": set[str](),

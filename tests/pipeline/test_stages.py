@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psycopg
 from pyspark.sql import SparkSession
@@ -12,9 +11,7 @@ from penstock import queue as seam
 from penstock.pipeline.evidence import find_evidence, present_plans
 from penstock.pipeline.run import STAGES, run
 from penstock.pipeline.work import working
-
-if TYPE_CHECKING:
-    from pipeline.conftest import Story
+from pipeline.conftest import Story
 
 
 def test_all_stages_and_again(
@@ -27,7 +24,7 @@ def test_all_stages_and_again(
         assert [*first] == ["bronze", "silver", "gold", "profile", "reconcile", "report"]
         assert first["reconcile"]["differences"] == []
         profiles = {one.queue: one.data for one in seam.profiles(work.database)}
-        ended = dict(
+        ended: dict[str, int] = dict(
             sql.execute(
                 "select q.name, count(*) filter (where outcome in ('done', 'again', 'failed', 'dead'))"
                 " from penstock.history as h join penstock.queue as q on q.id = h.queue_id group by 1"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.tries import Chance, Prospect
 
 __all__ = ["app"]
-ExistingLake = Annotated[Path, typer.Option("--lake", help="The lake's directory.", metavar="DIR")]
+ExistingLake = Annotated[str, typer.Option("--lake", help="The lake's directory.", metavar="DIR")]
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MOST_KINDS = 5  # that are printed in full
 PREVIEW = 8  # waits of a schedule
@@ -42,7 +42,7 @@ def profile(
     queue: OneOrAll = None,
     *,
     lake: Annotated[
-        Path | None, typer.Option("--lake", help="The lake to learn from.", metavar="DIR", show_default=False)
+        str | None, typer.Option("--lake", help="The lake to learn from.", metavar="DIR", show_default=False)
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Only print what is known now, and how old it is.")] = False,
     master: Master = None,
@@ -63,7 +63,7 @@ def profile(
         print_profiles(shell, seam.profiles(database, name))
 
 
-def learn(shell: Shell, lake: Path, queue: str | None, master: str | None) -> None:
+def learn(shell: Shell, lake: str, queue: str | None, master: str | None) -> None:
     reader_of(lake)
     with site(shell, lake, master=master) as (work, watch):
         from penstock.pipeline.profile import make_profiles  # noqa: PLC0415 - Spark is an extra
@@ -132,7 +132,7 @@ def report(
 
 
 @contextmanager
-def reading(shell: Shell, place: Path, master: str | None) -> Iterator[tuple[SparkSession, Lake, Watch]]:
+def reading(shell: Shell, place: str, master: str | None) -> Iterator[tuple[SparkSession, Lake, Watch]]:
     """A lake that others may change meanwhile, and no database."""
     needs_spark()
     from penstock.pipeline.lake import Lake  # noqa: PLC0415 - Spark is an extra

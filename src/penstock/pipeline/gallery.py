@@ -149,7 +149,8 @@ def urgency(one: QueueFigures, figures: Figures) -> Picture:
     plot = Plot("age of the oldest, of the SLA:", series, percents(), stacked=True, spans=spans)
     about = "No breach."
     if one.all_breaches:
-        about = f"{many(one.all_breaches, 'breach', 'breaches')}, {length(one.breach_seconds)} together (red on top)."
+        lasted = length(one.breach_seconds) + (" together" if one.all_breaches > 1 else "")
+        about = f"{many(one.all_breaches, 'breach', 'breaches')}, {lasted} (red on top)."
     table = sheet(
         spells,
         **{

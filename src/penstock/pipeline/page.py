@@ -130,7 +130,9 @@ def lateness(one: QueueFigures) -> str:
         return ""
     if not told.late:
         return f"None of {told.kept:,} starts was late; the longest wait was {length(told.worst_wait)}."
-    spans = f", in {many(one.all_breaches, 'breach', 'breaches')} of {length(one.breach_seconds)} together"
+    alone = one.all_breaches == 1
+    spans = f", in {'one breach' if alone else f'{one.all_breaches:,} breaches'} of {length(one.breach_seconds)}"
+    spans += "" if alone else " together"
     late = f"{told.late:,} of {told.kept + told.late:,} starts were late, the worst by {length(told.worst_late_by)}"
     return late + (spans if one.all_breaches else "") + "."
 

@@ -53,12 +53,12 @@ begin
                                       'mark_adopted', 'note_pass', 'next_hand', 'begin_hand', 'note_hand', 'end_hands',
                                       'next_epoch', 'hold_stream', 'keep_stream', 'leave_stream', 'next_batch', 'batch_leases',
                                       'read_lease', 'waiting_now', 'hold_scaling', 'decide', 'leave_scaling', 'look', 'dismiss', 'scalers',
-                                      'decisions', 'target_workers', 'target_age', 'board', 'profiles']),
+                                      'decisions', 'target_workers', 'target_age', 'board', 'profiles', 'set_profiles']),
             ('penstock_reader', array['contract', 'clock', 'the_queue', 'largest_payload', 'status', 'verify', 'mentions', 'retry_delay',
                                       'retry_spread', 'refuse', 'schedules', 'history_horizon', 'check_window', 'history_between',
                                       'history_spans', 'queues_named', 'note_reader', 'history_sums', 'sample_days', 'decisions',
                                       'target_workers', 'target_age', 'scalers', 'board', 'profiles', 'running_times',
-                                      'start_latencies', 'set_profiles']),    -- retry_spread and refuse: retry_delay runs as its caller
+                                      'start_latencies']),    -- retry_spread and refuse: retry_delay runs as its caller
             ('penstock_admin', array['create_queue', 'set_queue', 'drop_queue', 'cancel', 'redrive', 'reschedule',
                                      'reprioritise', 'purge', 'repair', 'drop_schedule', 'pause_schedule', 'resume_schedule',
                                      'adopt', 'abandon', 'rebase_history', 'forget_reader', 'release_day', 'set_profiles'])

@@ -4590,7 +4590,7 @@ REVOKE ALL ON FUNCTION penstock.seen(p_queues text[], p_horizons double precisio
 REVOKE ALL ON FUNCTION penstock.set_kinds(p_queue text, p_kinds jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.set_kinds(p_queue text, p_kinds jsonb) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.set_profiles(p_profiles jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.set_profiles(p_profiles jsonb) TO penstock_reader;
+GRANT ALL ON FUNCTION penstock.set_profiles(p_profiles jsonb) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.set_profiles(p_profiles jsonb) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.set_queue(p_name text, p_changes jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.set_queue(p_name text, p_changes jsonb) TO penstock_admin;
