@@ -22,7 +22,6 @@ from penstock.colour import Items, batches, sleep
 from penstock.database import Connection, Database, fetch_raw, still_lent
 from penstock.errors import (
     LeaseLost,
-    NoPlace,
     NotFound,
     PartialPush,
     PenstockError,
@@ -369,7 +368,7 @@ class Queue:
     def _take_place(self, connection: Connection, job: UUID, places: int) -> None:
         row = connection.execute(say.TAKE_PLACE, (job, places)).fetchone()
         if row is None or not row[0]:
-            raise NoPlace(f"maxConnections: {places} write to job {job} already")
+            raise say.NoPlace
 
     def seal_job(
         self, job: UUID, partitions: int, rows: int, checksum: str, counts: Mapping[str, int]

@@ -21,7 +21,6 @@ from penstock.aio.colour import Items, batches, sleep
 from penstock.aio.database import AsyncConnection, AsyncDatabase, fetch_raw, still_lent
 from penstock.errors import (
     LeaseLost,
-    NoPlace,
     NotFound,
     PartialPush,
     PenstockError,
@@ -372,7 +371,7 @@ class AsyncQueue:
     async def _take_place(self, connection: AsyncConnection, job: UUID, places: int) -> None:
         row = await (await connection.execute(say.TAKE_PLACE, (job, places))).fetchone()
         if row is None or not row[0]:
-            raise NoPlace(f"maxConnections: {places} write to job {job} already")
+            raise say.NoPlace
 
     async def seal_job(
         self, job: UUID, partitions: int, rows: int, checksum: str, counts: Mapping[str, int]

@@ -21,12 +21,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from penstock.errors import ConfigError, Conflict, NoPlace, ValidationError
+from penstock.errors import ConfigError, Conflict, ValidationError
 from penstock.queue import Queue
 from penstock.spark.options import Place, WriteOptions
 from penstock.spark.parts import Partition, Target, in_hex
 from penstock.spark.place import found, opened
 from penstock.spark.rows import planned
+from penstock.statements import NoPlace
 
 JOBS = UUID("8d6f7c0e-3a55-4f0e-9a0d-0c6b9f3b7c11")  # the namespace of jobs that have a name
 KNOCKING = (0.2, 0.8)  # seconds until somebody who found no place asks again
