@@ -15,6 +15,7 @@ from penstock.pipeline.lake import Lake
 from penstock.spark.java import find_java
 
 HERE = Path(__file__).parent
+TABLES = ("promises_by_day", "costs_of_errors", "dear_promises")
 
 
 def filled_in(lake: Path, warehouse: Path) -> Path:
@@ -25,13 +26,15 @@ def filled_in(lake: Path, warehouse: Path) -> Path:
         target = room / source.relative_to(HERE)
         target.parent.mkdir(parents=True, exist_ok=True)
         text = source.read_text("utf-8")
-        target.write_text(text.replace("LAKE", f"file://{lake}").replace("STORAGE", f"file://{room}/storage"), "utf-8")
+        target.write_text(
+            text.replace("LAKE/", f"file://{lake}/").replace(": STORAGE", f": file://{room}/storage"), "utf-8"
+        )
     return room / "spark-pipeline.yml"
 
 
 def main(lake: Path, warehouse: Path) -> int:
-    for table in warehouse.glob("[a-z]*_*"):
-        shutil.rmtree(table)  # of the last run, which this session does not know of
+    for table in TABLES:
+        shutil.rmtree(warehouse / table, ignore_errors=True)  # of the last run, which this session does not know of
     spec = filled_in(lake, warehouse)
     java = find_java(os.environ)
     homes = {} if java.home is None else {"JAVA_HOME": java.home}
