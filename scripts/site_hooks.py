@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,19 @@ LINK = re.compile(r"\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
 
 
 def on_config(config: Any) -> Any:
-    """Pages of the navigation that are not written yet are left out."""
+    """Pages of the navigation that are not written yet are left out; what it does not name comes last."""
+    named = set(pages_of(config.nav))
     config.nav = [kept for entry in config.nav if (kept := existing(entry))]
+    others = [path.name for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in named]
+    if others:
+        config.nav.append({"More": others})
     return config
+
+
+def pages_of(entries: list[dict[str, Any]]) -> Iterator[str]:
+    for entry in entries:
+        for target in entry.values():
+            yield from pages_of(target) if isinstance(target, list) else [target]
 
 
 def existing(entry: dict[str, Any]) -> dict[str, Any] | None:

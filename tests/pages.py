@@ -1,11 +1,13 @@
 """Pages of the docs, run as their readers would: in an empty directory, block after block, as they stand.
 
-python        executed in one interpreter for the whole page; under "…, in `jobs.py`:" saved as that file, and imported
-console       each `$ ` line is run, and what follows is what it says; numbers may differ, `…` is anything
-sh, or none   run by bash
-sql           executed, statement by statement
-ini, yaml, cron   for other programs: whatever they call of ours must exist (`checked_elsewhere`)
-text          not for machines; nothing in it may look like a command
+    python    executed, in one interpreter for the whole page; under "…, in `jobs.py`:" saved as that file, and imported
+    console   each `$ ` line is run, and what follows is what it says; numbers may differ, `…` is anything
+    sh        run by bash
+    sql       executed, statement by statement
+    ini, yaml, cron, json   read by other programs, and shown to those where they are
+    text      not for machines; nothing in it may look like a command
+
+Without a language a block is console or sh if it begins with a command, else text.
 """
 
 from __future__ import annotations
@@ -15,8 +17,12 @@ import json
 import os
 import re
 import shlex
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,12 +35,15 @@ from psycopg.conninfo import conninfo_to_dict
 from penstock import schedule
 from penstock.cli import app as shell_app
 from penstock.embedded import Server
+from pooler import free_port
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE_DSN = "postgresql://me@db.example.com/app"
 PATIENCE = 120
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"(\$ |penstock |python |make |export |pip |curl )")
+SYNOPSIS = re.compile(r"\[-|[ =][A-Z]{3,}( |$)", re.MULTILINE)  # how a command is called, not a call of it
 FILE = re.compile(r"`([\w/.-]+\.\w+)`")
 NUMBER = re.compile(r"(?:\d[\d,.]*(?: ?(?:ms|[smhd])(?![a-z]))?)+|–")
 LOGGED = '{"at": '  # a worker's log, in JSON unless there is a terminal
@@ -43,6 +52,7 @@ LOGGED = '{"at": '  # a worker's log, in JSON unless there is a terminal
 BASH = r"""
 set -euo pipefail
 make() { command make --no-print-directory -n -C "$PENSTOCK_ROOT" "$@" > /dev/null; }
+kubectl() { python -c 'import sys, yaml; assert list(yaml.safe_load_all(sys.stdin))'; }
 lasting() {
     (exec penstock "$@") > lasting.out 2>&1 & local pid=$!
     until [ -s lasting.out ] || ! kill -0 $pid 2> /dev/null; do sleep 0.1; done
@@ -52,7 +62,7 @@ lasting() {
 penstock() {
     case "$*" in
         *--until-empty*|*--help*) command penstock "$@" ;;
-        work\ *|backlog\ run\ *) lasting "$@" ;;
+        work\ *|backlog\ run\ *|scale\ *:*) lasting "$@" ;;
         *) command penstock "$@" ;;
     esac
 }
@@ -82,6 +92,7 @@ class Stage:
     saved: Mapping[int, str] = field(default_factory=dict)  # python blocks, by number, that commands know by a name
     instead: Mapping[str, str] = field(default_factory=dict)  # the same on a smaller scale
     embedded: bool = False  # nobody names a database: the one of `penstock up`
+    parsed: bool = False  # its commands need what no test has: each must exist, with its options
 
 
 @dataclass(frozen=True)
@@ -94,10 +105,17 @@ class Block:
 
 def blocks_of(page: Path) -> list[Block]:
     text = page.read_text("utf-8")
-    return [
-        Block(found[1], found[2], text.count("\n", 0, found.start()) + 1, name_of(text[: found.start()], found[1]))
-        for found in FENCE.finditer(text)
-    ]
+    return [block_of(found, text[: found.start()]) for found in FENCE.finditer(text)]
+
+
+def block_of(found: re.Match[str], before: str) -> Block:
+    language = found[1] or guessed(found[2])
+    return Block(language, found[2], before.count("\n") + 1, name_of(before, language))
+
+
+def guessed(text: str) -> str:
+    found = COMMAND.match(text)
+    return "text" if found is None or SYNOPSIS.search(text) else "console" if found[0] == "$ " else "sh"
 
 
 def name_of(before: str, language: str) -> str | None:
@@ -213,7 +231,10 @@ class Reading:
         if block.name is not None:
             self.save(block.name, block.text)
         match block.language:
-            case "" | "sh":
+            case "sh" | "console" if self.stage.parsed:
+                for command in re.findall(r"^(?:\$ )?(penstock .*?)(?: *[|#&].*)?$", block.text, re.MULTILINE):
+                    assert_parses(shlex.split(command), place)
+            case "sh":
                 self.bash(self.here(block.text), place)
             case "console":
                 self.converse(self.here(block.text), place)
@@ -276,7 +297,8 @@ def simple(text: str) -> list[str]:
 def checked_elsewhere(block: Block, place: str) -> None:
     match block.language:
         case "text":
-            assert not re.search(r"^(\$ |penstock )", block.text, re.MULTILINE), f"{place}: console or sh?"
+            command = re.search(r"^(\$ |penstock )", block.text, re.MULTILINE)
+            assert command is None or SYNOPSIS.search(block.text), f"{place}: console or sh?"
         case "json":
             json.loads(block.text)
         case "cron":
@@ -299,10 +321,62 @@ def check_ini(text: str, place: str) -> None:
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     parser.read_string(text)
     assert parser.sections(), place
+    if parser.has_section("Service"):
+        verify_unit(text, place)
+    if parser.has_section("pgbouncer"):
+        start_pgbouncer(text, place)
     for section in parser.sections():
         for name, value in parser.items(section):
             if name.startswith("Exec"):
                 assert_parses(shlex.split(value), place)
+
+
+def verify_unit(text: str, place: str) -> None:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        return
+    with tempfile.TemporaryDirectory() as home:
+        unit = Path(home) / "penstock.service"
+        unit.write_text(re.sub(r"^ExecStart=\S+", f"ExecStart={sys.executable}", text, flags=re.MULTILINE))
+        done = subprocess.run([program, "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{place}: {done.stderr}"
+    assert unit.name not in done.stderr, f"{place}: {done.stderr}"
+
+
+def start_pgbouncer(text: str, place: str) -> None:
+    """It answers on its port; what it does not understand it says, and ends."""
+    program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        return
+    with tempfile.TemporaryDirectory() as home:
+        Path(home).chmod(0o755)
+        users, conf, port = Path(home) / "users", Path(home) / "conf", free_port()
+        users.write_text('"me" "secret"\n')
+        text += "unix_socket_dir =\n"
+        for name, here in {"listen_port": port, "auth_file": users}.items():
+            text = re.sub(rf"^{name} *=.*$", f"{name} = {here}", text, flags=re.MULTILINE)
+        conf.write_text(text)
+        nobody = 65534 if os.geteuid() == 0 else None  # it refuses root
+        process = subprocess.Popen(
+            [program, str(conf)], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, user=nobody
+        )
+        try:
+            deadline = time.monotonic() + 30
+            while process.poll() is None and not listens(port):
+                assert time.monotonic() < deadline, f"{place}: it does not listen"
+                time.sleep(0.05)
+        finally:
+            process.terminate()
+            said = process.communicate()[1]
+        assert not re.search("FATAL|ERROR|WARNING", said), f"{place}: {said}"
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def assert_parses(words: list[str], place: str) -> None:
@@ -310,7 +384,11 @@ def assert_parses(words: list[str], place: str) -> None:
     name, *rest = words
     assert Path(name).name == "penstock", place
     command: Any = typer.main.get_command(shell_app)
-    while rest and rest[0] in getattr(command, "commands", {}):
-        command, rest = command.commands[rest[0]], rest[1:]
-    assert not getattr(command, "commands", {}), f"{place}: there is no {shlex.join(words)}"
-    command.make_context("penstock", rest)
+    while getattr(command, "commands", {}):
+        context = command.make_context(name, rest)
+        left = [*context._protected_args, *context.args]
+        if not left:
+            assert command.invoke_without_command, f"{place}: there is no {shlex.join(words)}"
+            return
+        _, command, rest = command.resolve_command(context, left)
+    command.make_context(name, rest)
