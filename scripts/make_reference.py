@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -30,8 +30,8 @@ def cell(text: object) -> str:
     return " ".join(str(text).split()).replace("|", "\\|")
 
 
-def table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
+def table(head: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> str:
+    lines: list[tuple[object, ...]] = [head, ("---",) * len(head), *rows]
     return "".join("| " + " | ".join(cell(one) for one in line) + " |\n" for line in lines)
 
 
@@ -170,7 +170,7 @@ def annotation(given: object) -> str:
 def value(one: inspect.Parameter) -> str:
     if one.default is one.empty:
         return ""
-    plain = isinstance(one.default, str | int | float | bool | tuple | type(None))
+    plain = one.default is None or isinstance(one.default, str | int | float | bool | tuple)
     return f" = {one.default!r}" if plain else " = …"
 
 
@@ -241,7 +241,7 @@ ends](../spark.md). Where PostgreSQL is: `url`, `service` or `dsn` (without a pa
 
 
 def spark() -> str:
-    uses = (
+    uses: tuple[tuple[str, Any, Any], ...] = (
         ("Writing, `df.write` and `df.writeStream`", spark_options.WRITE, spark_options.WriteOptions),
         ("Reading a queue, `spark.readStream`", spark_options.STREAM, spark_options.StreamOptions),
         (

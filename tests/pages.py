@@ -315,10 +315,16 @@ def checked_elsewhere(block: Block, place: str) -> None:
             raise AssertionError(f"{place}: nobody runs {other!r}")
 
 
+class AsWritten(configparser.RawConfigParser):
+    """Names of options as they are: systemd tells ExecStart from execstart."""
+
+    def optionxform(self, optionstr: str) -> str:
+        return optionstr
+
+
 def check_ini(text: str, place: str) -> None:
     """A unit of systemd, or a configuration of PgBouncer."""
-    parser = configparser.RawConfigParser(strict=False, interpolation=None)
-    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser = AsWritten(strict=False, interpolation=None)
     parser.read_string(text)
     assert parser.sections(), place
     if parser.has_section("Service"):
