@@ -1,0 +1,400 @@
+"""Writes docs/reference/ from the code: the shell, Python, SQL, Spark, errors, settings. `make reference`; a test says
+that the files are what this would write."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import typer.main
+
+import penstock
+from penstock import dsn, errors, spool, validate
+from penstock.cli import app as shell_app
+from penstock.spark import options as spark_options
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "penstock"
+PLACE = ROOT / "docs" / "reference"
+HEADER = "<!-- Written by scripts/make_reference.py (`make reference`): edit the code, never this. -->\n\n"
+SHARED = ("--json", "--quiet", "--dsn", "--verbose", "--debug", "--help")  # told once, for all commands
+
+
+def cell(text: object) -> str:
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> str:
+    lines: list[tuple[object, ...]] = [head, ("---",) * len(head), *rows]
+    return "".join("| " + " | ".join(cell(one) for one in line) + " |\n" for line in lines)
+
+
+def words(text: str | None) -> str:
+    """A docstring or a help text as paragraphs."""
+    return dedent(inspect.cleandoc(text or "")).strip()
+
+
+# --- the shell --------------------------------------------------------------------------------------------------------
+
+
+SHELL = """\
+All commands have `--help` and `--debug`; where they apply `--json` (one JSON value), `-q`, `--dsn` and `-v`.
+Exit codes: 0 ok, 1 failed, 2 usage, 3 configuration, 4 unavailable, 130 Ctrl-C. What can not be undone is asked
+about on a terminal, and needs `--yes` elsewhere.
+"""
+
+
+def cli() -> str:
+    root: Any = typer.main.get_command(shell_app)
+    parts = [f"# The shell\n\n{words(root.help)}\n\n{SHELL}"]
+    return "".join([*parts, *commands(root, "penstock")])
+
+
+def commands(command: Any, path: str) -> Iterator[str]:
+    children = getattr(command, "commands", {})
+    if path != "penstock":
+        yield f"\n## {path}\n\n{paragraphs(command.help)}\n"
+    if path != "penstock" and (not children or command.invoke_without_command):
+        yield parameters(command)
+    for name, child in children.items():
+        yield from commands(child, f"{path} {name}")
+
+
+def paragraphs(help_text: str | None) -> str:
+    text = words(help_text).replace("<", "&lt;")
+    return re.sub(r"^Example: (.*)$", r"Example: `\1`", text, flags=re.MULTILINE)
+
+
+def parameters(command: Any) -> str:
+    rows = [
+        (f"`{spelt(one)}`", one.help or "", default_of(one))
+        for one in command.params
+        if not set(one.opts) & set(SHARED) and not getattr(one, "hidden", False)
+    ]
+    return "\n" + table(("", "means", "default"), rows) if rows else ""
+
+
+def spelt(parameter: Any) -> str:
+    if not parameter.opts[0].startswith("-"):
+        return str(parameter.metavar or parameter.name).upper() + ("" if parameter.required else "?")
+    return ", ".join([*parameter.opts, *parameter.secondary_opts])
+
+
+def default_of(parameter: Any) -> str:
+    if parameter.required:
+        return "required"
+    shown = parameter.default is not None and parameter.default is not False and parameter.show_default
+    return f"`{parameter.default}`" if shown and not callable(parameter.default) else ""
+
+
+# --- Python -----------------------------------------------------------------------------------------------------------
+
+# The classes that people hold in their hands come first.
+FIRST = ("Penstock", "Queue", "Handler", "Context", "Outcome", "NewTask", "Backlog")
+PYTHON = """\
+# Python
+
+`from penstock import …`. `AsyncPenstock`, `AsyncQueue`, `AsyncHandler` and `AsyncContext` have the methods of
+`Penstock`, `Queue`, `Handler` and `Context`, to be awaited. [Errors](errors.md) have a page of their own.
+"""
+
+
+def python() -> str:
+    names = [name for name in penstock.__all__ if not is_error(name)]
+    ordered = [*FIRST, *(name for name in names if name not in FIRST)]
+    return "".join([PYTHON, *(described(name) for name in ordered if not name.startswith("Async"))])
+
+
+def is_error(name: str) -> bool:
+    found = getattr(penstock, name)
+    return isinstance(found, type) and issubclass(found, Exception)
+
+
+def described(name: str) -> str:
+    found = getattr(penstock, name)
+    parts = [f"\n## {name}\n\n```python\n{call(name, found)}\n```\n\n{own_words(found)}\n"]
+    for member, value in public(found):
+        if isinstance(value, property):
+            parts.append(f"\n**`{member}`** {words(value.fget.__doc__)}\n")
+        else:
+            parts.append(f"\n```python\n{call(member, value)}\n```\n\n{words(value.__doc__)}\n")
+    return re.sub(r"\n{3,}", "\n\n", "".join(parts))
+
+
+def own_words(found: Any) -> str:
+    """Not those that dataclasses and named tuples make up."""
+    text = words(found.__doc__)
+    return "" if re.match(rf"{found.__name__}\(", text) else text
+
+
+def public(found: Any) -> Iterator[tuple[str, Any]]:
+    """Methods and properties in the order of the code."""
+    kinds = (property, classmethod, staticmethod)
+    for name, value in vars(found).items():
+        if name.startswith("_") or not (inspect.isfunction(value) or isinstance(value, kinds)):
+            continue
+        yield name, value if isinstance(value, property) else getattr(found, name)
+
+
+def call(name: str, found: Callable[..., Any]) -> str:
+    signature = inspect.signature(found)
+    given = [one for one in signature.parameters.values() if one.name != "self"]
+    parts: list[str] = []
+    for one in given:
+        if one.kind is one.KEYWORD_ONLY and not any(p == "*" or p.startswith("*") for p in parts):
+            parts.append("*")
+        stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        parts.append(stars + one.name + annotation(one.annotation) + value(one))
+    answer = signature.return_annotation
+    answer = "" if answer in (inspect.Signature.empty, "None", None) else answer
+    flat = f"{name}({', '.join(parts)})"
+    if len(flat) > 110:
+        flat = f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + ")"
+    return flat + (f" -> {typed(answer)}" if answer else "")
+
+
+def typed(given: object) -> str:
+    return given if isinstance(given, str) else getattr(given, "__name__", str(given))
+
+
+def annotation(given: object) -> str:
+    return "" if given is inspect.Parameter.empty else f": {typed(given)}"
+
+
+def value(one: inspect.Parameter) -> str:
+    if one.default is one.empty:
+        return ""
+    plain = one.default is None or isinstance(one.default, str | int | float | bool | tuple)
+    return f" = {one.default!r}" if plain else " = …"
+
+
+# --- SQL --------------------------------------------------------------------------------------------------------------
+
+FUNCTION = re.compile(
+    r"(?P<comment>(?:^--[^\n]*\n)*)^create or replace function penstock\.(?P<name>\w+)\((?P<given>.*?)\)\s+"
+    r"returns (?P<answer>table \(.*?\)|[^\n]+?)(?:\s+as \$\$|\s*\n?\s*language)",
+    re.MULTILINE | re.DOTALL,
+)
+SQL = """\
+# SQL
+
+All behaviour is functions of the schema `penstock`; any language that speaks to PostgreSQL can call them. Below
+are those that somebody may call, with the roles that may; `penstock_admin` may call all of them, other
+functions are ours alone. Errors have the SQLSTATEs PS400 (validation), PS404, PS409, PS413 and PS422 (payload).
+"""
+
+
+def sql() -> str:
+    roles = grants()
+    parts = [SQL]
+    for path in sorted((SOURCE / "sql" / "functions").glob("*.sql")):
+        text = path.read_text("utf-8")
+        found = [one for one in FUNCTION.finditer(text) if one["name"] in roles]
+        if found:
+            first = re.match(r"(?:--[^\n]*\n)+", text)
+            parts.append(f"\n## {path.stem}\n\n{uncommented(first[0] if first else '')}\n")
+            parts += [function(one, roles[one["name"]], first[0] if first else "") for one in found]
+    return "".join(parts)
+
+
+def grants() -> dict[str, list[str]]:
+    text = (SOURCE / "sql" / "grants.sql").read_text("utf-8")
+    found: dict[str, list[str]] = {}
+    for role, names in re.findall(r"\('penstock_(\w+)', array\[(.*?)\]\)", text, re.DOTALL):
+        for name in re.findall(r"'(\w+)'", names):
+            found.setdefault(name, []).append(role)
+    return found
+
+
+def uncommented(text: str) -> str:
+    return "\n".join(line.removeprefix("--").strip() for line in text.splitlines())
+
+
+def function(found: re.Match[str], roles: list[str], of_file: str) -> str:
+    given = " ".join(found["given"].split())
+    if len(given) > 80:
+        given = "\n    " + ",\n    ".join(re.split(r", (?=p_)", given)) + "\n"
+    body = f"penstock.{found['name']}({given})"
+    said = "" if found["comment"] == of_file else uncommented(found["comment"])
+    same = getattr(penstock.Queue, found["name"], None) or getattr(penstock.Penstock, found["name"], None)
+    meant = words(same.__doc__).split("\n\n")[0] if same is not None else ""
+    told = "\n\n".join(part for part in (meant, said) if part)
+    answer = " ".join(found["answer"].split())
+    may = f"May call it: {', '.join(roles)}."
+    return f"\n### {found['name']}\n\n```sql\n{body} returns {answer}\n```\n\n{told}\n\n{may}\n"
+
+
+# --- Spark ------------------------------------------------------------------------------------------------------------
+
+SPARK = """\
+# Spark
+
+Options of `format("penstock")`, and the functions of `penstock.spark`. How they are used: [Spark on both
+ends](../spark.md). Where PostgreSQL is: `url`, `service` or `dsn` (without a password), else as everywhere.
+"""
+
+
+def spark() -> str:
+    uses: tuple[tuple[str, Any, Any], ...] = (
+        ("Writing, `df.write` and `df.writeStream`", spark_options.WRITE, spark_options.WriteOptions),
+        ("Reading a queue, `spark.readStream`", spark_options.STREAM, spark_options.StreamOptions),
+        (
+            'Reading history, `.option("read", "history")`',
+            spark_options.HISTORY,
+            spark_options.HistoryOptions,
+        ),
+    )
+    parts = [SPARK]
+    for title, known, kind in uses:
+        defaults = {one.name: one for one in dataclasses.fields(kind)}
+        rows = [(f"`{name}`", f"`{field}`", spark_default(defaults[field])) for name, (field, _) in known.items()]
+        parts.append(f"\n## {title}\n\n{own_words(kind)}\n\n{table(('option', 'in Python', 'default'), rows)}")
+    parts.append("\n## Functions\n")
+    module = __import__("penstock.spark", fromlist=["spark"])
+    for name in module.__all__:
+        found = getattr(module, name)
+        parts.append(f"\n### {name}\n\n```python\n{call(name, found)}\n```\n\n{own_words(found)}\n")
+    return re.sub(r"\n{3,}", "\n\n", "".join(parts))
+
+
+def spark_default(field: dataclasses.Field[Any]) -> str:
+    return "required" if field.default is dataclasses.MISSING else f"`{field.default}`"
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+ERRORS = """\
+# Errors
+
+Each error has a code that never changes its meaning, the exit code of the shell, a message that names the
+field, the value and the limit, and often a hint that says what to do next.
+
+"""
+SQLSTATES = """
+SQL raises SQLSTATE PS400 (`ValidationError`), PS404 (`NotFound`), PS409 (`Conflict`), PS413 (`PayloadTooLarge`)
+and PS422 (`PayloadError`).
+"""
+INDENT = "&nbsp;&nbsp;"
+
+
+def error_page() -> str:
+    drawing = words(errors.__doc__)
+    drawn = re.findall(r"─ (\w+) +PS\d+  (.*?)(?: +exit \d)?$", drawing, re.MULTILINE)
+    told = {name: meaning.strip() for name, meaning in drawn}
+    rows = [
+        (INDENT * depth + f"`{kind.__name__}`", kind.code, kind.exit_code, told.get(kind.__name__) or own_words(kind))
+        for depth, kind in tree(errors.PenstockError, 0)
+    ]
+    return ERRORS + table(("class", "code", "exit", "meaning"), rows) + SQLSTATES
+
+
+def tree(kind: type[errors.PenstockError], depth: int) -> Iterator[tuple[int, type[errors.PenstockError]]]:
+    yield depth, kind
+    for child in kind.__subclasses__():
+        yield from tree(child, depth + 1)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+VARIABLES = {
+    "PENSTOCK_DSN": "where PostgreSQL is",
+    "DATABASE_URL": "the same, if there is no PENSTOCK_DSN",
+    "PENSTOCK_HOME": "the directory of the embedded server; default `./.penstock`",
+    "PENSTOCK_PG_BIN": "programs of another PostgreSQL for the embedded server",
+    "JAVA_HOME": "which Java Spark runs on",
+}
+OF_QUEUES = """\
+# Settings
+
+## Of a queue
+
+Given to `penstock queues create` and `queues set` as options, to `app.create_queue` and `queue.set` by name, in
+SQL to `penstock.create_queue` and `penstock.set_queue`. Durations are `250ms`, `30s`, `5m`, `1h30m`, `7d`, or
+seconds as a number.
+
+"""
+OF_THE_ENVIRONMENT = """
+## Of the environment
+
+Read by the shell and by `Penstock()` only. The first of `--dsn` (or `Penstock(dsn)`), `PENSTOCK_DSN`, `DATABASE_URL`,
+libpq's {libpq} and the running embedded server that is there is taken.
+
+"""
+LIMITS = """
+## Limits
+
+What is beyond is refused before anything is written, naming the field, the value and the limit.
+
+"""
+
+
+def settings() -> str:
+    create: Any = typer.main.get_command(shell_app).commands["queues"].commands["create"]  # type: ignore[attr-defined]
+    rows = [
+        (f"`{one.name}`", one.help, default_of(one))
+        for one in create.params
+        if one.opts[0].startswith("--") and not {*one.opts} & {*SHARED, "--dry-run", "--exist-ok"}
+    ]
+    rows += [
+        (
+            "`notify`",
+            "Pushes wake idle workers; off for two-phase commit, which refuses it. By `queue.set`.",
+            "`True`",
+        ),
+        ("`paused`", "Claims answer nothing; pushes go on, what runs may settle. By `pause` and `resume`.", "`False`"),
+    ]
+    limits = [
+        ("tasks of one claim", f"{validate.LARGEST_CLAIM:,}"),
+        ("bytes of a subject", validate.LARGEST_SUBJECT),
+        ("bytes of a kind", validate.LARGEST_KIND),
+        ("bytes of a worker's name", validate.LARGEST_WORKER),
+        ("bytes of a payload, unless its queue says otherwise", f"{validate.LARGEST_PAYLOAD:,}"),
+        ("bytes of any payload", f"{validate.LARGEST_EVER:,}"),
+        ("how deep a payload is nested", validate.DEEPEST),
+        ("delays and dues ahead", f"{validate.LONGEST_DELAY.days:,} days"),
+        ("a queue's name", f"`{validate.NAME.pattern}`"),
+        ("tasks of one transaction of a bulk push with subjects", f"{spool.CHUNK:,}"),
+    ]
+    libpq = ", ".join(f"`{name}`" for name in dsn.LIBPQ)
+    return (
+        OF_QUEUES
+        + table(("setting", "means", "default"), rows)
+        + OF_THE_ENVIRONMENT.format(libpq=libpq)
+        + table(("variable", "means"), [(f"`{name}`", VARIABLES.get(name, "")) for name in variables()])
+        + LIMITS
+        + table(("", "at most"), limits)
+    )
+
+
+def variables() -> list[str]:
+    """Those that the code reads, and those that it need not."""
+    text = "".join(path.read_text("utf-8") for path in sorted(SOURCE.rglob("*.py")))
+    found = set(re.findall(r"[\"'](PENSTOCK_[A-Z_]+)[\"']", text))
+    return [*VARIABLES, *sorted(found - {*VARIABLES})]
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": cli,
+    "python.md": python,
+    "sql.md": sql,
+    "spark.md": spark,
+    "errors.md": error_page,
+    "settings.md": settings,
+}
+
+
+def main(place: Path = PLACE) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    for name, page in PAGES.items():
+        (place / name).write_text(HEADER + page().strip() + "\n", "utf-8")
+        sys.stdout.write(f"{place.name}/{name} written\n")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:2]))

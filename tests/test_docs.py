@@ -1,0 +1,61 @@
+"""Every block of README and docs runs as it stands. Those that need Spark are in tests/spark/test_docs.py."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pages import ROOT, Reading, agrees, blocks_of
+from scripts import make_reference
+from stages import SPARK, STAGES, stage_of
+
+WRITTEN = [page for page in sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")]) if page.parent.name != "reference"]
+PAGES = [page for page in WRITTEN if blocks_of(page)]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if name_of(page) not in SPARK], ids=name_of)
+def test_the_page_runs(page: Path, tmp_path: Path, dsn: str) -> None:
+    reading = Reading(page, stage_of(name_of(page)), tmp_path, dsn)
+    try:
+        reading.run()
+    finally:
+        reading.close()
+
+
+def test_the_reference_is_what_the_code_says(tmp_path: Path) -> None:
+    make_reference.main(tmp_path)
+    for name in make_reference.PAGES:
+        written = ROOT / "docs/reference" / name
+        assert written.read_text("utf-8") == (tmp_path / name).read_text("utf-8"), f"{name}: run `make reference`"
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    """Strict: a link that leads nowhere, to a page or within one, is an error."""
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    pages = "".join(page.read_text("utf-8") for page in tmp_path.rglob("*.html"))
+    fetched = re.findall(r'<(?:script|img|link)[^>]* (?:src|href)="(https?:[^"]*)"', pages)
+    assert not fetched, "the site is to be read without a network"
+
+
+def test_every_stage_has_its_page() -> None:
+    assert {*STAGES, *SPARK} <= {name_of(page) for page in PAGES}
+
+
+def test_what_is_compared_and_what_is_not() -> None:
+    assert agrees("mail  1  2.1s\n", "mail 7 30ms")
+    assert agrees("a\nb\nc\n", "a\n…\nc")
+    assert agrees("index on x\n", "index on …")
+    assert not agrees("1 created\n", "1 skipped")
+    assert not agrees("1 created\nand more\n", "1 created")
