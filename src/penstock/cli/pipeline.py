@@ -231,7 +231,7 @@ def quiet_session(master: str | None) -> SparkSession:
     os.nice(NICE)  # Java, and all that it starts, inherits it
     debug = "--debug" in sys.argv
     if not debug:
-        logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)  # it tells of every call that Ctrl-C cut
+        logging.disable()  # Spark's Python side tells of every call that Ctrl-C cut
     try:
         with unheard(not debug):
             return session("penstock pipeline", master=master, **settings)

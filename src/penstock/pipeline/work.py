@@ -93,6 +93,8 @@ def own(spark: SparkSession) -> SparkSession:
     session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     session.conf.set("spark.sql.ansi.enabled", "true")
     session.conf.set("spark.sql.maxConcurrentOutputFileWriters", "64")  # else all rows are sorted by day first
+    if session.conf.get("spark.sql.shuffle.partitions") == "200":  # nobody has said anything else
+        session.conf.set("spark.sql.shuffle.partitions", str(4 * session.sparkContext.defaultParallelism))
     hide_secrets(session)
     return session
 
