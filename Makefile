@@ -1,6 +1,6 @@
 # The one door. `make demo` and `make test` set everything up themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-spark test-compat faults check format generate schema bench clean
+.PHONY: help setup demo test test-all test-spark test-compat faults check format generate schema docs bench clean
 
 BIN := .venv/bin
 SQL := $(wildcard src/penstock/sql/migrations/*.sql)
@@ -14,21 +14,22 @@ help:  ## what can be made
 
 setup: .venv/ready  ## the virtual environment, with everything in it
 
-demo: .venv/ready  ## start PostgreSQL, push 100,000 tasks, drain them with two processes
+demo: .venv/ready  ## from nothing: Spark loads a backlog, the scaler keeps a promise, the pipeline reports
 	@$(BIN)/penstock demo
 
-# Spark's in one process: each has a Java of its own.
+# Those with Spark in one process: each has a Java of its own. The report is looked at in a browser.
+SPARK = tests/spark tests/pipeline
 test: .venv/ready  ## all tests that run in minutes
-	@$(BIN)/pytest -m "not slow" --ignore tests/spark
-	@$(BIN)/pytest -m "not slow" -n 0 tests/spark
+	@$(BIN)/pytest -m "not slow" $(SPARK:%=--ignore %)
+	@scripts/setup-browser >/dev/null && $(BIN)/pytest -m "not slow" -n 0 $(SPARK)
 
 test-all: .venv/ready check  ## every test, the long ones too, and test-compat
-	@$(BIN)/pytest -m "slow or not slow" --ignore tests/spark
+	@$(BIN)/pytest -m "slow or not slow" $(SPARK:%=--ignore %)
 	@$(MAKE) --no-print-directory test-spark
 	@$(MAKE) --no-print-directory test-compat
 
-test-spark: .venv/ready  ## the connector, with real Spark; its drivers killed and frozen
-	@$(BIN)/pytest -m "slow or not slow" -n 0 tests/spark
+test-spark: .venv/ready  ## connector and pipeline, with real Spark; its drivers killed and frozen
+	@scripts/setup-browser >/dev/null && $(BIN)/pytest -m "slow or not slow" -n 0 $(SPARK)
 
 # In turn: PostgreSQL 15; PgBouncer in transaction mode; plans without hash and merge joins.
 test-compat: .venv/ready  ## the queue on PostgreSQL 15, through PgBouncer, and with other plans
@@ -62,6 +63,10 @@ generate: .venv/ready  ## write the sync client anew from the async one
 
 schema: .venv/ready  ## write src/penstock/sql/schema.sql anew
 	@$(BIN)/python scripts/dump_schema.py
+
+docs: .venv/ready  ## the site, in build/site, with its reference written anew
+	@$(BIN)/python scripts/make_reference.py
+	@$(BIN)/mkdocs build --strict --quiet
 
 bench: .venv/ready  ## all benchmarks: the queue, its workers, the scaler; results in bench/results/
 	@$(BIN)/python bench/queue.py all

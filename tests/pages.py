@@ -303,9 +303,9 @@ def checked_elsewhere(block: Block, place: str) -> None:
             json.loads(block.text)
         case "cron":
             for line in filter(None, block.text.splitlines()):
-                *fields, command = line.split(maxsplit=5)
+                *fields, rest = line.split(maxsplit=5)
                 schedule.cron_of(" ".join(fields))
-                assert_parses(shlex.split(command), place)
+                assert_parses(shlex.split(rest), place)
         case "ini":
             check_ini(block.text, place)
         case "yaml":
