@@ -13,6 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg import Connection
+from psycopg.types.json import Jsonb
 
 from penstock import NewTask, Penstock, Queue
 from penstock.embedded import Server
@@ -338,6 +339,21 @@ def test_a_rehearsal_writes_nothing_and_advice_starts_nothing(
         ran = penstock("scale", "jobs:app", "--command", f"{word} {{workers}}", "--once", dsn=dsn, cwd=tmp_path)
         assert ran.code == code, ran.err
     assert sql.execute("select penstock.target_workers('work')").fetchone() == (1,)
+
+
+def test_what_the_pipeline_learnt_is_read(tmp_path: Path, dsn: str, queue: Queue, sql: Connection) -> None:
+    """One of another version is said, and does without."""
+    write_app(tmp_path, JOBS)
+    hours = {"p50": [6.0] * 168, "minutes": [60] * 168}
+    for version, said in ((1, False), (9, True)):
+        told = {"queue": "work", "version": version, "covers_from": "2026-01-01", "covers_to": "2026-02-01"}
+        sql.execute(
+            "select penstock.set_profiles(%s)", (Jsonb([told | {"data": {"hours": hours, "dispersion": 1.0}}]),)
+        )
+        ran = penstock("scale", "jobs:app", "--advise", "--once", dsn=dsn, cwd=tmp_path)
+        assert ran.code == 0, ran.err
+        assert ("profile: version 9 is not 1" in ran.err + ran.out) is said
+    assert targets(sql) == [1]
 
 
 def test_an_adopted_table_is_a_queue_too(tmp_path: Path, dsn: str, app: Penstock, sql: Connection) -> None:

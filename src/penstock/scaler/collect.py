@@ -14,8 +14,9 @@ from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from typing import Any
 
-from penstock.model import Asked, CronSchedule, Look, SeenQueue, SeenWorker
+from penstock.model import Asked, CronSchedule, Look, SeenQueue, SeenWorker, StoredProfile
 from penstock.scaler.decision import Memory
+from penstock.scaler.forecast import Profile
 from penstock.scaler.signals import LONGEST, SAMPLES, Fleet, Limits, Sample, Signals
 from penstock.schedule import cron_of
 
@@ -57,6 +58,7 @@ class Track:
         self.seen: SeenQueue | None = None
         self.service = Service()
         self._at = 0.0
+        self.profile: Profile | None = None
         self._samples: list[Sample] = []
         self._slots = 0
         self._ahead: dict[int, int] = {}
@@ -119,6 +121,7 @@ class Track:
             planned=tuple((max(0.0, moment - now), count) for moment, count in ahead),
             service=self.service.seconds if seen.rate is None else self.limits.slots / seen.rate,
             start_latency=latency,
+            profile=self.profile,
         )
 
     def asked(self, queue: str, latency: float, most: int) -> Asked:
@@ -128,6 +131,13 @@ class Track:
         able = limits.max_workers * limits.slots * (1 + horizon / (self.service.seconds or 1.0))
         rows = int(min(max(able, FEWEST_LOOKED_AT), most))
         return Asked(queue, horizon, rows, max(0.001, limits.sla / BINS))
+
+
+def profile_of(stored: StoredProfile) -> Profile | None:
+    """None: the pipeline has learnt nothing of the queue. ConfigError: what it has is not for us."""
+    if stored.made is None or stored.version is None or stored.data is None:
+        return None
+    return Profile.from_json(stored.data, version=stored.version, made=stored.made.timestamp())
 
 
 class Collector:

@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 
 from penstock import queue as seam
 from penstock.database import Database
-from penstock.errors import Conflict, NotFound, PenstockError, Unavailable
+from penstock.errors import ConfigError, Conflict, NotFound, PenstockError, Unavailable
 from penstock.model import CronSchedule, Json, Look, ScalingHold, SeenQueue
 from penstock.scaler.budget import Budget, bytes_of
-from penstock.scaler.collect import Collector, ticks_ahead
+from penstock.scaler.collect import Collector, profile_of, ticks_ahead
 from penstock.scaler.decision import Decision, Memory, Policy
 from penstock.scaler.fleet import CommandedWorkers, LocalWorkers, Workers
 from penstock.scaler.forecast import forecast
@@ -161,6 +161,7 @@ class Scaler:
         self._told: dict[str, tuple[int, str, str]] = {}  # target, urgency, bound of what was said last
         self._schedules: list[CronSchedule] = []
         self._adopted: list[SeenQueue] = []
+        self._unread: set[str] = set()
         self._upkept = self._remembered = self._measured = self._dealt = self._looked = -2 * NEVER
         self._bytes_each: float | None = None
         self._away = False
@@ -331,6 +332,20 @@ class Scaler:
             self._fire()
         self._schedules = seam.schedules(self._database)
         self._adopted = [*self._backlogs()]
+        self._learn()
+
+    def _learn(self) -> None:
+        """What the pipeline knows of our queues. One that can not be read is said once, and does without."""
+        for stored in seam.profiles(self._database):
+            track = self.collector.tracks.get(stored.queue)
+            if track is not None:
+                try:
+                    track.profile = profile_of(stored)
+                except ConfigError as error:
+                    track.profile = None
+                    if stored.queue not in self._unread:
+                        self._unread.add(stored.queue)
+                        LOG.warning(error.message, extra={"queue": stored.queue})
 
     def _fire(self) -> None:
         for name, error in seam.run_schedules(self._database, decide_ticks).failed.items():
