@@ -17,15 +17,16 @@ setup: .venv/ready  ## the virtual environment, with everything in it
 demo: .venv/ready  ## start PostgreSQL, push 100,000 tasks, drain them with two processes
 	@$(BIN)/penstock demo
 
+# Spark's in one process: each has a Java of its own.
 test: .venv/ready  ## all tests that run in minutes
 	@$(BIN)/pytest -m "not slow" --ignore tests/spark
+	@$(BIN)/pytest -m "not slow" -n 0 tests/spark
 
 test-all: .venv/ready check  ## every test, the long ones too, and test-compat
 	@$(BIN)/pytest -m "slow or not slow" --ignore tests/spark
 	@$(MAKE) --no-print-directory test-spark
 	@$(MAKE) --no-print-directory test-compat
 
-# In one process: each Spark has a Java of its own.
 test-spark: .venv/ready  ## the connector, with real Spark; its drivers killed and frozen
 	@$(BIN)/pytest -m "slow or not slow" -n 0 tests/spark
 
@@ -67,9 +68,7 @@ bench: .venv/ready  ## all benchmarks: the queue, its workers, the scaler; resul
 	@$(BIN)/python bench/worker.py all
 	@$(BIN)/python bench/scaler.py
 	@$(BIN)/python bench/adopt.py all
-	@$(BIN)/python bench/spark.py write
-	@$(BIN)/python bench/spark_read.py all
-	@$(BIN)/python bench/spark_stream.py
+	@$(BIN)/python bench/spark.py all
 
 clean:  ## remove what can be made again (not the embedded server's data)
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

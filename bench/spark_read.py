@@ -1,39 +1,24 @@
-"""The bars of reading history into Spark: python bench/spark_read.py rate|beside|all
-
-rate: 5 M rows, beside Spark's own JDBC reader. beside: how fast a queue is drained while they are read, and the oldest
-snapshot that reading holds."""
+"""The bars of reading history into Spark: how fast, and how little a queue feels of it."""
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
-import os
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Self
-
-if __name__ in ("__main__", "__mp_main__"):
-    # Run as a script, bench/queue.py would stand before the standard library's `queue`.
-    sys.path[0] = str(Path(__file__).parent.parent)
-
-from concurrent.futures import Executor, ProcessPoolExecutor
 
 import psycopg
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.harness import Bench, alternate, bench, judged, ratio, report, spread
+from bench.ground import ROUNDS, Ground
+from bench.harness import alternate, judged, ratio, report, spread
 from penstock import Penstock
 from penstock.spark import read_history
 
-SETUP = Path(__file__).parent.parent / "scripts/setup-jdbc"
 SPAWN = multiprocessing.get_context("spawn")
-ROUNDS = 3
 ROWS = 5_000_000
 TASKS = 150_000
 DAYS = 4
@@ -57,22 +42,6 @@ HELD = """
 """
 
 
-@contextmanager
-def session(jar: str) -> Iterator[SparkSession]:
-    os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    settings: dict[str, bool | float | int | str | None] = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.driver.extraClassPath": jar,
-        "spark.log.level": "ERROR",
-    }
-    builder = SparkSession.builder.master(f"local[{os.cpu_count()}]").appName("bench")
-    spark = builder.config(map=settings).getOrCreate()
-    yield spark
-    spark.stop()
-
-
 def filled(sql: psycopg.Connection, rows: int) -> None:
     sql.execute(f"select penstock.make_history(current_date - n) from generate_series(0, {DAYS}) as n".encode())
     sql.execute(FILL.format(rows=rows, days=DAYS).encode())
@@ -84,17 +53,14 @@ def ours(spark: SparkSession, dsn: str) -> DataFrame:
     return read_history(spark, dsn=dsn, partitions=4)
 
 
-def theirs(spark: SparkSession, dsn: str) -> DataFrame:
+def theirs(ground: Ground, dsn: str) -> DataFrame:
     """Its bounds are moments, so that each of its queries reads one day and no more: the best it can do here."""
-    told = psycopg.conninfo.conninfo_to_dict(dsn)
-    password = Path(str(told["passfile"])).read_text("utf-8").strip().rpartition(":")[2]
     with psycopg.connect(dsn) as sql:
         bounds = sql.execute("select min(finished_at)::text, max(finished_at)::text from penstock.history").fetchone()
     assert bounds is not None
     return (
-        spark.read.format("jdbc")
-        .option("url", f"jdbc:postgresql://127.0.0.1:{told['port']}/{told['dbname']}")
-        .options(user=told["user"], password=password, driver="org.postgresql.Driver", dbtable="penstock.history")
+        ground.spark.read.format("jdbc")
+        .options(**ground.jdbc(dsn), dbtable="penstock.history")
         .options(partitionColumn="finished_at", lowerBound=bounds[0][:19], upperBound=bounds[1][:19])
         .options(numPartitions=4, fetchsize=10_000)
         .load()
@@ -108,12 +74,14 @@ def timed(frame: DataFrame, rows: int) -> float:
     return rows / (time.perf_counter() - began)
 
 
-def rate(server: Bench, spark: SparkSession, rows: int, rounds: int) -> bool:
+def read(ground: Ground, rows: int = ROWS, rounds: int = ROUNDS) -> bool:
+    """All columns of all rows of history, beside Spark's JDBC reader with 4 partitions and a fetchsize of 10,000."""
+    server, spark = ground.server, ground.spark
     with server.database() as dsn, server.sql(dsn) as sql:
         filled(sql, rows)
         sides: dict[str, Callable[[], float]] = {
             "penstock": lambda: timed(ours(spark, dsn), rows),
-            "jdbc": lambda: timed(theirs(spark, dsn), rows),
+            "jdbc": lambda: timed(theirs(ground, dsn), rows),
         }
         for warm in sides.values():
             warm()
@@ -166,8 +134,10 @@ def drained(dsn: str, tasks: int) -> float:
         return done / (time.perf_counter() - began)
 
 
-def beside(server: Bench, spark: SparkSession, rows: int, rounds: int, other: Executor) -> bool:
-    with server.database() as dsn, server.sql(dsn) as sql:
+def beside(ground: Ground, rows: int = ROWS, rounds: int = ROUNDS) -> bool:
+    """A queue drained by one process while history is read again and again, and alone; the oldest snapshot held."""
+    server, spark = ground.server, ground.spark
+    with server.database() as dsn, server.sql(dsn) as sql, ProcessPoolExecutor(1, SPAWN) as other:
         filled(sql, rows)
         timed(ours(spark, dsn), rows)
         oldest: list[float] = []
@@ -200,30 +170,3 @@ def beside(server: Bench, spark: SparkSession, rows: int, rounds: int, other: Ex
 def reading(spark: SparkSession, dsn: str, over: threading.Event) -> None:
     while not over.is_set():
         timed(ours(spark, dsn), 1)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["rate", "beside", "all"])
-    parser.add_argument("--rows", type=int, default=ROWS)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--nice", action="store_true", help="Spark steps back")
-    asked = parser.parse_args()
-    names = ["rate", "beside"] if asked.what == "all" else [asked.what]
-    jar = subprocess.run([SETUP], capture_output=True, text=True, check=True).stdout.strip()
-    with bench() as server, ProcessPoolExecutor(1, SPAWN) as other:
-        other.submit(os.getpid).result()
-        if asked.nice:
-            os.nice(19)  # after the server and the drainer: Java, and all that it starts, inherits it
-        with session(jar) as spark:
-            kept = [
-                rate(server, spark, asked.rows, asked.rounds)
-                if name == "rate"
-                else beside(server, spark, asked.rows, asked.rounds, other)
-                for name in names
-            ]
-    sys.exit(not all(kept))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,48 +1,27 @@
-"""A queue drained as a Spark stream, beside a plain worker's drain of the same: python bench/spark_stream.py"""
+"""A queue drained as a Spark stream, beside a plain worker's drain of the same."""
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parent.parent)
 
 from pyspark.sql import SparkSession
 
-from bench.harness import Bench, alternate, bench, ratio, report, spread
+from bench.ground import ROUNDS, Ground
+from bench.harness import Bench, alternate, ratio, report, spread
 from bench.recovery import ROOT, WORK
 from bench.worker import environment, payloads
 from penstock import NewTask, Penstock
 
-ROUNDS = 3
 TASKS = 200_000
 TRIGGER = 50_000
 
 
-def session() -> SparkSession:
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    made = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    made.sparkContext.setLogLevel("ERROR")
-    return made
-
-
-def stream(spark: SparkSession, dsn: str, seen: list[dict[str, float]] | None = None) -> None:
+def drained(spark: SparkSession, dsn: str, seen: list[dict[str, float]] | None = None) -> None:
     """All that is there, into a sink that reads every row and keeps none."""
     tasks = (
         spark.readStream.format("penstock")
@@ -82,16 +61,16 @@ def by_worker(processes: int, dsn: str) -> None:
     subprocess.run(command, env=environment(dsn), cwd=ROOT, check=True, timeout=600)
 
 
-def compare(server: Bench, rounds: int, tasks: int) -> None:
-    spark = session()
+def stream(ground: Ground, rows: int = TASKS, rounds: int = ROUNDS) -> bool:
+    """A queue drained as a stream, 50,000 a trigger, beside plain workers. No bar: it is told."""
+    server, spark, tasks = ground.server, ground.spark, rows
     seen: list[dict[str, float]] = []
-    measured(server, 2000, lambda dsn: stream(spark, dsn))  # warm: what counts is the second
+    measured(server, 2000, lambda dsn: drained(spark, dsn))  # warm: what counts is the second
     sides: dict[str, Callable[[], float]] = {
-        "stream": lambda: measured(server, tasks, lambda dsn: stream(spark, dsn, seen)),
+        "stream": lambda: measured(server, tasks, lambda dsn: drained(spark, dsn, seen)),
         **{f"worker, {n}": partial(measured, server, tasks, partial(by_worker, n)) for n in (1, 2)},
     }
     found = alternate(rounds, sides)
-    spark.stop()
     for name, rates in found.items():
         print(f"{name:<12} {spread(rates)} tasks/s")
     middle: dict[str, Any] = {word: statistics.median(one[word] for one in seen) for word in seen[0]}
@@ -102,16 +81,4 @@ def compare(server: Bench, rounds: int, tasks: int) -> None:
     report(
         "spark_stream", {"tasks": tasks, "per_trigger": TRIGGER, "rates": found, "ratios": ratios, "batch_ms": middle}
     )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--tasks", type=int, default=TASKS)
-    asked = parser.parse_args()
-    with bench() as server:
-        compare(server, asked.rounds, asked.tasks)
-
-
-if __name__ == "__main__":
-    main()
+    return True

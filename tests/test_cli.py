@@ -457,7 +457,7 @@ def test_an_interrupted_up_says_what_runs(tmp_path: Path) -> None:
 def test_demo(tmp_path: Path) -> None:
     home = tmp_path / "home"
     env = {"PENSTOCK_HOME": str(home)}
-    ran = penstock("demo", "--tasks", "2000", env=env)
+    ran = penstock("demo", "--tasks", "2000", "--no-spark", env=env)
     assert ran.code == 0, ran.err
     for line in ("PostgreSQL 18 is up", "pushed 2,000 tasks", "drained 2,000 tasks", "verified: "):
         assert line in ran.out
@@ -468,9 +468,9 @@ def test_demo(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [home]
 
     try:
-        kept = penstock("demo", "--tasks", "10", "--keep", env=env)
+        kept = penstock("demo", "--tasks", "10", "--no-spark", "--keep", env=env)
         assert penstock("queues", "create", "mine", env=env).code == 0
-        again = penstock("demo", "--tasks", "10", env=env)
+        again = penstock("demo", "--tasks", "10", "--no-spark", env=env)
         assert kept.code == again.code == 0
         assert " is up in " in kept.out
         assert f"PostgreSQL 18 is already running in {home}\n" in again.out
@@ -487,7 +487,7 @@ def test_an_interrupted_demo_stops_what_it_started(tmp_path: Path) -> None:
     """Ctrl-C goes to every process of the terminal, the demo's workers included."""
     home = tmp_path / "home"
     with subprocess.Popen(
-        [*COMMAND, "demo", "--tasks", "60000"],
+        [*COMMAND, "demo", "--tasks", "60000", "--no-spark"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(more={"PENSTOCK_HOME": str(home)}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import random
+import select
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -39,6 +40,7 @@ class Home:
     def __init__(self) -> None:
         self.lock = Lock()
         self.pool: psycopg_pool.ConnectionPool[Connection] | None = None
+        self.read_committed = False  # is what a transaction has here if nobody says otherwise
 
 
 class Database:
@@ -74,6 +76,24 @@ class Database:
         restarted server) fails at BEGIN, when nothing has happened yet: another one is taken."""
         with self._connection() as connection, committed(connection, self._end):
             yield connection
+
+    def once(self, query: str, parameters: Sequence[Any]) -> list[TupleRow]:
+        """One statement that is a transaction by itself, in one round trip instead of three; its rows as PostgreSQL
+        sent them (see `raw_loaders`). If the connection breaks meanwhile nobody knows whether it happened: for what may
+        happen once more."""
+        pool = self._open_pool()
+        home = self._homes[here()]
+        if self._end != "commit" or not home.read_committed:
+            with self.transaction() as connection:
+                return fetch_raw(connection, query, parameters)
+        with self._lively(pool) as connection:
+            try:
+                with translated():
+                    return fetch_raw(connection, query, parameters)
+            except Unavailable as error:
+                if connection.broken or connection.closed:
+                    raise unknown() from error
+                raise
 
     @contextmanager
     def lent(self, mark: str) -> Iterator[Connection]:
@@ -142,19 +162,10 @@ class Database:
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
+        """With a transaction begun."""
         pool = self._open_pool()
         for _ in range(self._max_connections + 1):
-            try:
-                connection = pool.getconn()
-            except psycopg_pool.PoolClosed:
-                raise Unavailable("the client was closed meanwhile", reason="closed") from None
-            except psycopg_pool.PoolTimeout:
-                self.connect().close()  # says why, if it is the server
-                raise Unavailable(
-                    f"all {self._max_connections} connections stayed busy for {self._timeout:g} s",
-                    hint="Raise max_connections, or do less at once.",
-                    reason="pool",
-                ) from None
+            connection = self._taken(pool)
             try:
                 if begun(connection):
                     yield connection
@@ -163,12 +174,39 @@ class Database:
                 to_the_end(pool.putconn, connection)
         raise Unavailable("PostgreSQL closes every connection at once", hint="Look at its log.")
 
+    @contextmanager
+    def _lively(self, pool: psycopg_pool.ConnectionPool[Connection]) -> Iterator[Connection]:
+        """None that died while it was idle: nothing has been said on it yet."""
+        for _ in range(self._max_connections + 1):
+            connection = self._taken(pool)
+            try:
+                if said_nothing(connection):
+                    yield connection
+                    return
+                connection.close()
+            finally:
+                to_the_end(pool.putconn, connection)
+        raise Unavailable("PostgreSQL closes every connection at once", hint="Look at its log.")
+
+    def _taken(self, pool: psycopg_pool.ConnectionPool[Connection]) -> Connection:
+        try:
+            return pool.getconn()
+        except psycopg_pool.PoolClosed:
+            raise Unavailable("the client was closed meanwhile", reason="closed") from None
+        except psycopg_pool.PoolTimeout:
+            self.connect().close()  # says why, if it is the server
+            raise Unavailable(
+                f"all {self._max_connections} connections stayed busy for {self._timeout:g} s",
+                hint="Raise max_connections, or do less at once.",
+                reason="pool",
+            ) from None
+
     def _open_pool(self) -> psycopg_pool.ConnectionPool[Connection]:
         home = self._homes.get(here()) or self._move_in()
         pool = home.pool
         if pool is None:
             with home.lock:
-                pool = home.pool = home.pool or self._new_pool()
+                pool = home.pool = home.pool or self._new_pool(home)
         return pool
 
     def _move_in(self) -> Home:
@@ -178,8 +216,8 @@ class Database:
                 self._homes.pop(place, None)
         return self._homes.setdefault(here(), Home())
 
-    def _new_pool(self) -> psycopg_pool.ConnectionPool[Connection]:
-        self._probe()
+    def _new_pool(self, home: Home) -> psycopg_pool.ConnectionPool[Connection]:
+        home.read_committed = self._probe() == "read committed"
         pool = psycopg_pool.ConnectionPool(
             self.dsn,
             kwargs=settings_for(self.dsn),
@@ -193,13 +231,15 @@ class Database:
         pool.open()
         return pool
 
-    def _probe(self) -> None:
-        """A wrong password or a schema of another version is an error at once, not a time-out or a riddle later."""
+    def _probe(self) -> str:
+        """A wrong password or a schema of another version is an error at once, not a time-out or a riddle later. The
+        isolation of transactions for which nobody says it."""
         connection = self.connect()
         try:
             with translated():
-                row = connection.execute(CONTRACT).fetchone()
-                check_contract(row)
+                check_contract(connection.execute(CONTRACT).fetchone())
+                row = connection.execute("show default_transaction_isolation").fetchone()
+                return str(row and row[0])
         finally:
             connection.close()
 
@@ -231,12 +271,24 @@ def committed(connection: Connection, end: str, *, ours: bool = True) -> Iterato
         connection.execute(end.encode())
     except psycopg.OperationalError as error:
         if connection.broken or connection.closed:
-            raise CommitUnknown(
-                "the connection broke during COMMIT: it happened or it did not", hint="Look before you repeat."
-            ) from error
+            raise unknown() from error
         raise as_ours(error) from error
     except psycopg.Error as error:
         raise as_ours(error) from error
+
+
+def unknown() -> CommitUnknown:
+    said = "the connection broke during COMMIT: it happened or it did not"
+    return CommitUnknown(said, hint="Look before you repeat.")
+
+
+def said_nothing(connection: Connection) -> bool:
+    """What a server says to an idle connection is mostly farewell."""
+    if connection.closed:
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return not poll.poll(0)
 
 
 def as_before(connection: Connection) -> None:

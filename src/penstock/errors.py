@@ -85,6 +85,10 @@ class Taken(Conflict):
     """A subject exists already."""
 
 
+class NoPlace(Conflict):
+    """As many write at once as were allowed to."""
+
+
 class LeaseLost(Conflict):
     """Somebody else may have these tasks by now. What was refused changed nothing."""
 

@@ -20,7 +20,16 @@ from penstock import validate
 from penstock.borrowed import Run, borrow, refusals
 from penstock.colour import Items, batches, sleep
 from penstock.database import Connection, Database, fetch_raw, still_lent
-from penstock.errors import LeaseLost, NotFound, PartialPush, PenstockError, Taken, Unavailable, ValidationError
+from penstock.errors import (
+    LeaseLost,
+    NoPlace,
+    NotFound,
+    PartialPush,
+    PenstockError,
+    Taken,
+    Unavailable,
+    ValidationError,
+)
 from penstock.model import (
     Batch,
     Claim,
@@ -316,14 +325,18 @@ class Queue:
         copying: bool = True,
         counted: Mapping[str, int] = MappingProxyType({}),
         reject_table: str | None = None,
+        places: int | None = None,
     ) -> dict[str, int]:
         """One part of a job: noted in the ledger, its tasks and what it rejects, in one transaction. One that is there
         already is left as it is, and its report answered. Chunks with subjects have none twice; `counted` is what
-        became of those. By COPY, if that is worth a try, while no subject is taken."""
+        became of those. By COPY, if that is worth a try, while no subject is taken. `places`: so many of a job's parts
+        may be written at once; if they are, NoPlace is raised."""
 
         def attempt(*, copying: bool) -> dict[str, int]:
             counts = Counter(counted)
             with self._database.transaction() as connection:
+                if places is not None:
+                    self._take_place(connection, entry.job, places)
                 row = connection.execute(*say.enter(self.name, entry)).fetchone()
                 if row is not None and row[0] is not None:
                     return dict(orjson.loads(row[0]))
@@ -343,6 +356,11 @@ class Queue:
             return persistently(lambda: attempt(copying=copying and on_conflict != "update"))
         except Taken:
             return persistently(lambda: attempt(copying=False))
+
+    def _take_place(self, connection: Connection, job: UUID, places: int) -> None:
+        row = connection.execute(say.TAKE_PLACE, (job, places)).fetchone()
+        if row is None or not row[0]:
+            raise NoPlace(f"maxConnections: {places} write to job {job} already")
 
     def seal_job(
         self, job: UUID, partitions: int, rows: int, checksum: str, counts: Mapping[str, int]
@@ -400,9 +418,8 @@ class Queue:
         length, worker = validate.lease(lease), validate.worker(worker)
         hint = self._hint.current()
         began = time.perf_counter()
-        with self._database.transaction() as connection:
-            parameters = (self.name, limit, length, worker, *(hint or say.NO_PLACE), may_alone)
-            rows = fetch_raw(connection, say.CLAIM, parameters)
+        parameters = (self.name, limit, length, worker, *(hint or say.NO_PLACE), may_alone)
+        rows = self._database.once(say.CLAIM, parameters)  # a claim that is lost ends by itself
         self._hint.note(rows, limit, hint is None, time.perf_counter() - began)
         claim = say.claimed(self.name, rows)
         unreadable = say.unreadable(claim)

@@ -59,6 +59,7 @@ RESERVE = "select nextval('penstock.task_id_seq') from generate_series(1, %s)"
 ENTER_PART = "select penstock.enter_part(%s, %s, %s, %s, %s::text, %s::jsonb)::text"
 NOTE_REPORT = "select penstock.note_report(%s, %s, %s::jsonb)"
 ENTER_PARTITION = "select penstock.enter_partition(%s, %s, %s, %s, %s, %s::text)::text"
+TAKE_PLACE = "select penstock.take_place(%s, %s)"
 SEAL_JOB = "select penstock.seal_job(%s, %s, %s, %s, %s::text, %s::jsonb)::text"
 JOB_REPORT = "select penstock.job_report(%s)::text"
 JUDGE = "select n, reason from penstock.judge_payloads(%s)"
@@ -687,8 +688,10 @@ HISTORY = """
       and ctid >= '({first},0)'::pg_catalog.tid and ctid < '({last},0)'::pg_catalog.tid
 """
 OF_QUEUES = "and queue_id = any('{{{ids}}}'::int[])"
+# And whether workers are at it: claims end up as leases.
 STILL_THERE = """
-    select inhrelid::bigint from pg_catalog.pg_inherits
+    select exists (select from penstock.lease where claimed_at > pg_catalog.clock_timestamp() - interval '1 s')
+    from pg_catalog.pg_inherits
     where inhrelid = {relation} and inhparent = 'penstock.history'::pg_catalog.regclass
 """
 

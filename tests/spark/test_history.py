@@ -532,6 +532,30 @@ def test_no_transaction_is_long(
     assert min(tried) < 40
 
 
+@pytest.mark.parametrize(
+    ("pace", "claims", "rests"), [("gentle", True, True), ("full", True, False), ("gentle", False, False)]
+)
+def test_a_gentle_reader_rests_while_workers_claim(
+    queue: Queue,
+    dsn: str,
+    sql: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    pace: str,
+    claims: bool,
+    rests: bool,
+) -> None:
+    fill(sql, 20_000)
+    rested: list[float] = []
+    monkeypatch.setattr("penstock.spark.history.time.sleep", rested.append)
+    reader = HistoryReader(options.for_history({"url": dsn, "numPartitions": "1", "pace": pace}))
+    (part,) = reader.partitions()
+    if claims:
+        queue.push({})
+        assert queue.claim(1)
+    assert sum(len(batch) for batch in reader.read(part)) == 20_000
+    assert bool(rested) is rests
+
+
 def test_horizons_compare() -> None:
     """Of two drops that the ends of a window know of, the earlier one counts; both clusters are asked for."""
     start, end = Horizon("a", 1, 5, 9), Horizon("b", 1, 7, 3)

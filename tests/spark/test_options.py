@@ -88,6 +88,20 @@ def test_partitions_are_a_sensible_number(value: str) -> None:
         assert refused(use, queue="work", numPartitions=value).field == "numPartitions"
 
 
+def test_connections_are_a_sensible_number_and_cap_what_is_read() -> None:
+    assert options.for_writing({"queue": "work", "maxConnections": "3"}).max_connections == 3
+    assert options.for_history({"numPartitions": "9", "maxConnections": "3"}).partitions == 3
+    assert options.for_history({"maxConnections": "30"}).partitions == 4
+    assert options.for_streaming({"queue": "work", "maxConnections": "1"}).partitions == 1
+    for use in (options.for_writing, options.for_streaming, options.for_history):
+        assert refused(use, queue="work", maxConnections="0").field == "maxConnections"
+
+
+def test_a_pace_is_a_word() -> None:
+    assert options.for_history({"pace": "full"}).pace == "full"
+    assert refused(options.for_history, pace="slow").field == "pace"
+
+
 def test_bounds_are_in_order() -> None:
     assert refused(options.for_history, since="2030-01-02T00:00:00Z", until="2030-01-01T00:00:00Z").field == "since"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock import Conflict, NotFound, Penstock, Queue, ValidationError
 from penstock import spark as ours
 from penstock.spark.door import DefaultSource
-from penstock.spark.writer import BatchWriter
+from penstock.spark.writer import BatchWriter, job_named
 
 
 def rows_of(sql: psycopg.Connection) -> list[int]:
@@ -160,6 +162,40 @@ def test_the_same_job_twice_is_written_once(
     assert rows_of(sql) == [*range(300)]
     assert ours.push(df, "work", dsn=dsn, txn_app_id="load", txn_version=2).created == 300
     assert rows_of(sql) == sorted([*range(300)] * 2)
+
+
+def test_twins_that_write_at_once_write_once(
+    spark: SparkSession, dsn: str, queue: Queue, sql: psycopg.Connection
+) -> None:
+    """As Spark runs a slow task a second time on another host (it never does on the same): both live, both write."""
+    plain = spark.range(0, 6000, 1, 3).selectExpr("named_struct('n', id) as payload")
+    named = spark.range(6000, 12000, 1, 3).selectExpr("named_struct('n', id) as payload", "concat('s/', id) as subject")
+    for version, frame in enumerate((plain, named)):
+        twin = partial(ours.push, frame, "work", dsn=dsn, txn_app_id="twins", txn_version=version)
+        with ThreadPoolExecutor(2) as pool:
+            assert [pushed.result().created for pushed in [pool.submit(twin) for _ in range(2)]] == [6000, 6000]
+    assert rows_of(sql) == [*range(12000)]
+
+
+def test_no_more_write_at_once_than_there_may_be_connections(
+    spark: SparkSession, dsn: str, queue: Queue, sql: psycopg.Connection
+) -> None:
+    """While somebody has the only place of a job, its tasks wait, and hold no connection."""
+    others = "select count(*) from pg_stat_activity where datname = current_database() and state <> 'active'"
+    with psycopg.connect(dsn) as holder, ThreadPoolExecutor(1) as pool:
+        holder.execute("select penstock.take_place(%s, 1)", (job_named("one", 1),))
+        pushed = pool.submit(
+            ours.push, numbers(spark, 400), "work", dsn=dsn, txn_app_id="one", txn_version=1, max_connections=1
+        )
+        with pytest.raises(TimeoutError):
+            pushed.result(4.0)
+        assert rows_of(sql) == []
+        before = sql.execute(others).fetchone()
+        holder.rollback()
+        assert pushed.result(60).created == 400
+    assert rows_of(sql) == [*range(400)]
+    assert before is not None
+    assert before[0] <= 4, "the holder's, the test's, the driver's, and one that knocks"
 
 
 def test_a_repeat_that_differs_is_an_error_that_says_in_what(

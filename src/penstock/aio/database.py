@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import select
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
@@ -38,6 +39,7 @@ class Home:
     def __init__(self) -> None:
         self.lock = Lock()
         self.pool: psycopg_pool.AsyncConnectionPool[AsyncConnection] | None = None
+        self.read_committed = False  # is what a transaction has here if nobody says otherwise
 
 
 class AsyncDatabase:
@@ -73,6 +75,24 @@ class AsyncDatabase:
         restarted server) fails at BEGIN, when nothing has happened yet: another one is taken."""
         async with self._connection() as connection, committed(connection, self._end):
             yield connection
+
+    async def once(self, query: str, parameters: Sequence[Any]) -> list[TupleRow]:
+        """One statement that is a transaction by itself, in one round trip instead of three; its rows as PostgreSQL
+        sent them (see `raw_loaders`). If the connection breaks meanwhile nobody knows whether it happened: for what may
+        happen once more."""
+        pool = await self._open_pool()
+        home = self._homes[here()]
+        if self._end != "commit" or not home.read_committed:
+            async with self.transaction() as connection:
+                return await fetch_raw(connection, query, parameters)
+        async with self._lively(pool) as connection:
+            try:
+                with translated():
+                    return await fetch_raw(connection, query, parameters)
+            except Unavailable as error:
+                if connection.broken or connection.closed:
+                    raise unknown() from error
+                raise
 
     @asynccontextmanager
     async def lent(self, mark: str) -> AsyncIterator[AsyncConnection]:
@@ -141,19 +161,10 @@ class AsyncDatabase:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[AsyncConnection]:
+        """With a transaction begun."""
         pool = await self._open_pool()
         for _ in range(self._max_connections + 1):
-            try:
-                connection = await pool.getconn()
-            except psycopg_pool.PoolClosed:
-                raise Unavailable("the client was closed meanwhile", reason="closed") from None
-            except psycopg_pool.PoolTimeout:
-                await (await self.connect()).close()  # says why, if it is the server
-                raise Unavailable(
-                    f"all {self._max_connections} connections stayed busy for {self._timeout:g} s",
-                    hint="Raise max_connections, or do less at once.",
-                    reason="pool",
-                ) from None
+            connection = await self._taken(pool)
             try:
                 if await begun(connection):
                     yield connection
@@ -162,12 +173,39 @@ class AsyncDatabase:
                 await to_the_end(pool.putconn, connection)
         raise Unavailable("PostgreSQL closes every connection at once", hint="Look at its log.")
 
+    @asynccontextmanager
+    async def _lively(self, pool: psycopg_pool.AsyncConnectionPool[AsyncConnection]) -> AsyncIterator[AsyncConnection]:
+        """None that died while it was idle: nothing has been said on it yet."""
+        for _ in range(self._max_connections + 1):
+            connection = await self._taken(pool)
+            try:
+                if said_nothing(connection):
+                    yield connection
+                    return
+                await connection.close()
+            finally:
+                await to_the_end(pool.putconn, connection)
+        raise Unavailable("PostgreSQL closes every connection at once", hint="Look at its log.")
+
+    async def _taken(self, pool: psycopg_pool.AsyncConnectionPool[AsyncConnection]) -> AsyncConnection:
+        try:
+            return await pool.getconn()
+        except psycopg_pool.PoolClosed:
+            raise Unavailable("the client was closed meanwhile", reason="closed") from None
+        except psycopg_pool.PoolTimeout:
+            await (await self.connect()).close()  # says why, if it is the server
+            raise Unavailable(
+                f"all {self._max_connections} connections stayed busy for {self._timeout:g} s",
+                hint="Raise max_connections, or do less at once.",
+                reason="pool",
+            ) from None
+
     async def _open_pool(self) -> psycopg_pool.AsyncConnectionPool[AsyncConnection]:
         home = self._homes.get(here()) or self._move_in()
         pool = home.pool
         if pool is None:
             async with home.lock:
-                pool = home.pool = home.pool or await self._new_pool()
+                pool = home.pool = home.pool or await self._new_pool(home)
         return pool
 
     def _move_in(self) -> Home:
@@ -177,8 +215,8 @@ class AsyncDatabase:
                 self._homes.pop(place, None)
         return self._homes.setdefault(here(), Home())
 
-    async def _new_pool(self) -> psycopg_pool.AsyncConnectionPool[AsyncConnection]:
-        await self._probe()
+    async def _new_pool(self, home: Home) -> psycopg_pool.AsyncConnectionPool[AsyncConnection]:
+        home.read_committed = await self._probe() == "read committed"
         pool = psycopg_pool.AsyncConnectionPool(
             self.dsn,
             kwargs=settings_for(self.dsn),
@@ -192,13 +230,15 @@ class AsyncDatabase:
         await pool.open()
         return pool
 
-    async def _probe(self) -> None:
-        """A wrong password or a schema of another version is an error at once, not a time-out or a riddle later."""
+    async def _probe(self) -> str:
+        """A wrong password or a schema of another version is an error at once, not a time-out or a riddle later. The
+        isolation of transactions for which nobody says it."""
         connection = await self.connect()
         try:
             with translated():
-                row = await (await connection.execute(CONTRACT)).fetchone()
-                check_contract(row)
+                check_contract(await (await connection.execute(CONTRACT)).fetchone())
+                row = await (await connection.execute("show default_transaction_isolation")).fetchone()
+                return str(row and row[0])
         finally:
             await connection.close()
 
@@ -230,12 +270,24 @@ async def committed(connection: AsyncConnection, end: str, *, ours: bool = True)
         await connection.execute(end.encode())
     except psycopg.OperationalError as error:
         if connection.broken or connection.closed:
-            raise CommitUnknown(
-                "the connection broke during COMMIT: it happened or it did not", hint="Look before you repeat."
-            ) from error
+            raise unknown() from error
         raise as_ours(error) from error
     except psycopg.Error as error:
         raise as_ours(error) from error
+
+
+def unknown() -> CommitUnknown:
+    said = "the connection broke during COMMIT: it happened or it did not"
+    return CommitUnknown(said, hint="Look before you repeat.")
+
+
+def said_nothing(connection: AsyncConnection) -> bool:
+    """What a server says to an idle connection is mostly farewell."""
+    if connection.closed:
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return not poll.poll(0)
 
 
 def as_before(connection: AsyncConnection) -> None:

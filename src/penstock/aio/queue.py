@@ -19,7 +19,16 @@ from penstock import validate
 from penstock.aio.borrowed import Run, borrow, refusals
 from penstock.aio.colour import Items, batches, sleep
 from penstock.aio.database import AsyncConnection, AsyncDatabase, fetch_raw, still_lent
-from penstock.errors import LeaseLost, NotFound, PartialPush, PenstockError, Taken, Unavailable, ValidationError
+from penstock.errors import (
+    LeaseLost,
+    NoPlace,
+    NotFound,
+    PartialPush,
+    PenstockError,
+    Taken,
+    Unavailable,
+    ValidationError,
+)
 from penstock.model import (
     Batch,
     Claim,
@@ -319,14 +328,18 @@ class AsyncQueue:
         copying: bool = True,
         counted: Mapping[str, int] = MappingProxyType({}),
         reject_table: str | None = None,
+        places: int | None = None,
     ) -> dict[str, int]:
         """One part of a job: noted in the ledger, its tasks and what it rejects, in one transaction. One that is there
         already is left as it is, and its report answered. Chunks with subjects have none twice; `counted` is what
-        became of those. By COPY, if that is worth a try, while no subject is taken."""
+        became of those. By COPY, if that is worth a try, while no subject is taken. `places`: so many of a job's parts
+        may be written at once; if they are, NoPlace is raised."""
 
         async def attempt(*, copying: bool) -> dict[str, int]:
             counts = Counter(counted)
             async with self._database.transaction() as connection:
+                if places is not None:
+                    await self._take_place(connection, entry.job, places)
                 row = await (await connection.execute(*say.enter(self.name, entry))).fetchone()
                 if row is not None and row[0] is not None:
                     return dict(orjson.loads(row[0]))
@@ -346,6 +359,11 @@ class AsyncQueue:
             return await persistently(lambda: attempt(copying=copying and on_conflict != "update"))
         except Taken:
             return await persistently(lambda: attempt(copying=False))
+
+    async def _take_place(self, connection: AsyncConnection, job: UUID, places: int) -> None:
+        row = await (await connection.execute(say.TAKE_PLACE, (job, places))).fetchone()
+        if row is None or not row[0]:
+            raise NoPlace(f"maxConnections: {places} write to job {job} already")
 
     async def seal_job(
         self, job: UUID, partitions: int, rows: int, checksum: str, counts: Mapping[str, int]
@@ -403,9 +421,8 @@ class AsyncQueue:
         length, worker = validate.lease(lease), validate.worker(worker)
         hint = self._hint.current()
         began = time.perf_counter()
-        async with self._database.transaction() as connection:
-            parameters = (self.name, limit, length, worker, *(hint or say.NO_PLACE), may_alone)
-            rows = await fetch_raw(connection, say.CLAIM, parameters)
+        parameters = (self.name, limit, length, worker, *(hint or say.NO_PLACE), may_alone)
+        rows = await self._database.once(say.CLAIM, parameters)  # a claim that is lost ends by itself
         self._hint.note(rows, limit, hint is None, time.perf_counter() - began)
         claim = say.claimed(self.name, rows)
         unreadable = say.unreadable(claim)

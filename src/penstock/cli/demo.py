@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,12 +26,16 @@ from penstock.worker import logs, orders
 from penstock.worker.supervisor import Plan
 from penstock.worker.supervisor import work as supervise
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 QUEUE = "demo"
 
 
-def demo(
+def demo(  # noqa: PLR0917 - as many as the command has
     tasks: Annotated[int, typer.Option(help="How many tasks to push and drain.", min=1)] = 100_000,
     processes: Annotated[int, typer.Option(help="How many processes drain them.", min=1, max=64)] = 2,
+    spark: Annotated[bool, typer.Option(help="Load the tasks from Parquet, by Spark.")] = True,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the server running.")] = False,
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 - read by main
@@ -46,7 +51,10 @@ def demo(
         with Penstock(server.dsn) as penstock:
             penstock.init()
             queue = penstock.create_queue(QUEUE, sla="30s", exist_ok=True)
-            push(queue, tasks, quiet)
+            if spark and with_spark(quiet):
+                load(queue, server.dsn, home, tasks, quiet)
+            else:
+                push(queue, tasks, quiet)
             drain(queue, server.dsn, processes, quiet)
             finish(penstock, quiet)
     except KeyboardInterrupt:
@@ -84,6 +92,59 @@ def push(queue: Queue, tasks: int, quiet: bool) -> None:
         report = queue.push_many(payloads(tasks), progress=bar)
     seconds = time.perf_counter() - began
     say(f"pushed {report.created:,} tasks in {seconds:.1f} s: {report.created / seconds:,.0f}/s", quiet=quiet)
+
+
+def with_spark(quiet: bool) -> bool:
+    there = importlib.util.find_spec("pyspark") is not None
+    if not there:
+        say("without Spark, which is not installed: pip install 'penstock[spark]'", quiet=quiet)
+    return there
+
+
+def load(queue: Queue, dsn: str, home: Path, tasks: int, quiet: bool) -> None:
+    """From a Parquet file, by Spark's executors, as a data engineer would."""
+    from penstock.spark import push as push_frame  # noqa: PLC0415 - an extra
+    from penstock.spark import session  # noqa: PLC0415 - an extra
+
+    began = time.perf_counter()
+    settings: dict[str, Any] = {
+        "spark.ui.enabled": False,
+        "spark.ui.showConsoleProgress": False,
+        "spark.log.level": "ERROR",
+    }
+    with muted():
+        spark = session("penstock demo", master="local[*]", **settings)
+    try:
+        say(f"Spark {spark.version} is up after {time.perf_counter() - began:.1f} s", quiet=quiet)
+        file = home / "demo-tasks.parquet"
+        frame(spark, tasks).write.mode("overwrite").parquet(str(file))
+        began = time.perf_counter()
+        report = push_frame(spark.read.parquet(str(file)), queue.name, dsn=dsn)
+        seconds = time.perf_counter() - began
+        took = f"in {seconds:.1f} s: {report.created / seconds:,.0f}/s"
+        say(f"Spark pushed {report.created:,} tasks from {file} {took}", quiet=quiet)
+    finally:
+        spark.stop()
+
+
+def frame(spark: SparkSession, count: int) -> DataFrame:
+    """What `payloads` gives, as rows."""
+    lines = "array(named_struct('item', id % 97, 'cents', id % 9973))"
+    fields = f"'invoice', id, 'to', concat('customer-', id, '@example.com'), 'lines', {lines}"
+    return spark.range(count).selectExpr(f"named_struct({fields}) as payload")
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """Spark's Java greets with warnings before it can be told not to; what goes wrong comes as an exception."""
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - not a file of ours
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def payloads(count: int) -> Iterator[Json]:

@@ -21,7 +21,7 @@ from penstock.pipeline.lake import Lake, Scope, State
 from penstock.spark.hints import as_ours
 from penstock.spark.options import Place
 from penstock.spark.place import opened
-from penstock.spark.session import hide_secrets
+from penstock.spark.session import make_ready
 
 Tell = Callable[[str], None]
 
@@ -95,7 +95,7 @@ def own(spark: SparkSession) -> SparkSession:
     session.conf.set("spark.sql.maxConcurrentOutputFileWriters", "64")  # else all rows are sorted by day first
     if session.conf.get("spark.sql.shuffle.partitions") == "200":  # nobody has said anything else
         session.conf.set("spark.sql.shuffle.partitions", str(4 * session.sparkContext.defaultParallelism))
-    hide_secrets(session)
+    make_ready(session)
     return session
 
 

@@ -14,7 +14,7 @@ from penstock.model import OnConflict
 from penstock.spark import options
 from penstock.spark.hints import as_ours
 from penstock.spark.rows import planned
-from penstock.spark.session import hide_secrets
+from penstock.spark.session import make_ready
 from penstock.spark.writer import job_named
 
 
@@ -49,9 +49,11 @@ def push(
     reject_table: str | None = None,
     txn_app_id: str | None = None,
     txn_version: int | None = None,
+    max_connections: int | None = None,
 ) -> SparkReport:
     """A DataFrame's rows as tasks. Columns: payload (JSON text, struct or map), and if there are any subject, kind,
-    due, priority. With `txn_app_id` and `txn_version` the same call can be repeated: its rows are written once."""
+    due, priority. With `txn_app_id` and `txn_version` the same call can be repeated: its rows are written once. So many
+    executors write at once as there may be connections; by default all that run."""
     told: dict[str, str | None] = {
         "queue": queue,
         "onConflict": on_conflict,
@@ -60,6 +62,7 @@ def push(
         "rejectTable": reject_table,
         "txnAppId": txn_app_id,
         "txnVersion": None if txn_version is None else str(txn_version),
+        "maxConnections": None if max_connections is None else str(max_connections),
     }
     given = {name: value for name, value in told.items() if value is not None}
     asked = options.for_writing(given)
@@ -68,7 +71,7 @@ def push(
         given |= {"txnAppId": f"once {uuid4()}", "txnVersion": "0"}  # a name, so that we can ask what became of it
     job = job_named(given["txnAppId"], int(given["txnVersion"]))
     with Penstock(dsn, max_connections=2) as app:
-        hide_secrets(df.sparkSession)
+        make_ready(df.sparkSession)
         write(df, given | {"url": app.dsn})
         found = app.queue(queue).job_report(job)
     return SparkReport(job, **(found or {}))

@@ -25,8 +25,9 @@ from penstock import validate
 from penstock.errors import ConfigError, Conflict, PenstockError, Unavailable, shown
 from penstock.model import Horizon, Span, Window
 from penstock.spark.hints import hinted
-from penstock.spark.options import HistoryOptions, Place
+from penstock.spark.options import HistoryOptions, Pace, Place
 from penstock.spark.place import found, opened
+from penstock.spark.session import make_ready
 from penstock.wire import for_other_drivers, meant
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ FIRST = 256  # pages of the first transaction; then as many as take about so lon
 SECONDS = 0.15
 BYTES = 8 << 20
 MOST = 1 << 16
+REST = 19.0  # times as long as a slice took: while workers are at it, reading shall not be felt (decision 20)
 LEAST = 64  # pages for which a Spark task of their own is worth its while
 ROWS = 20_000  # in a batch for Spark
 
@@ -121,10 +123,12 @@ def read_history(
     until: datetime | str | None = None,
     dsn: str | None = None,
     partitions: int | None = None,
+    pace: Pace = "gentle",
     window: tuple[Horizon, Horizon] | None = None,
 ) -> DataFrame:
-    """History as a DataFrame: one row per finished attempt, of a queue or all, finished in [since, until); of a window,
-    for those who come again: what was written between two horizons, always the same."""
+    """History as a DataFrame: one row per finished attempt, of a queue or all, finished in [since, until). A gentle
+    reader rests most of the time while workers claim tasks; `pace="full"` takes what it can get. A window is for those
+    who come again: what was written between two horizons, always the same."""
     given = {
         "url": found(Place(dsn))[0] or None,
         "queue": None if queue is None else validate.queue_name(queue),
@@ -132,7 +136,9 @@ def read_history(
         "until": None if until is None else validate.moment(until, "until").isoformat(),
         "numPartitions": partitions,
         "window": None if window is None else json.dumps([at._asdict() for at in window]),
+        "pace": pace,
     }
+    make_ready(spark)
     reader = spark.read.format("penstock").option("read", "history")
     for name, value in given.items():
         if value is not None:
@@ -210,11 +216,20 @@ def read(options: HistoryOptions, partition: InputPartition) -> Iterator[pa.Reco
         return  # Spark's own, where nothing was planned
     with connected(options.place) as line:
         for span in partition.spans:
-            for table in sliced(line, partition, span):
-                yield from with_names(table, partition.names).to_batches(ROWS)
+            for slice_ in sliced(line, partition, span):
+                began = time.monotonic() - slice_.seconds
+                yield from with_names(slice_.table, partition.names).to_batches(ROWS)
+                if slice_.beside_workers and options.pace == "gentle":
+                    time.sleep(REST * (time.monotonic() - began))  # Spark's part of the work counts, too
 
 
-def sliced(line: Line, part: Part, span: Span) -> Iterator[pa.Table]:
+class Slice(NamedTuple):
+    table: pa.Table
+    beside_workers: bool  # somebody claims tasks meanwhile
+    seconds: float = 0.0
+
+
+def sliced(line: Line, part: Part, span: Span) -> Iterator[Slice]:
     """A span's rows, a few pages at a time. Each time they are all here before Spark gets any: no transaction of ours
     waits for it. One that PostgreSQL had to end because it took too long is tried again with fewer."""
     first, end, size = span.first_page, span.first_page + span.pages, FIRST
@@ -222,16 +237,16 @@ def sliced(line: Line, part: Part, span: Span) -> Iterator[pa.Table]:
         pages = range(first, min(first + size, end))
         began = time.monotonic()
         try:
-            table = line.rows(say.history_rows(part.window, part.queues, span.day, pages), span)
+            found = line.rows(say.history_rows(part.window, part.queues, span.day, pages), span)
         except Unavailable as error:
             if error.reason != "retry" or len(pages) == 1:
                 raise
             size = max(len(pages) // 8, 1)
             continue
         first = pages.stop
-        size = paced(len(pages), time.monotonic() - began, table.nbytes)
-        if table.num_rows:
-            yield table
+        seconds = time.monotonic() - began
+        size = paced(len(pages), seconds, found.table.nbytes)
+        yield found._replace(seconds=seconds)
 
 
 def paced(pages: int, seconds: float, size: int) -> int:
@@ -253,7 +268,7 @@ class Line(NamedTuple):
 
     connection: Any
 
-    def rows(self, statement: str, span: Span) -> pa.Table:
+    def rows(self, statement: str, span: Span) -> Slice:
         """In a transaction of its own. The day is locked from its first row on: if it is still there at the end, it was
         there all the time."""
         with self.shortly() as cursor:
@@ -263,7 +278,7 @@ class Line(NamedTuple):
             there = cursor.fetchone()
         if there is None:
             raise Conflict(f"history of {span.day} was dropped while it was being read. Read again what is there now")
-        return table
+        return Slice(table, beside_workers=there[0])
 
     def table(self, statement: str) -> pa.Table:
         """Of what nobody drops, in a transaction of its own."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal, get_args
 
 from penstock import validate
 from penstock.errors import ValidationError, shown
@@ -16,9 +16,11 @@ from penstock.model import Horizon, OnConflict
 from penstock.statements import conflict, table_name
 
 MOST_PARTITIONS = 1000
+STREAM_PARTITIONS, HISTORY_PARTITIONS = 2, 4  # unless somebody says how many
 MOST_ROWS = 10_000_000
 
 Parse = Callable[[str], Any]
+Pace = Literal["gentle", "full"]  # how a reader of history behaves beside workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class WriteOptions:
     reject_table: str | None = None
     txn_app_id: str | None = None
     txn_version: int | None = None
+    max_connections: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class StreamOptions:
     queue: str
     consumer_group: str = "default"
     max_rows: int = 50_000
-    partitions: int = 2
+    partitions: int = STREAM_PARTITIONS
     lease: timedelta = timedelta(minutes=5)
 
 
@@ -61,7 +64,8 @@ class HistoryOptions:
     queue: str | None = None
     since: datetime | None = None
     until: datetime | None = None
-    partitions: int = 4
+    partitions: int = HISTORY_PARTITIONS
+    pace: Pace = "gentle"
     window: tuple[Horizon, Horizon] | None = None  # only what was written between these two
 
 
@@ -96,6 +100,12 @@ def words(name: str, most: int = 200) -> Parse:
         return validate.text(text, name, most)
 
     return parse
+
+
+def pace(text: str) -> str:
+    if text not in get_args(Pace):
+        raise ValidationError(f"pace: {shown(text)} is neither gentle nor full", field="pace")
+    return text
 
 
 def moment(name: str) -> Parse:
@@ -135,12 +145,14 @@ WRITE: dict[str, tuple[str, Parse]] = {
     "rejectTable": ("reject_table", table_name),
     "txnAppId": ("txn_app_id", words("txnAppId")),
     "txnVersion": ("txn_version", number("txnVersion", 0, 2**63 - 1)),
+    "maxConnections": ("max_connections", number("maxConnections", 1, MOST_PARTITIONS)),
 }
 STREAM: dict[str, tuple[str, Parse]] = {
     "queue": ("queue", validate.queue_name),
     "consumerGroup": ("consumer_group", words("consumerGroup")),
     "maxRowsPerTrigger": ("max_rows", number("maxRowsPerTrigger", 1, MOST_ROWS)),
     "numPartitions": ("partitions", number("numPartitions", 1, MOST_PARTITIONS)),
+    "maxConnections": ("max_connections", number("maxConnections", 1, MOST_PARTITIONS)),
     "lease": ("lease", lease),
 }
 HISTORY: dict[str, tuple[str, Parse]] = {
@@ -149,6 +161,8 @@ HISTORY: dict[str, tuple[str, Parse]] = {
     "until": ("until", moment("until")),
     "numPartitions": ("partitions", number("numPartitions", 1, MOST_PARTITIONS)),
     "window": ("window", window),
+    "maxConnections": ("max_connections", number("maxConnections", 1, MOST_PARTITIONS)),
+    "pace": ("pace", pace),
 }
 PASSWORD = re.compile(r"\bpassword\s*=|://[^/@]*:[^/@]+@")
 READ = "read"  # what a read reads: tasks, as a stream, or history
@@ -176,11 +190,11 @@ def for_stream_writing(given: Mapping[str, str]) -> WriteOptions:
 
 
 def for_streaming(given: Mapping[str, str]) -> StreamOptions:
-    return StreamOptions(**read(given, STREAM, "reading a stream"))
+    return StreamOptions(**capped(read(given, STREAM, "reading a stream"), STREAM_PARTITIONS))
 
 
 def for_history(given: Mapping[str, str]) -> HistoryOptions:
-    found = HistoryOptions(**read(given, HISTORY, "reading history", needed=()))
+    found = HistoryOptions(**capped(read(given, HISTORY, "reading history", needed=()), HISTORY_PARTITIONS))
     if found.since is not None and found.until is not None and found.since >= found.until:
         raise ValidationError(f"since: {found.since} is not before until, {found.until}", field="since")
     return found
@@ -192,6 +206,12 @@ def for_history_stream(given: Mapping[str, str]) -> HistoryOptions:
     if found.window is not None:
         raise ValidationError("window: a stream has its own", field="window")
     return found
+
+
+def capped(found: dict[str, Any], usual: int) -> dict[str, Any]:
+    """Each partition that is read has a connection of its own: there are no more of them than of those."""
+    most = found.pop("max_connections", MOST_PARTITIONS)
+    return found | {"partitions": min(most, found.get("partitions", usual))}
 
 
 def reads_history(given: Mapping[str, str], *, stream: bool) -> bool:

@@ -39,6 +39,7 @@ class Target(NamedTuple):
     largest: int
     on_conflict: OnConflict
     reject_table: str | None
+    places: int | None = None
 
 
 class Part(NamedTuple):
@@ -210,6 +211,7 @@ def write_part(part: Part, target: Target, *, copying: bool) -> dict[str, int]:
             copying=copying,
             counted={"superseded": part.superseded} if part.superseded else {},
             reject_table=target.reject_table,
+            places=target.places,
         )
 
     try:

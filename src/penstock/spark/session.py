@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
-from collections.abc import MutableMapping
+import threading
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
@@ -34,7 +37,8 @@ def session(app_name: str = "penstock", *, master: str | None = None, **conf: An
     if SparkSession.getActiveSession() is None:
         prepare(os.environ, master)
         # Jars and memory are for the start of its Java; only then SparkConf knows what spark-submit was told.
-        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*given.items()]))  # noqa: SLF001 - no other way
+        with unhurried():
+            SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*given.items()]))  # noqa: SLF001 - no other way
     told = SparkConf().setAll([*given.items()])
     told.setIfMissing("spark.master", "local[*]")
     if app_name != "penstock" or not told.contains("spark.app.name"):
@@ -42,7 +46,7 @@ def session(app_name: str = "penstock", *, master: str | None = None, **conf: An
     for name, value in SETTINGS.items():
         told.setIfMissing(name, value)
     found = SparkSession.builder.config(conf=told).getOrCreate()
-    hide_secrets(found)
+    make_ready(found)
     return found
 
 
@@ -60,8 +64,28 @@ def prepare(environ: MutableMapping[str, str], master: str | None) -> None:
         environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else local-cluster may look for itself at a wrong address
 
 
-def hide_secrets(spark: SparkSession) -> None:
-    """The options of plans, in any session: somebody else's hides only what is called a url."""
+@contextmanager
+def unhurried() -> Iterator[None]:
+    """Ctrl-C waits until Java is up: one that has not said where it listens is left running for ever."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if pressed:
+            signal.raise_signal(signal.SIGINT)
+
+
+def make_ready(spark: SparkSession) -> None:
+    """Any session, somebody else's too, in any thread: Spark looks for `format("penstock")` in the active session, and
+    only the thread that made a session has one. No options are seen in plans: others hide only what is called a url."""
+    SparkSession._activeSession = spark  # noqa: SLF001 - as Spark does where it makes a DataFrame
+    java: Any = spark._jvm  # noqa: SLF001 - the same
+    java.SparkSession.setActiveSession(spark._jsparkSession)  # noqa: SLF001 - the same
     name = "spark.sql.redaction.options.regex"
     pattern = spark.conf.get(name, "") or ""
     if "dsn" not in pattern:

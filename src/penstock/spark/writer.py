@@ -8,8 +8,11 @@ its number.
 
 from __future__ import annotations
 
+import random
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from uuid import UUID, uuid4, uuid5
 
@@ -18,7 +21,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from penstock.errors import ConfigError, Conflict, ValidationError
+from penstock.errors import ConfigError, Conflict, NoPlace, ValidationError
 from penstock.queue import Queue
 from penstock.spark.options import Place, WriteOptions
 from penstock.spark.parts import Partition, Target, in_hex
@@ -26,6 +29,7 @@ from penstock.spark.place import found, opened
 from penstock.spark.rows import planned
 
 JOBS = UUID("8d6f7c0e-3a55-4f0e-9a0d-0c6b9f3b7c11")  # the namespace of jobs that have a name
+KNOCKING = (0.2, 0.8)  # seconds until somebody who found no place asks again
 QUERY, MICRO_BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
@@ -65,12 +69,28 @@ class Writer:
         context = TaskContext.get()
         assert context is not None
         number = context.partitionId()
-        asked = self._asked
-        with opened(asked.place) as database, Partition(job, number) as partition:
-            target = Target(Queue(database, asked.queue), *self._limits, asked.on_conflict, asked.reject_table)
-            partition.fill(self._plan, batches, target)
-            counts = partition.write(target) if partition.rows else Counter[str]()
+        with Partition(job, number) as partition:
+            with self.target() as target:
+                partition.fill(self._plan, batches, target)
+            counts = self.written(partition) if partition.rows else Counter[str]()
             return Written(job, number, partition.rows, partition.checksum, dict(counts))
+
+    def written(self, partition: Partition) -> Counter[str]:
+        """Where all places of a budget are taken, without a connection until one may be free. Parts that are written
+        already are found in the ledger."""
+        while True:
+            try:
+                with self.target() as target:
+                    return partition.write(target)
+            except NoPlace:
+                time.sleep(random.uniform(*KNOCKING))  # noqa: S311 - no secret
+
+    @contextmanager
+    def target(self) -> Iterator[Target]:
+        asked = self._asked
+        with opened(asked.place) as database:
+            queue = Queue(database, asked.queue)
+            yield Target(queue, *self._limits, asked.on_conflict, asked.reject_table, asked.max_connections)
 
     def seal(self, job: UUID, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Partitions without rows are none: how many of them there are is up to Spark."""

@@ -45,7 +45,7 @@ begin
         from pg_catalog.pg_proc as p
         join (values
             ('penstock_producer', array['contract', 'clock', 'push', 'push_many', 'enter_part', 'note_report', 'the_queue',
-                                        'largest_payload', 'status', 'enter_partition', 'seal_job', 'job_report', 'judge_payloads',
+                                        'largest_payload', 'status', 'enter_partition', 'take_place', 'seal_job', 'job_report', 'judge_payloads',
                                         'note_rejects']),
             ('penstock_worker', array['contract', 'clock', 'claim', 'extend', 'extend_many', 'settle', 'release', 'at_place', 'the_queue',
                                       'largest_payload', 'status', 'upkeep', 'beat', 'leave', 'set_kinds', 'schedules', 'next_schedule',

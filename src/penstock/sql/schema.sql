@@ -621,7 +621,11 @@ begin
     end if;
     loop
         if v_hint is null then
-            perform penstock.squeeze(v_queue.id);
+            -- Folding counters is no hurry, and dearer than the claim of one task: twice a second, by what expire remembers.
+            if (select l.until > v_now - interval '500 milliseconds' from penstock.low as l where l.queue_id = v_queue.id)
+               is not true then
+                perform penstock.squeeze(v_queue.id);
+            end if;
             perform penstock.expire(v_queue.id, 1000);
             perform penstock.promote(v_queue.id, greatest(2 * p_limit, 1000));
             v_now := penstock.clock();
@@ -1269,7 +1273,7 @@ begin
                               where l.queue_id = p_queue_id and l.until >= v_from and l.until < v_now))
     where b.ctid = any(array(
         select l.ctid from penstock.low as l
-        where l.queue_id = p_queue_id and l.until < v_now - interval '1 second' for update skip locked));
+        where l.queue_id = p_queue_id and l.until < v_now - interval '500 milliseconds' for update skip locked));
     return v_count;
 end
 $$;
@@ -2032,6 +2036,14 @@ declare
 begin
     perform penstock.check_arrays(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_on_conflict);
     perform penstock.check_push(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, penstock.largest_payload(v_queue));
+    if cardinality(p_payloads) = 1 and p_subjects[1] is null then
+        -- It can meet no other task: half the work.
+        return query
+        insert into penstock.task as t (queue_id, priority, kind, payload, due)
+        values (v_queue.id, coalesce(p_priorities[1], 5::smallint), coalesce(p_kinds[1], 'default'), p_payloads[1]::jsonb, p_dues[1])
+        returning 1, t.id, 'created', case when t.due is null then 'pending' else 'planned' end;
+        return;
+    end if;
     -- The last of equal subjects wins.
     select array_agg(s.n) into v_twice
     from (
@@ -3126,6 +3138,19 @@ CREATE FUNCTION penstock.system() RETURNS bigint
     LANGUAGE sql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN (SELECT pg_control_system.system_identifier FROM pg_control_system() pg_control_system(pg_control_version, catalog_version_no, system_identifier, pg_control_last_modified));
+CREATE FUNCTION penstock.take_place(p_job uuid, p_places integer) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    for n in 1 .. p_places loop
+        if pg_try_advisory_xact_lock(hashtext('penstock.job ' || p_job), n) then
+            return true;
+        end if;
+    end loop;
+    return false;
+end
+$$;
 CREATE FUNCTION penstock.take_samples() RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3944,6 +3969,8 @@ GRANT ALL ON FUNCTION penstock.status(p_queue text) TO penstock_producer;
 GRANT ALL ON FUNCTION penstock.status(p_queue text) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.status(p_queue text) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.system() FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.take_place(p_job uuid, p_places integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.take_place(p_job uuid, p_places integer) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.take_samples() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.the_queue(p_name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.the_queue(p_name text) TO penstock_producer;

@@ -31,6 +31,19 @@ begin
 end
 $$;
 
+-- One of the places for those who write a job at the same time, until the transaction ends. False: all are taken.
+create or replace function penstock.take_place(p_job uuid, p_places int) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    for n in 1 .. p_places loop
+        if pg_try_advisory_xact_lock(hashtext('penstock.job ' || p_job), n) then
+            return true;
+        end if;
+    end loop;
+    return false;
+end
+$$;
+
 -- A repeat that differs is an error that says in what, never a skip.
 create or replace function penstock.check_repeat(
     p_what text, p_known penstock.ledger, p_queue penstock.queue, p_rows bigint, p_checksum text

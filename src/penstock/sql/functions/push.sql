@@ -72,6 +72,15 @@ begin
     perform penstock.check_arrays(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_on_conflict);
     perform penstock.check_push(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, penstock.largest_payload(v_queue));
 
+    if cardinality(p_payloads) = 1 and p_subjects[1] is null then
+        -- It can meet no other task: half the work.
+        return query
+        insert into penstock.task as t (queue_id, priority, kind, payload, due)
+        values (v_queue.id, coalesce(p_priorities[1], 5::smallint), coalesce(p_kinds[1], 'default'), p_payloads[1]::jsonb, p_dues[1])
+        returning 1, t.id, 'created', case when t.due is null then 'pending' else 'planned' end;
+        return;
+    end if;
+
     -- The last of equal subjects wins.
     select array_agg(s.n) into v_twice
     from (

@@ -447,7 +447,7 @@ begin
                               where l.queue_id = p_queue_id and l.until >= v_from and l.until < v_now))
     where b.ctid = any(array(
         select l.ctid from penstock.low as l
-        where l.queue_id = p_queue_id and l.until < v_now - interval '1 second' for update skip locked));
+        where l.queue_id = p_queue_id and l.until < v_now - interval '500 milliseconds' for update skip locked));
     return v_count;
 end
 $$;
