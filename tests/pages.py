@@ -43,7 +43,7 @@ PATIENCE = 120
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(\$ |penstock |python |make |export |pip |curl )")
-SYNOPSIS = re.compile(r"\[-|[ =][A-Z]{3,}( |$)", re.MULTILINE)  # how a command is called, not a call of it
+SYNOPSIS = re.compile(r"^penstock .*(?:\[-|[ =][A-Z]{3,}(?: |$))", re.MULTILINE)  # how it is called, not a call
 FILE = re.compile(r"`([\w/.-]+\.\w+)`")
 NUMBER = re.compile(r"(?:\d[\d,.]*(?: ?(?:ms|[smhd])(?![a-z]))?)+|–")
 LOGGED = '{"at": '  # a worker's log, in JSON unless there is a terminal
