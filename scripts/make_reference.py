@@ -149,7 +149,7 @@ def call(name: str, found: Callable[..., Any]) -> str:
     for one in given:
         if one.kind is one.KEYWORD_ONLY and not any(p == "*" or p.startswith("*") for p in parts):
             parts.append("*")
-        stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        stars = "*" if one.kind is one.VAR_POSITIONAL else "**" if one.kind is one.VAR_KEYWORD else ""
         parts.append(stars + one.name + annotation(one.annotation) + value(one))
     answer = signature.return_annotation
     answer = "" if answer in (inspect.Signature.empty, "None", None) else answer

@@ -297,8 +297,8 @@ def simple(text: str) -> list[str]:
 def checked_elsewhere(block: Block, place: str) -> None:
     match block.language:
         case "text":
-            command = re.search(r"^(\$ |penstock )", block.text, re.MULTILINE)
-            assert command is None or SYNOPSIS.search(block.text), f"{place}: console or sh?"
+            called = re.search(r"^(\$ |penstock )", block.text, re.MULTILINE)
+            assert called is None or SYNOPSIS.search(block.text), f"{place}: console or sh?"
         case "json":
             json.loads(block.text)
         case "cron":
