@@ -253,7 +253,7 @@ def spark() -> str:
     parts = [SPARK]
     for title, known, kind in uses:
         defaults = {one.name: one for one in dataclasses.fields(kind)}
-        rows = [(f"`{name}`", f"`{field}`", spark_default(defaults[field])) for name, (field, _) in known.items()]
+        rows = [(f"`{name}`", f"`{field}`", spark_default(defaults.get(field))) for name, (field, _) in known.items()]
         parts.append(f"\n## {title}\n\n{own_words(kind)}\n\n{table(('option', 'in Python', 'default'), rows)}")
     parts.append("\n## Functions\n")
     module = __import__("penstock.spark", fromlist=["spark"])
@@ -263,7 +263,9 @@ def spark() -> str:
     return re.sub(r"\n{3,}", "\n\n", "".join(parts))
 
 
-def spark_default(field: dataclasses.Field[Any]) -> str:
+def spark_default(field: dataclasses.Field[Any] | None) -> str:
+    if field is None or field.default is None:
+        return ""
     return "required" if field.default is dataclasses.MISSING else f"`{field.default}`"
 
 

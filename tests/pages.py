@@ -43,7 +43,7 @@ PATIENCE = 120
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(\$ |penstock |python |make |export |pip |curl )")
-SYNOPSIS = re.compile(r"\[-|[ =][A-Z]{3,}( |$)", re.MULTILINE)  # how a command is called, not a call of it
+SYNOPSIS = re.compile(r"^penstock .*(?:\[-|[ =][A-Z]{3,}(?: |$))", re.MULTILINE)  # how it is called, not a call
 FILE = re.compile(r"`([\w/.-]+\.\w+)`")
 NUMBER = re.compile(r"(?:\d[\d,.]*(?: ?(?:ms|[smhd])(?![a-z]))?)+|–")
 LOGGED = '{"at": '  # a worker's log, in JSON unless there is a terminal
@@ -297,8 +297,8 @@ def simple(text: str) -> list[str]:
 def checked_elsewhere(block: Block, place: str) -> None:
     match block.language:
         case "text":
-            command = re.search(r"^(\$ |penstock )", block.text, re.MULTILINE)
-            assert command is None or SYNOPSIS.search(block.text), f"{place}: console or sh?"
+            called = re.search(r"^(\$ |penstock )", block.text, re.MULTILINE)
+            assert called is None or SYNOPSIS.search(block.text), f"{place}: console or sh?"
         case "json":
             json.loads(block.text)
         case "cron":
