@@ -1,4 +1,4 @@
-"""The scaler's bars: every policy on every trace, side by side. python bench/scaler.py [--seeds 5] [--grid]
+"""The scaler's bars: every policy on every trace, side by side. python bench/scaler.py [policies|loop|backtest] [--seeds 5]
 
 Made-up traces and three windows of a recorded one: promise 30 s, start latency 20 s, a decision every 5 s, tasks of
 2 s, as many workers as half again the clairvoyant's peak. And one trace whose promise is shorter than a start.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -212,10 +213,14 @@ With a promise of 10 s, half of what a worker takes to start, `deadline` on on-o
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", nargs="?", choices=["policies", "loop", "backtest"], default="policies")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--grid", action="store_true", help="also each rival with its best knobs, trace by trace")
     parser.add_argument("--write", type=Path, help="a directory for the table and the picture")
     asked = parser.parse_args()
+    if asked.what != "policies":
+        script = Path(__file__).parent / {"loop": "scaler_loop.py", "backtest": "backtest.py"}[asked.what]
+        sys.exit(subprocess.run([sys.executable, script], check=False).returncode)
     scores = suite(asked.seeds, with_grid=asked.grid)
     hasty = judge(POLICIES[DEFAULT], cases("on-off", HASTY, asked.seeds))
     show(HEAD, lines(scores))

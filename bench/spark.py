@@ -1,8 +1,9 @@
-"""Spark's bars, as ratios side by side in one run: python bench/spark.py write|read|beside|stream|all"""
+"""Spark's bars, as ratios side by side in one run: python bench/spark.py write|read|beside|stream|pipeline|all"""
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,23 @@ from bench.spark_read import beside, read
 from bench.spark_stream import stream
 from bench.spark_write import write
 
-BENCHES: dict[str, Callable[..., bool]] = {"write": write, "read": read, "beside": beside, "stream": stream}
+HERE = Path(__file__).parent
+
+
+def pipeline(_: Ground, rows: int | None = None, rounds: int | None = None) -> bool:
+    """History to a lake: stages, a second run, a queue beside it. A process of its own: its Java has a low priority."""
+    told = {"--rows": rows, "--rounds": rounds}
+    more = [str(word) for name, value in told.items() if value for word in (name, value)]
+    return subprocess.run([sys.executable, HERE / "pipeline.py", "all", *more], check=False).returncode == 0
+
+
+BENCHES: dict[str, Callable[..., bool]] = {
+    "write": write,
+    "read": read,
+    "beside": beside,
+    "stream": stream,
+    "pipeline": pipeline,
+}
 
 
 def main() -> None:
@@ -33,7 +50,8 @@ def main() -> None:
         for name in BENCHES if given.which == "all" else [given.which]:
             print(f"\n== {name}: {(BENCHES[name].__doc__ or '').strip()}", flush=True)
             kept.append(BENCHES[name](ground, **options))
-        ground.spark.stop()
+        if "spark" in vars(ground):
+            ground.spark.stop()
     sys.exit(0 if all(kept) else 1)
 
 
