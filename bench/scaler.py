@@ -1,4 +1,4 @@
-"""The scaler's bars: every policy on every trace, side by side. python bench/scaler.py [policies|loop|backtest] [--seeds 5]
+"""The scaler's bars: every policy on every trace, side by side: python bench/scaler.py [policies|loop|backtest]
 
 Made-up traces and three windows of a recorded one: promise 30 s, start latency 20 s, a decision every 5 s, tasks of
 2 s, as many workers as half again the clairvoyant's peak. And one trace whose promise is shorter than a start.
