@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from pages import Stage
 
-SPARK = frozenset({"docs/spark.md"})
+SPARK = frozenset({"docs/pipeline.md", "docs/spark.md"})
 
 QUEUES = """
 from penstock import Penstock as _Penstock
@@ -67,6 +69,21 @@ def handle(record): ...
 def sink(batch, number): batch.count()
 """
 
+APPLICATION = """
+from penstock import Penstock
+
+app = Penstock()
+
+@app.task(queue="mail")
+def send(to: str) -> None: ...
+"""
+SOME_HISTORY = """
+with _Penstock() as _app:
+    _app.queue("mail").push_many({"n": n} for n in range(100))
+    _app.queue("mail").settle(_app.queue("mail").claim(100))
+"""
+TODAY = f"{datetime.now(UTC):%Y-%m-%d}"
+
 STAGES: dict[str, Stage] = {
     "README.md": Stage(
         embedded=True,
@@ -104,6 +121,13 @@ STAGES: dict[str, Stage] = {
     ),
     "docs/spark.md": Stage(python=queues("mail", "images") + SESSION, sql=BACKLOG),
     "docs/roles.md": Stage(python=queues("mail")),
+    "docs/scaling.md": Stage(
+        python=queues("mail"),
+        files={"myproject/__init__.py": "", "myproject/tasks.py": APPLICATION},
+    ),
+    "docs/watch.md": Stage(parsed=True),
+    "docs/backtest.md": Stage(parsed=True),
+    "docs/pipeline.md": Stage(python=queues("mail") + SOME_HISTORY, instead={"/srv/lake": "lake", "2026-11-15": TODAY}),
     "docs/adopt.md": Stage(
         sql=BACKLOG,
         python="import threading\ndef call_the_service(id): ...\n",
