@@ -33,6 +33,7 @@ def queue_settings(socket_dir: Path, port: int) -> dict[str, str]:
         # Every task leaves dead rows behind: vacuum soon and without pauses.
         "autovacuum_naptime": "10s",
         "autovacuum_vacuum_cost_delay": "0",
+        "search_path": "public",  # not "$user", who is called penstock: people's tables would be among ours
         "timezone": "UTC",
         "log_timezone": "UTC",
         "logging_collector": "off",
