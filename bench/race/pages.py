@@ -152,7 +152,7 @@ def better(found: Found, peers: Sequence[Peer]) -> str:
 
 # --- the picture ------------------------------------------------------------------------------------------------------
 
-BAR, ROW, NAMES = 9.0, 34.0, 118.0
+BAR, ROW, NAMES = 9.0, 34.0, 122.0
 
 
 def chart(found: Found, peers: Sequence[Peer]) -> str:
