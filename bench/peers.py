@@ -59,7 +59,9 @@ class Race:
             self.keep(peer, lambda one, peer: one.add_latency(measures.latency(self.server, peer, PUSHES, RATE)))
 
     def wal(self) -> None:
-        """How much is known from push and drain; here in what portions. Once: counts do not depend on the weather."""
+        """How much, unless a drain has said it; and in what portions. Once: counts do not depend on the weather."""
+        if not any(one.wal for one in self.found.values()):
+            self.laps(2, rounds=1)
         for peer in self.turns("batches", lambda peer: peer.postgres, rounds=1):
             self.keep(peer, lambda one, peer: one.add_batches(self.portions(peer)))
 
@@ -77,8 +79,8 @@ class Race:
 
     # --- how
 
-    def laps(self, processes: int) -> None:
-        for peer in self.turns(f"push, drain with {processes}", lambda _: True):
+    def laps(self, processes: int, rounds: int | None = None) -> None:
+        for peer in self.turns(f"push, drain with {processes}", lambda _: True, rounds):
             self.keep(peer, partial(self.lap, processes))
 
     def lap(self, processes: int, one: Figures, peer: Peer) -> None:
