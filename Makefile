@@ -1,6 +1,6 @@
 # The one door. `make demo` and `make test` set everything up themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-spark test-compat faults check format generate schema docs bench clean
+.PHONY: help setup demo test test-all test-spark test-compat faults check format generate schema docs bench bench-peers clean
 
 BIN := .venv/bin
 SQL := $(wildcard src/penstock/sql/migrations/*.sql)
@@ -74,6 +74,9 @@ bench: .venv/ready  ## all benchmarks: the queue, its workers, the scaler; resul
 	@$(BIN)/python bench/scaler.py
 	@$(BIN)/python bench/adopt.py all
 	@$(BIN)/python bench/spark.py all
+
+bench-peers: .venv/ready  ## the race: Penstock beside its peers, installed for it; writes docs/race.md
+	@$(BIN)/python bench/peers.py all --write docs
 
 clean:  ## remove what can be made again (not the embedded server's data)
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

@@ -1,0 +1,166 @@
+"""Who runs: each with the script that speaks to it, the settings that make it fast, and where its ends are recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Home = Literal["ours", "python", "node"]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    name: str
+    script: str  # in bench/peers
+    home: Home  # which environment runs it
+    settings: str
+    package: str = ""
+    module: str = ""  # where it is not the package's name
+    open: str = ""  # how many tasks have no recorded end: SQL, or commands whose answers are added
+    redis: bool = False
+    variant: str = ""
+    forks: bool = False  # one command has all processes, else one command for each
+    share: int = 1  # slow ones get a part of the tasks; the figures are rates
+    returns: float | None = None  # about when a dead worker's task runs again by itself, at defaults
+    returns_said: str = ""  # where that is not waited for
+    rescue: bool = False  # its script can hurry what would take hours, or a hand
+    limit: bool = False  # not a queue: what there would be without one
+    better: str = ""  # what it does that we do not
+
+    @property
+    def postgres(self) -> bool:
+        return not self.redis
+
+    @property
+    def ours(self) -> bool:
+        return self.script == "on_penstock.py"
+
+    @property
+    def rival(self) -> bool:
+        return not self.ours and not self.limit
+
+
+OURS = "penstock"
+PENSTOCK = "push_many; `penstock work`, lease 30 s"
+LEFT_IN_PENSTOCK = "select count(*) from penstock.task"
+
+CONTESTANTS = (
+    Peer(
+        OURS,
+        "on_penstock.py",
+        "ours",
+        f"{PENSTOCK}, async handler, all defaults",
+        package="penstock",
+        open=LEFT_IN_PENSTOCK,
+        forks=True,
+        returns=30.0,
+    ),
+    Peer(
+        "penstock, sync handler",
+        "on_penstock.py",
+        "ours",
+        f"{PENSTOCK}, sync handler in threads, all defaults",
+        package="penstock",
+        open=LEFT_IN_PENSTOCK,
+        variant="sync",
+        forks=True,
+    ),
+    Peer(
+        "graphile-worker",
+        "on_graphile_worker.mjs",
+        "node",
+        "addJobs of 10,000; local queue 500, 24 jobs at once, completions batched without delay, unix socket",
+        package="graphile-worker",
+        open="select count(*) from graphile_worker._private_jobs",
+        returns_said="4 h, its fixed lock; sooner by hand (forceUnlockWorkers)",
+        rescue=True,
+        better="at home in a JavaScript application; serial named queues; a job can be replaced by its key",
+    ),
+    Peer(
+        "pg-boss",
+        "on_pg_boss.mjs",
+        "node",
+        "insert of 5,000; batches of 5,000 fetched while full, one handler call a batch, LISTEN, unix socket",
+        package="pg-boss",
+        open="select count(*) from pgboss.job where state < 'completed'",
+        returns_said="15 min and up to a minute (expireInSeconds); sooner with heartbeatSeconds",
+        better="flows of dependent jobs, per-group concurrency, publish and subscribe",
+    ),
+    Peer(
+        "pgqueuer",
+        "on_pgqueuer.py",
+        "python",
+        "asyncpg, uvloop; enqueue of 10,000; batches of 500, tables logged, its own autovacuum settings",
+        package="pgqueuer",
+        open="select count(*) from pgqueuer",
+        returns=60.0,
+        better="concurrency limits for each entry point across all workers; tracing",
+    ),
+    Peer(
+        "procrastinate",
+        "on_procrastinate.py",
+        "python",
+        "batch_defer of 5,000; 20 jobs at once, finished jobs deleted; it fetches one job a call",
+        package="procrastinate",
+        open="select count(*) from procrastinate_jobs where status in ('todo', 'doing')",
+        share=20,
+        returns_said="never by itself; its documentation has a periodic task of your own for it",
+        rescue=True,
+        better="locks that make jobs run one after the other; a Django application with an admin page",
+    ),
+    Peer(
+        "chancy",
+        "on_chancy.py",
+        "python",
+        "push_many of 5,000; 1,000 async jobs at once, eager polling, outcomes sent every 0.05 s",
+        package="chancy",
+        open="select count(*) from chancy_jobs where state in ('pending', 'running', 'retrying')",
+        share=5,
+        returns_said="about 2 min (heartbeat 90 s) with its Recovery plugin",
+        better="rate limits, workflows of dependent jobs, a dashboard",
+    ),
+    Peer(
+        "awa",
+        "on_awa.py",
+        "python",
+        "COPY of 5,000 (enqueue_many_copy); 512 workers in a process, polled every 50 ms; its core is Rust",
+        package="awa-pg",
+        module="awa",
+        open="select count(*) from awa.jobs where state::text not in ('completed', 'failed', 'cancelled')",
+        share=5,
+        returns=100.0,
+        better="workers in Rust too, on the same queue; handlers that wait for a call from outside; a web page",
+    ),
+    Peer(
+        "celery + redis",
+        "on_celery.py",
+        "python",
+        "solo pool, 1,000 prefetched, late acknowledgement, no results; Redis appends to its log, fsync every second",
+        package="celery",
+        open="LLEN celery, HLEN unacked",
+        redis=True,
+        share=20,
+        returns_said="1 h (visibility_timeout) with late acknowledgement; never at defaults, which acknowledge first",
+        better="canvases (chains, groups, chords), many brokers; and Redis answers sooner than a commit to disk can",
+    ),
+    Peer(
+        "dramatiq + redis",
+        "on_dramatiq.py",
+        "python",
+        "two threads a process, no bulk push; Redis appends to its log, fsync every second",
+        package="dramatiq",
+        open="HLEN dramatiq:default.msgs",
+        redis=True,
+        share=20,
+        returns_said="1 min (heartbeat_timeout), then when one in a thousand of its calls looks for the dead",
+        better="middleware for everything, rate limits; less to set up than Celery",
+    ),
+    Peer(
+        "limit: COPY, bare loop",
+        "on_bare.py",
+        "ours",
+        "COPY into one table; claim of 500 by UPDATE, DELETE and a history row: no retries, no fence, no counters",
+        open="select count(*) from bare",
+        limit=True,
+    ),
+)

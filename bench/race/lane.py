@@ -1,0 +1,213 @@
+"""One peer in one database: its commands as real processes, and what they tell."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import psycopg
+
+from bench.harness import Bench, Footprint
+from bench.race.contestants import Peer
+from bench.race.install import NODE, PLACE, PYTHON, ROOT, SCRIPTS
+from bench.race.redis import Redis, redis
+from bench.recovery import children
+
+NUMBER = count()
+STILL = 120.0  # seconds without progress: it stands
+Marks = list[tuple[float, int]]
+
+
+class PeerFailed(Exception):
+    pass
+
+
+@dataclass(slots=True)
+class Lane:
+    peer: Peer
+    home: Path
+    dsn: str
+    sql: psycopg.Connection
+    redis: Redis | None
+    hasty: bool
+    polls: int = 0
+    crew: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    # --- processes
+
+    def start(self, *command: str | int) -> subprocess.Popen[bytes]:
+        """In a session of its own: Ctrl-C is for us, and we end it."""
+        with (self.home / "errors").open("ab") as errors:
+            process = subprocess.Popen(
+                [*self.runs(), *map(str, command)],
+                env=self.environment(),
+                cwd=SCRIPTS,
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,
+            )
+        self.crew.append(process)
+        return process
+
+    def call(self, *command: str | int, timeout: float = 600.0) -> None:
+        process = self.start(*command)
+        self.ends(process, timeout)
+
+    def ends(self, process: subprocess.Popen[bytes], timeout: float = 600.0) -> None:
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise PeerFailed(f"{process.args!r} does not end") from None
+        self.crew.remove(process)
+        if code:
+            raise PeerFailed(f"exit code {code}: {self.errors()}")
+
+    def runs(self) -> list[str]:
+        if self.peer.home == "node":
+            return [str(NODE), str(PLACE / self.peer.script)]
+        return [sys.executable if self.peer.home == "ours" else str(PYTHON), str(SCRIPTS / self.peer.script)]
+
+    def environment(self) -> dict[str, str]:
+        told = psycopg.conninfo.conninfo_to_dict(self.dsn)
+        ours = f"{SCRIPTS}:{ROOT / 'src'}" if self.peer.home == "ours" else ""
+        return {
+            **os.environ,
+            "PYTHONPATH": ours,
+            "PENSTOCK_DSN": self.dsn,
+            "PGHOST": str(told["host"]),
+            "PGPORT": str(told["port"]),
+            "PGUSER": str(told["user"]),
+            "PGDATABASE": str(told["dbname"]),
+            "PGPASSWORD": password(str(told["passfile"])),
+            "RACE_LANE": str(self.home),
+            "RACE_REDIS": self.redis.url if self.redis else "",
+            "RACE_VARIANT": self.peer.variant,
+            "RACE_HASTY": "1" if self.hasty else "0",
+        }
+
+    def errors(self) -> str:
+        lines = (self.home / "errors").read_text(errors="replace").strip().splitlines()
+        return " | ".join(lines[-3:])
+
+    # --- workers
+
+    def workers(self, processes: int = 1) -> list[subprocess.Popen[bytes]]:
+        """So many, imported and waiting for the start."""
+        before = len(self.told("ready-*"))
+        commands = [processes] if self.peer.forks else [1] * processes
+        crew = [self.start("work", one) for one in commands]
+        self.until(lambda: len(self.told("ready-*")) >= before + processes, "is not ready")
+        return crew
+
+    def go(self) -> None:
+        (self.home / "go").touch()
+
+    def dismiss(self) -> None:
+        """All of them, the gentle way first; and what the next ones would mistake for their own."""
+        everybody = [pid for process in self.crew for pid in family(process.pid)]
+        for process in self.crew:
+            process.terminate()
+        for process in self.crew:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+        signalled(everybody, signal.SIGKILL)
+        for process in self.crew:
+            process.wait()
+        self.crew.clear()
+        for path in [*self.told("ready-*"), *self.told("tally-*"), self.home / "go"]:
+            path.unlink(missing_ok=True)
+
+    # --- what is told
+
+    def told(self, pattern: str) -> list[Path]:
+        return [*self.home.glob(pattern)]
+
+    def lines(self, name: str) -> list[str]:
+        path = self.home / name
+        return path.read_text("ascii").splitlines() if path.exists() else []
+
+    def tally(self) -> tuple[int, float]:
+        """How many tasks were begun, and when the first."""
+        found = [struct.unpack("<QQ", data) for path in self.told("tally-*") if len(data := path.read_bytes()) == 16]
+        firsts = [first for _, first in found if first]
+        return sum(number for number, _ in found), min(firsts, default=0) / 1e9
+
+    def open(self) -> int:
+        """Tasks whose end is not recorded."""
+        if self.redis:
+            return sum(self.redis.ask(command) for command in self.peer.open.split(", "))
+        self.polls += 1
+        row = self.sql.execute(self.peer.open).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def footprint(self) -> Footprint:
+        return Footprint.take(self.sql)
+
+    def until(self, true: Callable[[], bool], otherwise: str, timeout: float = 60.0, step: float = 0.01) -> float:
+        limit = time.monotonic() + timeout
+        while not true():
+            if any(process.poll() for process in self.crew):
+                raise PeerFailed(f"a process ended: {self.errors()}")
+            if time.monotonic() > limit:
+                raise PeerFailed(f"{otherwise} after {timeout:g} s: {self.errors()}")
+            time.sleep(step)
+        return time.time()
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that come from it, whatever sessions they made."""
+    return [pid, *(one for child in children(pid) for one in family(child))]
+
+
+def signalled(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def password(passfile: str) -> str:
+    return Path(passfile).read_text().splitlines()[0].rsplit(":", 1)[1]
+
+
+@contextmanager
+def lane(server: Bench, peer: Peer, *, hasty: bool = False) -> Iterator[Lane]:
+    """A new database (or Redis) with the peer's schema in it."""
+    name = f"race_{next(NUMBER)}"
+    dsn = psycopg.conninfo.make_conninfo(server.server.dsn, dbname=name)
+    with server.sql(server.server.dsn) as sql:
+        sql.execute(f"create database {name}")
+    with tempfile.TemporaryDirectory(prefix="penstock-race-") as place:
+        home = Path(place)
+        try:
+            with server.sql(dsn) as sql, redis_of(peer, home) as store:
+                found = Lane(peer, home, dsn, sql, store, hasty)
+                try:
+                    found.call("setup")
+                    sql.execute("checkpoint")
+                    yield found
+                finally:
+                    found.dismiss()
+        finally:
+            with server.sql(server.server.dsn) as sql:
+                sql.execute(f"drop database {name} with (force)")
+
+
+@contextmanager
+def redis_of(peer: Peer, home: Path) -> Iterator[Redis | None]:
+    if not peer.redis:
+        yield None
+        return
+    with redis(home) as found:
+        yield found

@@ -1,0 +1,268 @@
+"""The race for readers: tables, a page and a picture for the docs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.race.contestants import OURS, Peer
+from bench.race.figures import Bars, Figures, Found, Series, against, drain_1, drain_2, p50, push, wal
+from penstock.scaler.chart import LINE, RIGHT, TOP, WIDTH, Axis, document, number, words
+
+NOTHING = "–"
+Rows = list[list[str]]
+
+
+# --- cells ------------------------------------------------------------------------------------------------------------
+
+
+def cell(found: Found, name: str, series: Series, form: str = ",.0f") -> str:
+    """The median, how far rounds were from it at most, and Penstock's over it."""
+    values = series(found[name])
+    if not values:
+        return NOTHING
+    middle = statistics.median(values)
+    far = max(abs(value / middle - 1) for value in values) if middle else 0.0
+    ours = "" if name == OURS or not series(found[OURS]) else f" · {against(found, name, series):.2f} ×"
+    return f"{middle:{form}} ± {100 * far:.0f} %{ours}"
+
+
+def pair(first: Sequence[float], second: Sequence[float], form: str = ",.0f") -> str:
+    if not first or not second:
+        return NOTHING
+    return f"{statistics.median(first):{form}} + {statistics.median(second):{form}}"
+
+
+def killed(peer: Peer, one: Figures) -> str:
+    if one.killed:
+        return f"{statistics.median(one.killed):.0f} s"
+    return f"{peer.returns_said} (not waited for)" if peer.returns_said else NOTHING
+
+
+def whole(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+SPEED = ["system", "bulk push, tasks/s", "drain, 1 process", "drain, 2 processes", "push → start, p50 ms", "p99 ms"]
+COST = [
+    "system",
+    "WAL bytes a task, push + drain",
+    "all its WAL",
+    "commits a task, push + drain",
+    "tasks a statement, push / drain",
+    "held snapshot: first → last tasks/s",
+]
+SAFETY = ["system", "a killed worker's task runs again after", "a frozen worker's late completion is"]
+
+
+def speed(found: Found, peers: Sequence[Peer]) -> Rows:
+    return [
+        [
+            peer.name,
+            *(cell(found, peer.name, series) for series in (push, drain_1, drain_2)),
+            cell(found, peer.name, p50, ".1f"),
+            f"{statistics.median(found[peer.name].p99):.1f}" if found[peer.name].p99 else NOTHING,
+        ]
+        for peer in peers
+    ]
+
+
+def cost(found: Found, peers: Sequence[Peer]) -> Rows:
+    rows = []
+    for peer in peers:
+        one = found[peer.name]
+        batch = f"{whole(one.push_batch)} / {whole(one.drain_batch)}" if one.push_batch else NOTHING
+        written = [
+            pair(one.push_wal, one.drain_wal),
+            cell(found, peer.name, wal),
+            pair(one.push_commits, one.drain_commits, ".4f"),
+            batch,
+        ]
+        rows.append([peer.name, *(written if peer.postgres else [NOTHING] * 4), held(one)])
+    return rows
+
+
+def held(one: Figures) -> str:
+    if not one.kept:
+        return NOTHING
+    first, last = statistics.median(one.held_first), statistics.median(one.held_last)
+    return f"{first:,.0f} → {last:,.0f} ({statistics.median(one.kept):.2f})"
+
+
+def safety(found: Found, peers: Sequence[Peer]) -> Rows:
+    return [
+        [peer.name, killed(peer, found[peer.name]), ", ".join(dict.fromkeys(found[peer.name].late)) or NOTHING]
+        for peer in peers
+        if not peer.limit and not peer.variant
+    ]
+
+
+def show(head: Sequence[str], rows: Rows) -> None:
+    widths = [max(len(row[n]) for row in [head, *rows]) for n in range(len(head))]
+    for row in [head, *rows]:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    print(flush=True)
+
+
+def tables(found: Found, peers: Sequence[Peer]) -> list[tuple[list[str], Rows]]:
+    """Those that have something to say."""
+    made = [(SPEED, speed(found, peers)), (COST, cost(found, peers)), (SAFETY, safety(found, peers))]
+    return [(head, rows) for head, rows in made if any(text != NOTHING for row in rows for text in row[1:])]
+
+
+def markdown(head: Sequence[str], rows: Rows) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+
+
+# --- what others do better --------------------------------------------------------------------------------------------
+
+
+def ahead(found: Found, peer: Peer) -> list[str]:
+    """Where its figure is better than ours, by the medians."""
+    columns: list[tuple[str, Series, bool]] = [
+        ("bulk push", push, True),
+        ("drain with one process", drain_1, True),
+        ("drain with two", drain_2, True),
+        ("push → start", p50, False),
+        ("WAL bytes", wal, False),
+    ]
+    said = []
+    for label, series, more in columns:
+        theirs, ours = series(found[peer.name]), series(found[OURS])
+        if not theirs or not ours or (series is wal and peer.redis):
+            continue
+        them, us = statistics.median(theirs), statistics.median(ours)
+        if (them > us) if more else (them < us):
+            said.append(f"{label} ({number(them)} against {number(us)})")
+    return said
+
+
+def better(found: Found, peers: Sequence[Peer]) -> str:
+    lines = []
+    for peer in peers:
+        if peer.rival:
+            figures = ahead(found, peer)
+            measured = f"Faster or leaner here: {', '.join(figures)}. " if figures else ""
+            lines.append(f"- **{peer.name}**: {measured}It has what we have not: {peer.better}.")
+    return "\n".join(lines)
+
+
+# --- the picture ------------------------------------------------------------------------------------------------------
+
+BAR, ROW, NAMES = 9.0, 34.0, 122.0
+
+
+def chart(found: Found, peers: Sequence[Peer]) -> str:
+    """Two bars for each: pushed, and drained by two processes."""
+    shown = [peer for peer in peers if found[peer.name].push and found[peer.name].drain_2]
+    values = {peer.name: [statistics.median(one) for one in rates(found[peer.name])] for peer in shown}
+    across = Axis(0.0, max((max(pairs) for pairs in values.values()), default=1.0), NAMES, RIGHT - 44)
+    parts = [words(14, TOP, "above: bulk push · below: drain with two processes", "soft")]
+    for n, peer in enumerate(shown):
+        top = TOP + 14 + n * ROW
+        parts.append(words(14, top + BAR + 5, short(peer.name), "ours-text" if peer.ours else "ink"))
+        for place, value in enumerate(values[peer.name]):
+            y = top + place * (BAR + 3)
+            parts.append(bar(across, y, value, kind(peer)))
+            parts.append(words(across(value) + 5, y + BAR, number(float(f"{value:.3g}"))))
+    said = "; ".join(f"{name}: push {pushed:.0f}, drain {drained:.0f}" for name, (pushed, drained) in values.items())
+    return document("Tasks a second, side by side", f"{said}.", TOP + 20 + len(shown) * ROW + LINE, parts)
+
+
+def rates(one: Figures) -> tuple[list[float], list[float]]:
+    return one.push, one.drain_2
+
+
+def kind(peer: Peer) -> str:
+    return "ours" if peer.ours else "beaten" if peer.limit else "unbeaten"
+
+
+def short(name: str) -> str:
+    return name.removeprefix("limit: ").removesuffix(" handler")[:18]
+
+
+def bar(across: Axis, y: float, value: float, colour: str) -> str:
+    width = max(1.0, min(across(value), WIDTH) - across(0.0))
+    return f'<rect class="{colour}" x="{across(0.0):.1f}" y="{y:.1f}" width="{width:.1f}" height="{BAR:g}"/>'
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def write(
+    directory: Path, found: Found, peers: Sequence[Peer], told: dict[str, str], out: dict[str, str], said: Bars
+) -> None:
+    """docs/race.md and its picture. `told` are words for the page: versions, machine, sizes."""
+    (directory / "race.svg").write_text(chart(found, peers), "utf-8")
+    page = PAGE.format(
+        tables="\n\n".join(markdown(head, rows) for head, rows in tables(found, peers)),
+        settings="\n".join(f"| {peer.name} | {told.get(peer.name, NOTHING)} | {peer.settings} |" for peer in peers),
+        better=better(found, peers),
+        left_out="".join(f"\nLeft out, or out before the end: **{name}**, {why}.\n" for name, why in out.items()),
+        bars="\n".join(
+            f"| {label} | {value:.2f} | {'≥' if least else '≤'} {bar:g} | {kept(value, bar, least)} |"
+            for label, value, bar, least in said
+        ),
+        **{word: told[word] for word in ("machine", "postgres", "sizes")},
+    )
+    (directory / "race.md").write_text(page, "utf-8")
+
+
+def kept(value: float, bar: float, least: bool) -> str:
+    return "kept" if (value >= bar if least else value <= bar) else "**missed**"
+
+
+PAGE = """# The race
+
+Written by `make bench-peers`. Penstock beside queues that people know, on one machine, in one run: no-op tasks with 100
+bytes of payload, each system at the fastest fair settings that we found, each in a new database of the same server.
+
+![tasks a second](race.svg)
+
+A cell is the median of the rounds, how far a round was from it at most, and Penstock's figure over it: above 1 ×
+Penstock is faster (for latency and WAL: slower, or more).
+
+{tables}
+{left_out}
+## The bars
+
+| | measured | bar | |
+| --- | --- | --- | --- |
+{bars}
+
+## How it was measured
+
+{machine}. {postgres}, the same settings for all: fsync, full_page_writes and synchronous_commit on. Redis keeps
+an append-only log that is synced once a second: up to a second of tasks may be lost, which no other system here does.
+{sizes}
+
+- Every push and every worker is a process of its own, started by `bench/peers.py`; the scripts are in `bench/peers/`.
+  Systems take turns, and the order turns each round.
+- **Bulk push**: from the first call to the return of the last one, encoding included, connecting not.
+- **Drain**: from the start of the first handler until the end of the last task is *recorded* in the queue's own tables,
+  not until handlers return. Vacuumed and checkpointed before. Every task must have run exactly once, or the run does
+  not count.
+- **Push → start**: one push at a time, 50 a second, one idle worker, by the clock of one machine.
+- **WAL, commits**: by PostgreSQL's own counters around each push and drain. **Tasks a statement**: by its log of
+  statements, in a run of its own, with two processes; BEGIN, COMMIT and the like left out.
+- **Held snapshot**: a transaction with an old snapshot stays open while two processes drain; the first sixth of the
+  tasks against the last.
+- **Killed**: `kill -9` of a worker, until another one has begun its task, at default settings; what takes many minutes
+  by default was not waited for.
+- **Frozen**: a worker is stopped (SIGSTOP) until its task was given to another, then continued. Leases were made short
+  for this where they can be; where not, the clock in the row was set back, or the documented call made. Accepted means:
+  its late end was recorded while the other one still worked on the task.
+
+| system | version | settings |
+| --- | --- | --- |
+{settings}
+
+## What others do better
+
+{better}
+
+The limit is not a queue: a COPY and two statements, with nothing that could fail, retry or count.
+"""
