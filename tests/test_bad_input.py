@@ -597,6 +597,8 @@ NULLS: dict[str, dict[str, tuple[str, str]]] = {
         "p_host": ("'h'", "PS400 host"),
         "p_pid": ("1", "default"),
         "p_requested_at": ("now()", "default"),
+        "p_started_by": ("'s'", "default"),
+        "p_leaving": ("false", "PS400 leaving"),
     },
     "set_kinds": {"p_queue": ("'{q}'", "PS404 queue"), "p_kinds": ("'[]'", "PS400 kinds")},
     "status": {"p_queue": ("'{q}'", "default")},

@@ -820,7 +820,8 @@ def test_every_command_shows_an_example() -> None:
             yield path, str(group.help)
 
     for path, text in leaves(get_command(shell), ("penstock",)):
-        assert f"Example: {' '.join(path)}" in text, path
+        shown = path[:-1] if path == ("penstock", "scale", "run") else path  # it is what `scale` does by itself
+        assert f"Example: {' '.join(shown)}" in text, path
 
 
 def test_a_read_only_server_changes_nothing(dsn: str, queue: Queue) -> None:

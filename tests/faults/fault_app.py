@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 
 from penstock import Context, LeaseLost, Outcome, Penstock, Unavailable
-from penstock import queue as sync_queue
+from penstock import database as sync_database
 from penstock.aio.queue import AsyncQueue
 from penstock.model import Claim, Task
 from penstock.queue import Queue
@@ -83,7 +83,7 @@ def claimed(queue: Queue, *given: Any, **named: Any) -> Claim:
 def fetched(*given: Any) -> Any:
     rows = FETCH(*given)
     if rows:
-        reached("before_claim_commit")
+        reached("before_claim_is_known")
     return rows
 
 
@@ -95,12 +95,12 @@ async def extended(queue: AsyncQueue, token: Any, **named: Any) -> Any:
         raise
 
 
-CLAIM, FETCH, EXTEND = Queue.claim, sync_queue.fetch_raw, AsyncQueue.extend  # type: ignore[attr-defined]
+CLAIM, FETCH, EXTEND = Queue.claim, sync_database.fetch_raw, AsyncQueue.extend
 Queue.claim = claimed  # type: ignore[assignment, method-assign]
 Queue.settle = noted("settle", Queue.settle, settled_ids)  # type: ignore[method-assign]
 Queue.release = noted("release", Queue.release, lambda claim: claim.ids)  # type: ignore[method-assign]
 AsyncQueue.extend = extended  # type: ignore[assignment, method-assign]
-sync_queue.fetch_raw = fetched  # type: ignore[assignment, attr-defined]
+sync_database.fetch_raw = fetched  # type: ignore[assignment]
 
 
 # --- handlers -------------------------------------------------------------------------------------------------------

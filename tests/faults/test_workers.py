@@ -72,7 +72,7 @@ def test_kill_9_of_random_workers(tmp_path: Path, tier: Tier) -> None:
 
 
 POINTS = (
-    "before_claim_commit",
+    "before_claim_is_known",
     "after_claim",
     "mid_handler",
     "mid_batch",

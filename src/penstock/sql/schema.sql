@@ -127,8 +127,10 @@ begin
         perform penstock.refuse('PS400', format('busy: %s is not between 0 and %s slots', coalesce(p_busy::text, 'null'), p_slots));
     elsif p_host is null or octet_length(p_host) > 200 then
         perform penstock.refuse('PS400', 'host: it is null or longer than 200 bytes');
-    elsif octet_length(p_started_by) > 200 or p_leaving is null then
-        perform penstock.refuse('PS400', 'started_by: it is longer than 200 bytes, or leaving is null');
+    elsif octet_length(p_started_by) > 200 then
+        perform penstock.refuse('PS400', 'started_by: it is longer than 200 bytes');
+    elsif p_leaving is null then
+        perform penstock.refuse('PS400', 'leaving: it is null');
     end if;
     perform penstock.the_queue(q.name) from unnest(p_queues) as q(name);
     insert into penstock.worker as w (name, host, pid, queues, slots, busy, requested_at, started_at, first_claim_at, beat,
