@@ -74,7 +74,10 @@ def run_all(
 @app.command("bronze")
 @with_shell
 def bronze(shell: Shell, *, lake: LakeDir, since: Since = None, queues: Queues = None, master: Master = None) -> None:
-    """Take what is new in history and samples into the lake, as it is."""
+    """Take what is new in history and samples into the lake, as it is.
+
+    Example: penstock pipeline bronze --lake /srv/lake
+    """
     with site(shell, lake, since=since, queues=queues, master=master) as (work, watch):
         outcomes = watch.run(work, stages("bronze"))
     conclude(shell, outcomes)
@@ -83,21 +86,30 @@ def bronze(shell: Shell, *, lake: LakeDir, since: Since = None, queues: Queues =
 @app.command("silver")
 @with_shell
 def silver(shell: Shell, *, lake: LakeDir, master: Master = None) -> None:
-    """Make the lake's attempts, of the days that have changed."""
+    """Make the lake's attempts, of the days that have changed.
+
+    Example: penstock pipeline silver --lake /srv/lake
+    """
     one_stage(shell, lake, master, "silver")
 
 
 @app.command("gold")
 @with_shell
 def gold(shell: Shell, *, lake: LakeDir, master: Master = None) -> None:
-    """Make minutes, breaches, kinds, errors and chances, of the days that have changed."""
+    """Make minutes, breaches, kinds, errors and chances, of the days that have changed.
+
+    Example: penstock pipeline gold --lake /srv/lake
+    """
     one_stage(shell, lake, master, "gold")
 
 
 @app.command("reconcile")
 @with_shell
 def reconcile(shell: Shell, *, lake: LakeDir, master: Master = None) -> None:
-    """Compare the queues' books, their samples, their history and the lake. Exit 1: they differ, and where."""
+    """Compare the queues' books, their samples, their history and the lake. Exit 1: they differ, and where.
+
+    Example: penstock pipeline reconcile --lake /srv/lake
+    """
     one_stage(shell, lake, master, "reconcile")
 
 
@@ -130,6 +142,8 @@ def rebase(shell: Shell, *, lake: LakeDir, master: Master = None) -> None:
     """After the database was restored into another cluster: the lake goes on with that one.
 
     What the lake lacks is added. A backup that is older than the lake is refused.
+
+    Example: penstock pipeline rebase --lake /srv/lake
     """
     from penstock.pipeline.rebase import rebase as rebased  # noqa: PLC0415 - Spark is an extra
     from penstock.pipeline.run import Stage  # noqa: PLC0415 - Spark is an extra
