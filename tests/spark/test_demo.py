@@ -15,6 +15,7 @@ from penstock.embedded import Server
 from shell import COMMAND, environment, penstock
 
 
+@pytest.mark.slow
 def test_the_whole_demo(tmp_path: Path) -> None:
     home = tmp_path / "home"
     for _ in range(2):  # the second finds what the first left
@@ -29,7 +30,7 @@ def test_the_whole_demo(tmp_path: Path) -> None:
     assert Server.running(home) is None
 
 
-@pytest.mark.parametrize("after", [b"PostgreSQL 18 is up", b"Spark 4"])
+@pytest.mark.parametrize("after", [b"PostgreSQL 18 is up", pytest.param(b"Spark 4", marks=pytest.mark.slow)])
 def test_ctrl_c_leaves_nothing_running(tmp_path: Path, after: bytes) -> None:
     home = tmp_path / "home"
     with subprocess.Popen(

@@ -10,7 +10,11 @@ from pages import ROOT, Reading
 from stages import SPARK, stage_of
 
 
-@pytest.mark.parametrize("page", sorted(SPARK))
+LONG = ("docs/pipeline.md",)  # a minute and more
+PAGES = [pytest.param(page, marks=pytest.mark.slow if page in LONG else ()) for page in sorted(SPARK)]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_the_page_runs(page: str, tmp_path: Path, dsn: str) -> None:
     reading = Reading(ROOT / page, stage_of(page), tmp_path, dsn)
     try:
