@@ -9,7 +9,6 @@ import pytest
 from pages import ROOT, Reading
 from stages import SPARK, stage_of
 
-
 LONG = ("docs/pipeline.md",)  # a minute and more
 PAGES = [pytest.param(page, marks=pytest.mark.slow if page in LONG else ()) for page in sorted(SPARK)]
 
