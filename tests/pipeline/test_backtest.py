@@ -221,6 +221,7 @@ def test_knobs_that_are_none(grid: list[str], sets: list[Any], said: str) -> Non
 BEGIN = datetime(2026, 10, 24, 22, 0, tzinfo=UTC)
 
 
+@pytest.mark.slow
 def test_arrivals_of_a_lake(
     spark: SparkSession, app: Penstock, dsn: str, sql: psycopg.Connection, clock: Clock, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def at(spark: SparkSession, lake: Path, dsn: str, **more: Any) -> Iterator[Work]
         yield work
 
 
+@pytest.mark.slow
 def test_a_run_cut_short_anywhere_ends_in_the_same_lake(
     spark: SparkSession, story: Story, direct_dsn: str, lake: Path, tmp_path: Path
 ) -> None:
@@ -279,6 +280,7 @@ def test_what_can_not_be_is_set_aside(
     assert ids(spark, lake) == Counter(range(6, 21))
 
 
+@pytest.mark.slow
 def test_rebase(spark: SparkSession, make_database: Callable[..., str], lake: Path) -> None:
     """A copy of the database, made after the lake's last run, goes on with the lake; an older one does not."""
     first = make_database()
@@ -349,6 +351,7 @@ def test_reconcile_says_what_differs_and_where(
         assert ("samples", "work", 20, 1000) in found, "a sample that is ahead"
 
 
+@pytest.mark.slow
 def test_release(
     spark: SparkSession, story: Story, app: Penstock, sql: psycopg.Connection, direct_dsn: str, lake: Path
 ) -> None:

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from penstock import Penstock
 
 EXAMPLE = Path(__file__).parents[2] / "examples/spark_stream.py"
 
 
+@pytest.mark.slow
 def test_loaded_once_and_drained(app: Penstock, dsn: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), str(tmp_path)],

@@ -13,6 +13,7 @@ from penstock import Penstock
 NOTEBOOK = Path(__file__).parents[2] / "examples/notebook.ipynb"
 
 
+@pytest.mark.slow
 def test_the_notebook(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_DSN", dsn)
     ran = NotebookClient(nbformat.read(NOTEBOOK, 4), timeout=120).execute()  # type: ignore[no-untyped-call]
