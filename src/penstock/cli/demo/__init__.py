@@ -29,7 +29,7 @@ from penstock.model import QueueStatus
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SLA = 30.0
+SLA = 20.0
 LEASE = "5s"  # so that a killed worker's tasks come back while somebody watches
 
 
