@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
 
 from bench.harness import Bench, bench, report
-from penstock import NewTask, Penstock
+from penstock import NewTask, Penstock, Queue
 from penstock import queue as seam
 from penstock.database import Database
 from penstock.scaler.budget import Budget
@@ -268,8 +268,8 @@ def on_processes(dsn: str, home: str, trace: Trace, limits: Limits) -> tuple[flo
     return latency, cost, start - began
 
 
-def waits(queue: object) -> bool:
-    status = queue.status()  # type: ignore[attr-defined]
+def waits(queue: Queue) -> bool:
+    status = queue.status()
     return bool(status.pending + status.active)
 
 

@@ -337,7 +337,7 @@ What is beyond is refused before anything is written, naming the field, the valu
 
 
 def settings() -> str:
-    create: Any = typer.main.get_command(shell_app).commands["queues"].commands["create"]  # type: ignore[attr-defined]
+    create: Any = typer.main.get_command(shell_app).commands["queues"].commands["create"]  # type: ignore[attr-defined]  # groups
     rows = [
         (f"`{one.name}`", one.help, default_of(one))
         for one in create.params

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import psutil
+
+from penstock.embedded import Server
 
 COMMAND = (sys.executable, "-m", "penstock.cli")
 COUNTS = ("created", "updated", "renewed", "reopened", "skipped", "superseded")
@@ -56,6 +62,27 @@ def penstock(
     ran = Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
     assert "Traceback" not in ran.out + ran.err, ran.err
     return ran
+
+
+def interrupted_demo(home: Path, after: bytes, *arguments: str) -> tuple[int, bytes, bytes]:
+    """Ctrl-C when a line begins so. Nothing it started is left; its exit code, and the rest of what it said."""
+    with subprocess.Popen(
+        [*COMMAND, "demo", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(more={"PENSTOCK_HOME": str(home)}),
+        start_new_session=True,
+    ) as process:
+        assert process.stdout
+        while not process.stdout.readline().startswith(after):
+            assert process.poll() is None
+        time.sleep(0.5)
+        started = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert Server.running(home) is None
+    assert not psutil.wait_procs(started, timeout=20)[1]
+    return process.returncode, out, err
 
 
 def each(*commands: Sequence[str], dsn: str | None = None, env: Mapping[str, str] | None = None) -> list[Ran]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -14,7 +13,6 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
 
-import psutil
 import psycopg
 import pytest
 from psycopg import Connection
@@ -25,7 +23,7 @@ from typer.testing import CliRunner
 from penstock import Penstock, Queue, __version__
 from penstock.cli import app as shell
 from penstock.embedded import Server
-from shell import COMMAND, COUNTS, each, environment, is_one_block, penstock
+from shell import COMMAND, COUNTS, each, environment, interrupted_demo, is_one_block, penstock
 
 GAUGES = ("planned", "pending", "active", "done", "dead", "cancelled")
 TASKS = """
@@ -493,22 +491,6 @@ def test_a_demo_beside_a_server_that_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("after", [b"PostgreSQL 18 is up", b"the scaler keeps", b"a second wave"])
 def test_an_interrupted_demo_stops_what_it_started(tmp_path: Path, after: bytes) -> None:
-    home = tmp_path / "home"
-    with subprocess.Popen(
-        [*COMMAND, "demo", "--tasks", "20000", "--no-spark"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(more={"PENSTOCK_HOME": str(home)}),
-        start_new_session=True,
-    ) as process:
-        assert process.stdout
-        while not process.stdout.readline().startswith(after):
-            assert process.poll() is None
-        time.sleep(0.5)
-        started = psutil.Process(process.pid).children(recursive=True)
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, b"interrupted\n")
+    code, out, err = interrupted_demo(tmp_path / "home", after, "--tasks", "20000", "--no-spark")
+    assert (code, err) == (130, b"interrupted\n")
     assert b"PostgreSQL is stopped again" in out
-    assert Server.running(home) is None
-    assert not psutil.wait_procs(started, timeout=20)[1]

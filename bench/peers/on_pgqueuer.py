@@ -6,7 +6,7 @@ import asyncio
 import time
 from datetime import timedelta
 
-import asyncpg  # type: ignore[import-untyped]
+import asyncpg  # type: ignore[import-untyped]  # it has no types
 import orjson
 import uvloop
 from pgqueuer import PgQueuer

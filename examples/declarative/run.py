@@ -34,7 +34,7 @@ def filled_in(lake: Path, warehouse: Path) -> Path:
 
 def main(lake: Path, warehouse: Path) -> int:
     for table in TABLES:
-        shutil.rmtree(warehouse / table, ignore_errors=True)  # of the last run, which this session does not know of
+        shutil.rmtree(warehouse / table, ignore_errors=True)  # of the last run: this Spark does not know of it
     spec = filled_in(lake, warehouse)
     java = find_java(os.environ)
     homes = {} if java.home is None else {"JAVA_HOME": java.home}

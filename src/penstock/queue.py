@@ -1047,7 +1047,8 @@ def today(database: Database) -> date:
     with database.transaction() as connection:
         row = connection.execute(say.TODAY).fetchone()
     assert row is not None
-    return row[0]  # type: ignore[no-any-return]
+    found: date = row[0]
+    return found
 
 
 def sample_days(database: Database, window: Window) -> list[date]:

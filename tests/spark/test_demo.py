@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from penstock.embedded import Server
-from shell import COMMAND, environment, penstock
+from shell import interrupted_demo, penstock
 
 
 @pytest.mark.slow
@@ -32,21 +27,4 @@ def test_the_whole_demo(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("after", [b"PostgreSQL 18 is up", pytest.param(b"Spark 4", marks=pytest.mark.slow)])
 def test_ctrl_c_leaves_nothing_running(tmp_path: Path, after: bytes) -> None:
-    home = tmp_path / "home"
-    with subprocess.Popen(
-        [*COMMAND, "demo", "--tasks", "100000"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(more={"PENSTOCK_HOME": str(home)}),
-        start_new_session=True,
-    ) as process:
-        assert process.stdout
-        while not process.stdout.readline().startswith(after):
-            assert process.poll() is None
-        time.sleep(1.0)
-        started = psutil.Process(process.pid).children(recursive=True)
-        os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert Server.running(home) is None
-    assert not psutil.wait_procs(started, timeout=20)[1]
+    assert interrupted_demo(tmp_path / "home", after, "--tasks", "100000")[0] == 130

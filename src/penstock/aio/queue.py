@@ -1060,7 +1060,8 @@ async def today(database: AsyncDatabase) -> date:
     async with database.transaction() as connection:
         row = await (await connection.execute(say.TODAY)).fetchone()
     assert row is not None
-    return row[0]  # type: ignore[no-any-return]
+    found: date = row[0]
+    return found
 
 
 async def sample_days(database: AsyncDatabase, window: Window) -> list[date]:

@@ -21,6 +21,7 @@ from penstock.cli.simulate import MOST_SEEDS, beginning, percent, writable
 from penstock.errors import ValidationError, shown
 from penstock.scaler import chart, judge, policies, traces
 from penstock.scaler.signals import MOST_WORKERS, Limits
+from penstock.spark import needed as spark_needed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -220,9 +221,8 @@ def knob_sets(path: str | None) -> list[dict[str, Any]]:
 
 
 def made_contenders(names: Sequence[str], grid: Sequence[str], sets: Sequence[dict[str, Any]]) -> list[Contender]:
-    from penstock.cli.pipeline import needs_spark  # noqa: PLC0415 - it imports us
 
-    needs_spark()
+    spark_needed()
     from penstock.pipeline.backtest import contenders  # noqa: PLC0415 - it brings Spark
 
     return contenders(names, grid, sets)

@@ -13,13 +13,14 @@ from penstock import queue as seam
 from penstock import validate
 from penstock.cli.options import OneOrAll, Shell, moment, with_shell
 from penstock.cli.output import age, cell, emit, harmless, interrupted, iso, many, say, table
-from penstock.cli.pipeline import Master, Watch, app, needs_spark, quiet_session, reader_of, site
+from penstock.cli.pipeline import Master, Watch, app, quiet_session, reader_of, site
 from penstock.cli.retry import spoken, tiers, waits
 from penstock.cli.settings import strategy
 from penstock.database import Database
 from penstock.errors import ConfigError, Unavailable, ValidationError
 from penstock.model import StoredProfile
 from penstock.retry import Progressive
+from penstock.spark import needed as spark_needed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,7 +135,7 @@ def report(
 @contextmanager
 def reading(shell: Shell, place: str, master: str | None) -> Iterator[tuple[SparkSession, Lake, Watch]]:
     """A lake that others may change meanwhile, and no database."""
-    needs_spark()
+    spark_needed()
     from penstock.pipeline.lake import Lake  # noqa: PLC0415 - Spark is an extra
     from penstock.pipeline.work import own, sparks_errors  # noqa: PLC0415 - Spark is an extra
 
@@ -166,7 +167,7 @@ def opened(shell: Shell) -> Iterator[Database]:
 
 def present(shell: Shell) -> Plans | None:
     """What is set now. None: no database is named, or it does not answer; a wrong password is an error all the same."""
-    needs_spark()
+    spark_needed()
     from penstock.pipeline.evidence import present_plans  # noqa: PLC0415 - Spark is an extra
 
     try:

@@ -18,6 +18,7 @@ from penstock.cli.backtest import backtest
 from penstock.cli.options import Shell, moment, with_shell
 from penstock.cli.output import age, cell, harmless, interrupted, many, table
 from penstock.errors import ConfigError, PenstockError, ValidationError
+from penstock.spark import needed as spark_needed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,6 +42,11 @@ Master = Annotated[
     typer.Option(help="Where Spark runs, as spark://host:7077; default: here, on all cores.", show_default=False),
 ]
 NICE = 10  # queues are drained on the same machine, perhaps: we step back
+QUIET: dict[str, Any] = {
+    "spark.ui.enabled": False,
+    "spark.ui.showConsoleProgress": False,
+    "spark.log.level": "ERROR",
+}
 MEMORY = 4 << 30  # of Spark's Java here, at most; and at most a quarter of what there is
 
 
@@ -181,17 +187,10 @@ def releasing() -> Stage:
 
 def reader_of(place: str) -> str:
     """The name under which a lake reads history. There must be one."""
-    needs_spark()
+    spark_needed()
     from penstock.pipeline.lake import Lake  # noqa: PLC0415 - Spark is an extra
 
     return Lake(place).state.reader
-
-
-def needs_spark() -> None:
-    from importlib.util import find_spec  # noqa: PLC0415 - only here
-
-    if find_spec("pyspark") is None:
-        raise ConfigError("PySpark is not installed", hint="pip install 'penstock[spark]'")
 
 
 @contextmanager
@@ -205,7 +204,7 @@ def site(
     anywhere: bool = False,
 ) -> Iterator[tuple[Work, Watch]]:
     """Everything is looked at before Spark is started: that takes a while."""
-    needs_spark()
+    spark_needed()
     from penstock.pipeline.work import working  # noqa: PLC0415 - Spark is an extra
 
     names = [validate.queue_name(name) for given in queues or () for name in given.split(",")]
@@ -238,11 +237,7 @@ def quiet_session(master: str | None) -> SparkSession:
     """A Spark that prints nothing: its Java, and all that it starts, has no standard error. --debug lets it speak."""
     from penstock.spark import session  # noqa: PLC0415 - Spark is an extra
 
-    settings: dict[str, Any] = {
-        "spark.ui.enabled": False,
-        "spark.ui.showConsoleProgress": False,
-        "spark.log.level": "ERROR",
-    }
+    settings = {**QUIET}
     if master is None and "driver-memory" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         settings["spark.driver.memory"] = f"{min(MEMORY, there // 4) >> 20}m"

@@ -155,18 +155,7 @@ def answer(name: str, found: Decision, *, json: bool) -> None:
 
 
 def as_json(name: str, found: Decision) -> dict[str, Any]:
-    return {
-        "workers": found.workers,
-        "urgency": found.urgency,
-        "reason": found.reason,
-        "bound_by": found.bound_by,
-        "time_to_breach": found.time_to_breach,
-        "predicted_breach": found.predicted_breach,
-        "rules": dict(found.rules),
-        "wanted": found.wanted,
-        "capacity_short": found.capacity_short,
-        "policy": name,
-    }
+    return {**found.to_json(), "policy": name}
 
 
 def facts(found: Decision) -> str:

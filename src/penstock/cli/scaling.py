@@ -358,21 +358,13 @@ def print_decided(shell: Shell, one: Decided) -> None:
 
 
 def as_json(one: Decided) -> Json:
-    found = one.decision
     return {
         "at": now().isoformat(timespec="milliseconds"),
         "queue": one.queue,
-        "workers": found.workers,
         "before": one.before,
         "actual": one.fleet.workers,
-        "wanted": found.wanted,
-        "urgency": found.urgency,
-        "bound_by": found.bound_by,
-        "reason": found.reason,
-        "time_to_breach": found.time_to_breach,
-        "predicted_breach": found.predicted_breach,
         "inputs": one.inputs,
-        "rules": dict(found.rules),
+        **one.decision.to_json(),
     }
 
 

@@ -32,6 +32,20 @@ class Decision:
         """Workers that were wanted and are not allowed."""
         return max(0, self.wanted - self.workers) if self.bound_by == "max" else 0
 
+    def to_json(self) -> dict[str, Any]:
+        """All but what the policy remembers."""
+        return {
+            "workers": self.workers,
+            "urgency": self.urgency,
+            "reason": self.reason,
+            "bound_by": self.bound_by,
+            "time_to_breach": self.time_to_breach,
+            "predicted_breach": self.predicted_breach,
+            "rules": dict(self.rules),
+            "wanted": self.wanted,
+            "capacity_short": self.capacity_short,
+        }
+
 
 class Policy(Protocol):
     """A policy is a value: the same signals and memory make the same decision."""

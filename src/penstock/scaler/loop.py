@@ -418,16 +418,9 @@ class Scaler:
             "queue": one.queue,
             "epoch": self._epochs[one.queue],
             "policy": policy,
-            "workers": found.workers,
             "actual": one.fleet.workers,
-            "wanted": found.wanted,
-            "urgency": found.urgency,
-            "bound_by": found.bound_by,
-            "reason": found.reason,
-            "time_to_breach": found.time_to_breach,
-            "predicted_breach": found.predicted_breach,
             "inputs": one.inputs,
-            "rules": dict(found.rules),
+            **found.to_json(),
             "memory": self.collector.remembered(one.queue, policy, found.memory) if remember else None,
         }
 

@@ -42,9 +42,17 @@ class Package(ModuleType):
 sys.modules[__name__].__class__ = Package
 
 
+def installed() -> bool:
+    return find_spec("pyspark") is not None
+
+
+def needed() -> None:
+    if not installed():
+        raise ConfigError("PySpark is not installed", hint="pip install 'penstock[spark]'")
+
+
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if find_spec("pyspark") is None:
-        raise ConfigError("PySpark is not installed", hint="pip install 'penstock[spark]'")
+    needed()
     return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)

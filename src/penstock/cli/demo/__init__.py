@@ -25,6 +25,7 @@ from penstock.cli.options import AsJson, Debug, Quiet
 from penstock.cli.output import age, emit, interrupted, say
 from penstock.errors import NotFound, PenstockError
 from penstock.model import QueueStatus
+from penstock.spark import installed as spark_is_installed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -129,7 +130,7 @@ def fresh_queue(penstock: Penstock) -> None:
 
 
 def started(viewer: Viewer, stack: ExitStack) -> SparkSession | None:
-    if not load.spark_is_there():
+    if not spark_is_installed():
         viewer.tell("without Spark, which is not installed: pip install 'penstock[spark]'")
         return None
     began = time.perf_counter()
@@ -208,7 +209,7 @@ def last_lines(end: Ending, home: Path, *, keep: bool) -> Iterator[str]:
     yield f"the lake is in {end.lake}" if end.lake else "no lake without Spark: pip install 'penstock[spark]'"
     yield f"the report is {end.report}: open it in a browser" if end.report else "and no report"
     up = "" if keep else "penstock up && "
-    yield f"next: {up}penstock status · penstock why {QUEUE} · penstock dead {QUEUE}"
+    yield f"next: {up}penstock status · penstock why {QUEUE} · penstock dead ls {QUEUE}"
     yield "and then: docs/quickstart.md"
 
 

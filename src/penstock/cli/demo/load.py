@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from penstock.cli.pipeline import QUIET, unheard
 from penstock.model import NewTask
 
 if TYPE_CHECKING:
@@ -19,42 +18,19 @@ QUEUE = "demo"
 POISONED = 12
 NAMED, PLANNED = 10, 20  # every so many-th has a subject, or is for later
 SOONEST = 2  # seconds from now
-SETTINGS: dict[str, Any] = {
-    "spark.ui.enabled": False,
-    "spark.ui.showConsoleProgress": False,
-    "spark.log.level": "ERROR",
-    "spark.driver.memory": "2g",
-    "spark.sql.shuffle.partitions": 2,
-}
-
-
-def spark_is_there() -> bool:
-    return importlib.util.find_spec("pyspark") is not None
+SETTINGS = {**QUIET, "spark.driver.memory": "2g", "spark.sql.shuffle.partitions": 2}
 
 
 @contextmanager
 def spark_session() -> Iterator[SparkSession]:
     from penstock.spark import session  # noqa: PLC0415 - an extra
 
-    with muted():
+    with unheard(True):
         spark = session("penstock demo", master="local[*]", **SETTINGS)
     try:
         yield spark
     finally:
         spark.stop()
-
-
-@contextmanager
-def muted() -> Iterator[None]:
-    """Spark's Java greets with warnings before it can be told not to; what goes wrong comes as an exception."""
-    kept = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - not a file of ours
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def write_parquet(spark: SparkSession, file: Path, count: int) -> None:
