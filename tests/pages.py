@@ -54,7 +54,8 @@ set -euo pipefail
 make() { command make --no-print-directory -n -C "$PENSTOCK_ROOT" "$@" > /dev/null; }
 kubectl() { python -c 'import sys, yaml; assert list(yaml.safe_load_all(sys.stdin))'; }
 lasting() {
-    (exec penstock "$@") > lasting.out 2>&1 & local pid=$!
+    : > lasting.out
+    (exec penstock "$@") >> lasting.out 2>&1 & local pid=$!
     until [ -s lasting.out ] || ! kill -0 $pid 2> /dev/null; do sleep 0.1; done
     sleep 1; kill -TERM $pid || true; wait $pid || { local code=$?; cat lasting.out; return $code; }
     cat lasting.out

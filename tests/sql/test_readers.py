@@ -13,7 +13,9 @@ from penstock import Conflict, NotFound, Penstock, Queue, ValidationError
 from penstock import queue as seam
 from penstock.database import Database
 from penstock.doctor import examine
+from penstock.model import Horizon
 from penstock.pipeline.books import counted
+from workers import eventually
 
 DAY = 86400
 
@@ -28,6 +30,15 @@ def database(direct_dsn: str) -> Database:
     return Database(direct_dsn)
 
 
+def horizon(database: Database) -> Horizon:
+    """Beyond all that has happened. The cluster's horizon is one, and tests beside this one have transactions too."""
+    with database.transaction() as connection:
+        row = connection.execute("select pg_current_xact_id()::text::bigint").fetchone()
+    assert row is not None
+    eventually(lambda: seam.horizon(database).xid > row[0])
+    return seam.horizon(database)
+
+
 def days(sql: Connection) -> int:
     row = sql.execute("select count(distinct tableoid) from penstock.history").fetchone()
     assert row is not None
@@ -39,14 +50,14 @@ def test_upkeep_waits_for_readers(
 ) -> None:
     finish(queue)
     app.upkeep()
-    seam.note_reader(database, "lake a", seam.horizon(database))
-    seam.note_reader(database, "lake b", seam.horizon(database)._replace(xid=0))
+    seam.note_reader(database, "lake a", horizon(database))
+    seam.note_reader(database, "lake b", horizon(database)._replace(xid=0))
     clock.advance(120 * DAY)
     assert app.upkeep()["history days dropped"] == 0
     assert app.upkeep()["samples dropped"] == 0
     assert days(sql) == 1
-    seam.note_reader(database, "lake b", seam.horizon(database))
-    seam.note_reader(database, "lake b", seam.horizon(database)._replace(xid=0))  # it only grows
+    seam.note_reader(database, "lake b", horizon(database))
+    seam.note_reader(database, "lake b", horizon(database)._replace(xid=0))  # it only grows
     done = app.upkeep()
     assert (done["history days dropped"], done["samples dropped"] > 0) == (1, True)
     database.close()
@@ -56,7 +67,7 @@ def test_a_forgotten_reader_holds_nothing(
     app: Penstock, queue: Queue, clock: Clock, sql: Connection, database: Database
 ) -> None:
     finish(queue)
-    seam.note_reader(database, "lake a", seam.horizon(database)._replace(xid=0))
+    seam.note_reader(database, "lake a", horizon(database)._replace(xid=0))
     clock.advance(40 * DAY)
     assert app.upkeep()["history days dropped"] == 0
     late = [found for found in examine(database) if found.check == "readers"]
@@ -71,7 +82,7 @@ def test_a_forgotten_reader_holds_nothing(
 
 
 def test_what_a_reader_may_say(app: Penstock, database: Database) -> None:
-    now = seam.horizon(database)
+    now = horizon(database)
     with pytest.raises(Conflict, match="another cluster"):
         seam.note_reader(database, "lake", now._replace(system="1"))
     with pytest.raises(ValidationError, match="passed"):
@@ -86,7 +97,7 @@ def test_a_day_is_released_when_it_is_what_was_copied(
 ) -> None:
     finish(queue, 5)
     today = seam.today(database)
-    now = seam.horizon(database)
+    now = horizon(database)
     (copy,) = counted(database, now, thorough=True)
     assert (copy.day, copy.total, copy.rows) == (today, 5, {(1, "done"): 5})
     assert copy.checksum > 0
@@ -115,7 +126,7 @@ def test_a_day_is_released_when_it_is_what_was_copied(
 
 def test_sums_see_every_change(queue: Queue, sql: Connection, database: Database) -> None:
     finish(queue, 2)
-    now = seam.horizon(database)
+    now = horizon(database)
     (before,) = counted(database, now, thorough=True)
     columns = ("id", "task_id", "iteration", "attempt")
     changes = [f"{name} = {name} + 1" for name in columns]
