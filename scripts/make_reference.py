@@ -16,7 +16,7 @@ import typer.main
 
 import penstock
 from penstock import dsn, errors, spool, validate
-from penstock.cli import app as shell_app
+from penstock.cli import tree as shell
 from penstock.spark import options as spark_options
 
 ROOT = Path(__file__).parent.parent
@@ -51,7 +51,7 @@ about on a terminal, and needs `--yes` elsewhere.
 
 
 def cli() -> str:
-    root: Any = typer.main.get_command(shell_app)
+    root: Any = typer.main.get_command(shell())
     parts = [f"# The shell\n\n{words(root.help)}\n\n{SHELL}"]
     return "".join([*parts, *commands(root, "penstock")])
 
@@ -337,7 +337,7 @@ What is beyond is refused before anything is written, naming the field, the valu
 
 
 def settings() -> str:
-    create: Any = typer.main.get_command(shell_app).commands["queues"].commands["create"]  # type: ignore[attr-defined]  # groups
+    create: Any = typer.main.get_command(shell()).commands["queues"].commands["create"]  # type: ignore[attr-defined]  # groups
     rows = [
         (f"`{one.name}`", one.help, default_of(one))
         for one in create.params

@@ -33,7 +33,7 @@ import typer.main
 from psycopg.conninfo import conninfo_to_dict
 
 from penstock import schedule
-from penstock.cli import app as shell_app
+from penstock.cli import tree
 from penstock.embedded import Server
 from pooler import free_port
 
@@ -390,7 +390,7 @@ def assert_parses(words: list[str], place: str) -> None:
     """A command of ours that exists, with options that it has."""
     name, *rest = words
     assert Path(name).name == "penstock", place
-    command: Any = typer.main.get_command(shell_app)
+    command: Any = typer.main.get_command(tree())
     while getattr(command, "commands", {}):
         context = command.make_context(name, rest)
         left = [*context._protected_args, *context.args]

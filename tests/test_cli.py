@@ -21,7 +21,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from penstock import Penstock, Queue, __version__
-from penstock.cli import app as shell
+from penstock.cli import tree
 from penstock.embedded import Server
 from shell import COMMAND, COUNTS, each, environment, interrupted_demo, is_one_block, penstock
 
@@ -349,9 +349,9 @@ def test_a_traceback_only_when_asked_for_and_without_secrets(dsn: str) -> None:
 
 
 def test_help_breaks_lines_only_where_the_terminal_ends() -> None:
-    ran = CliRunner().invoke(shell, ["settle", "--help"], prog_name="penstock", env={"COLUMNS": "400"})
+    ran = CliRunner().invoke(tree(), ["settle", "--help"], prog_name="penstock", env={"COLUMNS": "400"})
     assert " failed: the queue's strategy decides when it is tried again. dead: it never shall be." in ran.output
-    upkeep = CliRunner().invoke(shell, ["upkeep", "--help"], prog_name="penstock", env={"COLUMNS": "400"})
+    upkeep = CliRunner().invoke(tree(), ["upkeep", "--help"], prog_name="penstock", env={"COLUMNS": "400"})
     assert "Call it every ten seconds or so, from cron or a loop." in upkeep.output
 
 
@@ -363,10 +363,11 @@ def test_every_command_has_help() -> None:
         for name, command in getattr(group, "commands", {}).items():
             yield from commands(command, (*path, name))
 
-    found = list(commands(get_command(shell), ()))
+    whole = tree()
+    found = list(commands(get_command(whole), ()))
     assert len(found) >= 11
     for path in found:
-        ran = runner.invoke(shell, [*path, "--help"], prog_name="penstock")
+        ran = runner.invoke(whole, [*path, "--help"], prog_name="penstock")
         assert ran.exit_code == 0
         assert " ".join(("Usage: penstock", *path)) in ran.output
     root, version, nothing = each(("--help",), ("--version",), ())

@@ -23,7 +23,7 @@ from typer.main import get_command
 
 from conftest import Clock
 from penstock import NewTask, Outcome, Penstock, Queue
-from penstock.cli import app as shell
+from penstock.cli import tree
 from penstock.cli.output import age, span
 from penstock.cli.psql import environment as psql_environment
 from penstock.cli.psql import flags, variable
@@ -819,7 +819,7 @@ def test_every_command_shows_an_example() -> None:
         if not hasattr(group, "commands"):
             yield path, str(group.help)
 
-    for path, text in leaves(get_command(shell), ("penstock",)):
+    for path, text in leaves(get_command(tree()), ("penstock",)):
         shown = path[:-1] if path == ("penstock", "scale", "run") else path  # it is what `scale` does by itself
         assert f"Example: {' '.join(shown)}" in text, path
 

@@ -24,7 +24,7 @@ from typer.main import get_command
 
 from conftest import Clock
 from penstock import Outcome, Penstock, Queue, Unavailable, doctor
-from penstock.cli import app as shell
+from penstock.cli import tree
 from penstock.database import Database
 from penstock.doctor import DANGERS, LOOKS, Finding, Limits, Patient, examine, judged_version
 from penstock.embedded import Server
@@ -125,7 +125,7 @@ def test_what_the_fixes_say_can_be_typed() -> None:
     said = re.findall(r"`penstock ([^`]+)`", inspect.getsource(doctor))
     assert len(said) >= 6
     for line in said:
-        command, words = get_command(shell), iter(line.split())
+        command, words = get_command(tree()), iter(line.split())
         while hasattr(command, "commands"):
             command = command.commands[next(words)]
         options = [word for word in words if word.startswith("--")]

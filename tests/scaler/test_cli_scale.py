@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from penstock.cli import app
+from penstock.cli import tree
 from penstock.cli.scale import NOW, first_sentence, in_future, samples, seconds
 from penstock.errors import PenstockError, ValidationError
 from penstock.scaler.policies import POLICIES
@@ -102,7 +102,7 @@ def test_every_policy_has_an_answer_and_a_sentence_about_it() -> None:
 def test_what_is_refused(arguments: str, code: int, field: str) -> None:
     """Field, value and limit. What stands later on a command line wins."""
     with pytest.raises(PenstockError, match=re.escape(field)) as refused:
-        app([*decide(f"{PAGE} {arguments}")], standalone_mode=False)
+        tree()([*decide(f"{PAGE} {arguments}")], standalone_mode=False)
     assert (refused.value.exit_code, refused.value.message.startswith(field)) == (code, True)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import app
 from penstock.cli import simulate as cli_simulate
+from penstock.cli import tree
 from penstock.cli.simulate import HINDSIGHT, percent
 from penstock.errors import PenstockError
 from penstock.scaler import judge
@@ -210,7 +210,7 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argume
     monkeypatch.setattr(judge, "simulate", pytest.fail)
     (tmp_path / "empty.csv").touch()
     with pytest.raises(PenstockError) as refused:
-        app(["simulate", *arguments.split()], standalone_mode=False)
+        tree()(["simulate", *arguments.split()], standalone_mode=False)
     error = refused.value
     assert (error.exit_code, said in f"{error.message} {error.hint}") == (code, True)
     assert [one.name for one in tmp_path.iterdir()] == ["empty.csv"]

@@ -4,74 +4,68 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TextIO
 
 import typer
 
-from penstock.cli import (
-    adopt,
-    dead,
-    export,
-    learnt,
-    leases,
-    queues,
-    retry,
-    scale,
-    schedules,
-    server,
-    simulate,
-    status,
-    tasks,
-    work,
-)
-from penstock.cli.demo import demo
-from penstock.cli.doctor import doctor
 from penstock.cli.output import fail
-from penstock.cli.psql import psql
-from penstock.cli.push import push
-from penstock.cli.top import top
-from penstock.cli.why import why
 from penstock.errors import PenstockError, ValidationError, shown
 
-app = typer.Typer(
-    name="penstock",
-    help="Drains backlogs on time: a durable task queue inside PostgreSQL.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command()(demo)
-app.command()(server.up)
-app.command()(server.down)
-app.command()(server.init)
-app.command()(psql)
-app.command()(status.status)
-app.command()(top)
-app.command()(why)
-app.command()(status.verify)
-app.command()(status.upkeep)
-app.command()(push)
-app.command()(work.work)
-app.command()(work.drain)
-app.command()(adopt.adopt)
-app.add_typer(adopt.app, name="backlog")
-app.command()(leases.claim)
-app.command()(leases.settle)
-app.add_typer(queues.app, name="queues")
-app.add_typer(tasks.app, name="tasks")
-app.add_typer(dead.app, name="dead")
-app.add_typer(retry.app, name="retry")
-app.add_typer(schedules.app, name="schedules")
-app.add_typer(scale.app, name="scale")
-app.add_typer(simulate.app, name="simulate")
-app.add_typer(export.app, name="export")
-app.add_typer(learnt.app, name="pipeline")  # pipeline's, with more commands
-app.command()(doctor)
+# In the order of the help: where each is.
+COMMANDS = {
+    "demo": "demo:demo",
+    "up": "server:up",
+    "down": "server:down",
+    "init": "server:init",
+    "psql": "psql:psql",
+    "status": "status:status",
+    "top": "top:top",
+    "why": "why:why",
+    "verify": "status:verify",
+    "upkeep": "status:upkeep",
+    "push": "push:push",
+    "work": "work:work",
+    "drain": "work:drain",
+    "adopt": "adopt:adopt",
+    "claim": "leases:claim",
+    "settle": "leases:settle",
+    "doctor": "doctor:doctor",
+    "backlog": "adopt:app",
+    "queues": "queues:app",
+    "tasks": "tasks:app",
+    "dead": "dead:app",
+    "retry": "retry:app",
+    "schedules": "schedules:app",
+    "scale": "scale:app",
+    "simulate": "simulate:app",
+    "export": "export:app",
+    "pipeline": "learnt:app",  # pipeline's, with more commands
+}
 
 
-@app.callback(invoke_without_command=True)
+def tree(*names: str) -> typer.Typer:
+    """All commands, or those that are named: to import all of them takes longer than most of them run."""
+    found = typer.Typer(
+        name="penstock",
+        help="Drains backlogs on time: a durable task queue inside PostgreSQL.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    found.callback(invoke_without_command=True)(root)
+    for name in names or COMMANDS:
+        module, _, attribute = COMMANDS[name].partition(":")
+        one = getattr(import_module(f"penstock.cli.{module}"), attribute)
+        if isinstance(one, typer.Typer):
+            found.add_typer(one, name=name)
+        else:
+            found.command(name)(one)
+    return found
+
+
 def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     if version:
         from penstock import __version__  # noqa: PLC0415 - the package imports us
@@ -82,8 +76,9 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 def main() -> None:
     prepare()
+    asked = [name for name in sys.argv[1:2] if name in COMMANDS]
     try:
-        sys.exit(app(prog_name="penstock", standalone_mode=False))
+        sys.exit(tree(*asked)(prog_name="penstock", standalone_mode=False))
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):
             # The reader went away (`| head`), which typer and rich call exit 1. It is not our error.
