@@ -22,7 +22,7 @@ import psycopg
 import pytest
 
 from conftest import Clock
-from penstock import Penstock, Queue
+from penstock import Outcome, Penstock, Queue
 from penstock import queue as seam
 from penstock.cli.board import Memory
 from penstock.cli.top import View, picture
@@ -442,6 +442,23 @@ def test_rates_and_what_is_left() -> None:
     assert (second.workers, second.target) == (3, 3)
     assert second.status.queue == "q1"
     assert memory.see(a_board(2, 0, 0, at=AT - 100))[0].leaving is None, "another clock: nothing is made of it"
+
+
+def test_what_ended_did_not_arrive_again(app: Penstock, promised: Queue, clock: Clock) -> None:
+    """Done tasks are removed, and cancelled ones may have been active: each is counted once."""
+    clock.freeze()
+    promised.push_many([{}] * 30)
+    memory = Memory()
+    memory.see(app.board())
+    claim = promised.claim(20)
+    promised.settle(claim, {one: Outcome.done() for one in claim.ids[1:]})
+    promised.cancel([claim.ids[0]])
+    clock.advance(10)
+    promised.push_many([{}] * 5)
+    (seen,) = memory.see(app.board())
+    assert seen.arriving == pytest.approx(0.5)
+    assert seen.leaving == pytest.approx(1.9)
+    assert seen.eta == pytest.approx(15 / 1.4)
 
 
 # --- KEDA -------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ SAMPLES = 7  # of PostgreSQL's own, ten seconds apart: the last minute, before w
 REMEMBERED = 60.0  # seconds
 ENOUGH = 20.0  # seconds of our own looks: better than samples, which may be of any moment in their ten seconds
 ENDED = ("done", "again", "failed", "dead")
-GONE = (*ENDED, "cancelled", "removed", "revoked")
+GONE = (*ENDED, "cancelled")  # not what was removed: nearly all of that was done, and is counted
 
 
 @dataclass(frozen=True, slots=True)
