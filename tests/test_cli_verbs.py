@@ -517,7 +517,7 @@ def test_a_worker_made_of_commands(dsn: str, queue: Queue, sql: Connection) -> N
 
 def test_claims_for_people_and_of_nothing(dsn: str, queue: Queue) -> None:
     pushed = queue.push({"to": "ann" * 100}, subject="welcome")
-    said = penstock("claim", "work", dsn=dsn)
+    said = penstock("claim", "work", "--lease", "5m", dsn=dsn)
     first, _, row = said.out.splitlines()
     token = first.split()[1].rstrip(",")
     assert first.startswith("token ")

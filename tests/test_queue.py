@@ -65,6 +65,29 @@ def test_push_many_without_subjects_is_one_transaction(queue: Queue, sql: Connec
     assert (status.planned, status.pending) == (1, 3)
 
 
+def test_documents_are_copied_many_at_once(queue: Queue, sql: Connection) -> None:
+    """A volatile default would have COPY write them one by one: a fifth slower, and 50 bytes of WAL more for each."""
+    if sql.info.server_version < 180000:
+        pytest.skip("a session's own WAL can be told since PostgreSQL 18")
+
+    def records() -> int:
+        sql.execute("select pg_stat_force_next_flush()")
+        row = sql.execute("select wal_records from pg_stat_get_backend_wal(pg_backend_pid())").fetchone()
+        assert row is not None
+        return int(row[0])
+
+    queue.push_many([{}] * 10)
+    before = records()
+    with sql.cursor().copy("copy penstock.task (queue_id, payload) from stdin") as copy:
+        for _ in range(1000):
+            copy.write_row((1, "{}"))
+    assert (
+        records() - before
+    ) / 1000 < 4.5  # three index entries, the agenda's row, and now and then a page of documents
+    found = sql.execute("select count(*), count(distinct created) > 1 from penstock.task").fetchone()
+    assert found == (1010, True), "each has a moment of its own"
+
+
 def test_push_many_with_subjects_reports_every_row(queue: Queue) -> None:
     queue.push(subject="b")
     report = queue.push_many(

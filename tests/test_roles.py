@@ -273,7 +273,7 @@ def test_every_verb_is_for_somebody(world: World, role: str) -> None:
 FUNCTIONS = {
     "producer": {
         "clock", "contract", "enter_part", "enter_partition", "job_report", "judge_payloads", "largest_payload",
-        "note_rejects", "note_report", "push", "push_many", "seal_job", "status", "take_place", "the_queue",
+        "moment", "note_rejects", "note_report", "push", "push_many", "seal_job", "status", "take_place", "the_queue",
     },
     "worker": {
         "at_place", "batch_leases", "beat", "begin_hand", "board", "claim", "clock", "contract", "decide", "decisions",

@@ -44,7 +44,7 @@ begin
         select p.oid::pg_catalog.regprocedure as function, g.role
         from pg_catalog.pg_proc as p
         join (values
-            ('penstock_producer', array['contract', 'clock', 'push', 'push_many', 'enter_part', 'note_report', 'the_queue',
+            ('penstock_producer', array['contract', 'clock', 'moment', 'push', 'push_many', 'enter_part', 'note_report', 'the_queue',
                                         'largest_payload', 'status', 'enter_partition', 'take_place', 'seal_job', 'job_report', 'judge_payloads',
                                         'note_rejects']),
             ('penstock_worker', array['contract', 'clock', 'claim', 'extend', 'extend_many', 'settle', 'release', 'at_place', 'the_queue',

@@ -2050,6 +2050,9 @@ begin
         coalesce('Did you mean ' || quote_literal(penstock.nearest_schedule(p_name)) || '?', '`penstock schedules ls` lists them.'));
 end
 $$;
+CREATE FUNCTION penstock.moment() RETURNS timestamp with time zone
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN penstock.clock();
 CREATE FUNCTION penstock.nearest_queue(p_name text) RETURNS text
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -4175,7 +4178,7 @@ ALTER TABLE penstock.stream ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
 );
 CREATE TABLE penstock.task (
     id bigint NOT NULL,
-    created timestamp with time zone DEFAULT penstock.clock() NOT NULL,
+    created timestamp with time zone DEFAULT penstock.moment() NOT NULL,
     queue_id integer NOT NULL,
     iterations integer DEFAULT 0 NOT NULL,
     priority smallint DEFAULT 5 NOT NULL,
@@ -4505,6 +4508,8 @@ REVOKE ALL ON FUNCTION penstock.meet(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.mentions(p_error text, p_reason text, p_text text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.mentions(p_error text, p_reason text, p_text text) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.miss_schedule(p_name text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.moment() FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.moment() TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.nearest_queue(p_name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.nearest_schedule(p_name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.next_batch(p_stream integer, p_epoch integer, p_after bigint, p_limit integer, p_slots integer, p_lease interval, p_before timestamp with time zone) FROM PUBLIC;

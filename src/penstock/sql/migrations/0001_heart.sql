@@ -9,6 +9,11 @@ create function penstock.clock() returns timestamptz
     language sql volatile parallel safe
     return pg_catalog.clock_timestamp();
 
+-- The same for COPY, which writes row by row where a default is volatile. Each row gets a moment of its own all the same.
+create function penstock.moment() returns timestamptz
+    language sql stable parallel safe
+    return penstock.clock();
+
 -- What was applied, and from which text.
 create table penstock.migration (
     number     int primary key,
@@ -56,7 +61,7 @@ create sequence penstock.task_id_seq;
 -- The document. Written at push, at a failure, at the end; never at a claim. No foreign keys: they would lock queues.
 create table penstock.task (
     id             bigint primary key default nextval('penstock.task_id_seq'),
-    created        timestamptz not null default penstock.clock(),
+    created        timestamptz not null default penstock.moment(),
     queue_id       int not null,
     iterations     int not null default 0,
     priority       smallint not null default 5,
