@@ -7,7 +7,7 @@ import random
 import time
 
 AHEAD = 0.1  # seconds of work to have in hand
-LARGEST_BATCH = 500
+LARGEST_BATCH = 1000
 TRUST = 4  # times what was seen
 TINY = 50e-6  # seconds
 ASIDE = 5.0  # seconds
