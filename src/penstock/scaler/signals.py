@@ -6,8 +6,10 @@ Times are seconds on one clock, which somebody else reads: nothing here knows wh
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, shown
@@ -20,6 +22,7 @@ LONGEST = 10 * 365 * 86_400.0
 SHORTEST_SERVICE = 1e-9
 STALE_AFTER = 3  # intervals without a new sample
 INSTANT = 0.001  # seconds: two looks closer together than this say nothing about a rate
+MARGIN = 1e-9  # seconds by which a look may be too early for a window, and is in it
 MOST_DISPERSED = 1e6  # nobody's service times are: as many as that squared would be needed to measure it
 
 
@@ -154,9 +157,17 @@ def whole(name: str, value: object, least: int, most: int) -> None:
         raise ConfigError(f"{name}: {shown(value)} is not a whole number between {least} and {most:,}")
 
 
+def since(samples: Sequence[Sample], moment: float) -> int:
+    """The place of the first look that was not before."""
+    return bisect_left(samples, moment, key=attrgetter("at"))
+
+
 def rate_between(samples: Sequence[Sample], counted: str, seconds: float) -> float | None:
     """How fast one of their counters grew over the last seconds, per second; None: fewer than two looks."""
-    return rate_over([(one.at, getattr(one, counted)) for one in samples], seconds)
+    if len(samples) < 2:
+        return None
+    ends = (samples[since(samples, samples[-1].at - seconds - MARGIN)], *samples[-2:])
+    return rate_over([(one.at, getattr(one, counted)) for one in ends], seconds)
 
 
 def rate_over(counts: Sequence[tuple[float, float]], seconds: float) -> float | None:
@@ -164,7 +175,7 @@ def rate_over(counts: Sequence[tuple[float, float]], seconds: float) -> float | 
     if len(counts) < 2:
         return None
     last, total = counts[-1]
-    first, before = next(one for one in counts if one[0] >= last - seconds - 1e-9)
+    first, before = counts[bisect_left(counts, (last - seconds - MARGIN,))]
     if first >= last:
         first, before = counts[-2]
     return (total - before) / (last - first) if last - first >= INSTANT else None
