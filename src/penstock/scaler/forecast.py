@@ -52,6 +52,8 @@ class Forecast:
 
 def forecast(samples: Sequence[Sample]) -> Forecast:
     counts = [(one.at, one.arrived - one.announced) for one in samples]
+    if len({count for _, count in counts}) < 2:  # nothing came
+        return Forecast(0.0, 0.0, 0.0, 1.0)
     fast, slow = rate_over(counts, FAST) or 0.0, rate_over(counts, SLOW) or 0.0
     spread = dispersion(counts)
     noise = math.sqrt(spread * max(slow, 1 / FAST) / FAST)

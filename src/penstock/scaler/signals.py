@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.scaler.forecast import Profile  # which imports us
 
 MOST_WORKERS = 100_000
+MOST_COUNTED = 2**62
 LONGEST = 10 * 365 * 86_400.0
 SHORTEST_SERVICE = 1e-9
 STALE_AFTER = 3  # intervals without a new sample
@@ -62,10 +63,12 @@ class Sample:
 
     def __post_init__(self) -> None:
         number("at", self.at, -LONGEST, LONGEST * 100)
-        for name in ("pending", "active", "arrived", "finished", "workers", "announced"):
-            whole(name, getattr(self, name), 0, 2**62)
-        for name in ("oldest_age", "busy_seconds"):
-            number(name, getattr(self, name), 0.0, math.inf if name == "busy_seconds" else LONGEST)
+        counts = (self.pending, self.active, self.arrived, self.finished, self.workers, self.announced)
+        if {*map(type, counts)} != {int} or min(counts) < 0 or max(counts) > MOST_COUNTED:
+            for name in ("pending", "active", "arrived", "finished", "workers", "announced"):
+                whole(name, getattr(self, name), 0, MOST_COUNTED)
+        number("oldest_age", self.oldest_age, 0.0, LONGEST)
+        number("busy_seconds", self.busy_seconds, 0.0, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
