@@ -40,7 +40,6 @@ class Outlook:
         self._latency = signals.latency
         self._step = (self._latency + limits.interval + limits.sla) / STEPS
         self._times = [self._step * (n + 1) for n in range(STEPS)]
-        self._up = [bisect_right(signals.fleet.starting, moment) for moment in self._times]  # of those that start
         self._new_from = bisect_left(self._times, self._latency)  # the step from which new ones are up
         waiting = self._waiting()
         self._available = self._curve(waiting, coming, z, 0.0)
@@ -104,6 +103,10 @@ class Outlook:
         return [due - NEGLIGIBLE for due in self._required]
 
     @cached_property
+    def _most(self) -> float:
+        return max(self._least)
+
+    @cached_property
     def shortfall(self) -> Shortfall | None:
         if self._nothing_due:
             return None
@@ -114,16 +117,21 @@ class Outlook:
 
     # --- what a fleet can do ----------------------------------------------------------------------------------------
 
+    @cached_property
+    def _up(self) -> list[int]:
+        """Of those that start, how many are up at each moment."""
+        return [bisect_right(self._signals.fleet.starting, moment) for moment in self._times]
+
     def _slots(self, workers: int) -> list[float]:
         """Slots that are up at each moment: the ready ones, those that start, and new ones a start latency from now."""
         fleet, each = self._signals.fleet, self._signals.limits.slots
         ready = min(workers, fleet.ready)
         starting = min(workers - ready, len(fleet.starting))
-        new = workers - ready - starting
-        up = [ready + min(some, starting) for some in self._up] if starting else [ready] * STEPS
-        if new:
-            up[self._new_from :] = [some + new for some in up[self._new_from :]]
-        return [float(each * some) for some in up]
+        new, first = workers - ready - starting, self._new_from
+        if not starting:
+            return [float(each * ready)] * first + [float(each * (ready + new))] * (STEPS - first)
+        up = [ready + min(some, starting) for some in self._up]
+        return [float(each * some) for some in up[:first]] + [float(each * (some + new)) for some in up[first:]]
 
     def _starts(self, workers: int, least: list[float]) -> list[float]:
         """Tasks started by each moment; cut short where it is less than the least, or as much as all of them ask."""
@@ -131,7 +139,7 @@ class Outlook:
         stays = math.exp(-step / service)  # the share of running tasks that still run a step later
         begun_stays = (1 - stays) * service / step
         turns = step / service
-        enough = math.inf if least is ANYTHING else max(least)
+        enough = math.inf if least is ANYTHING else self._most
         busy, started, found = self._busy(workers), 0.0, []
         for slots, available, asked in zip(self._slots(workers), self._available, least, strict=True):
             room = (slots - busy if slots > busy else 0.0) + slots * turns
@@ -184,17 +192,21 @@ class Outlook:
         return self._search(min(most, fleet + 1), most, self._guess_up())
 
     def _guess_up(self) -> int:
-        """What the present fleet leaves undone, by what a new worker can do until then."""
-        turns, each = self._step / self._slow_service(self._signals.fleet.workers), self._signals.limits.slots
-        first = self._new_from
-        undone = zip(self._required[first:], self._present[first:], strict=True)
-        new = max(((due - started) / (1 + turns * (n + 1)) for n, (due, started) in enumerate(undone)), default=0.0)
-        return self._signals.fleet.workers + math.ceil(new / each)
+        """What the present fleet leaves undone, by what a new worker can do until then. How fast they are depends on
+        how many they are: it is guessed twice."""
+        fleet, each, first = self._signals.fleet.workers, self._signals.limits.slots, self._new_from
+        undone = [*map(sub, self._least[first:], self._present[first:])]
+        guess = fleet + 1
+        for _ in range(2):
+            turns = self._step / self._slow_service(guess)
+            new = max([tasks / (1 + turns * n) for n, tasks in enumerate(undone, 1)], default=0.0)
+            guess = fleet + math.ceil(new / each)
+        return guess
 
     def _guess_down(self) -> int:
         """What has to be done, by what a worker that is there can do until then."""
         turns, each = self._step / self._slow_service(self._signals.fleet.workers), self._signals.limits.slots
-        return math.ceil(max(due / (turns * (n + 1)) for n, due in enumerate(self._required)) / each)
+        return math.ceil(max([tasks / (turns * n) for n, tasks in enumerate(self._least, 1)]) / each)
 
     def _search(self, low: int, high: int, guess: int) -> int:
         """The least that is enough, which `high` is. More can never do less than fewer: it is looked for around a
