@@ -83,7 +83,8 @@ class Outlook:
     @cached_property
     def _present(self) -> list[float]:
         """What the present fleet will have started by each moment."""
-        return self._starts(self._signals.fleet.workers, ANYTHING)
+        workers = self._signals.fleet.workers
+        return self._starts(workers, ANYTHING) if workers else [0.0] * STEPS
 
     @cached_property
     def _required(self) -> list[float]:

@@ -234,6 +234,7 @@ set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force
 #variable_conflict use_column
 declare
     v_now    constant timestamptz := penstock.clock();
+    v_edge   constant timestamptz := v_now + interval '1 microsecond';  -- an age of whole bins is the older bin's
     v_system constant bigint := penstock.system();
 begin
     return (
@@ -276,28 +277,28 @@ begin
             where a.queue_id = n.id and a.pending and a.priority < n.priority
             order by a.priority desc, a.due desc, a.task_id desc limit 1
         ) as f
-    ), filed as (
-        select n.id, max(n.due) as newest, array_agg(n.priority) as priorities from newest as n group by n.id
     ), binned as (
-        -- The oldest: the first of each priority, together. Ages of one bin are told as that of its oldest.
-        select q.id, min(o.due) as due, count(*) as tasks
-        from asked as q
-        join filed as f on f.id = q.id
+        -- The oldest of each priority, by age: those of one bin are told as its oldest.
+        select q.id, max(q.rows) as rows, min(o.due) as due, count(*) as tasks
+        from newest as n
+        join asked as q on q.id = n.id
         cross join lateral (
-            select a.due
-            from unnest(f.priorities) as s(priority)
-            cross join lateral (
-                select a.due from penstock.agenda as a
-                where a.queue_id = q.id and a.pending and a.priority = s.priority
-                order by a.due, a.task_id limit q.rows
-            ) as a
-            order by a.due limit q.rows
+            select a.due from penstock.agenda as a
+            where a.queue_id = n.id and a.pending and a.priority = n.priority
+            order by a.due, a.task_id limit q.rows
         ) as o
-        group by q.id, date_bin(q.bin, o.due, v_now + interval '1 microsecond')  -- whole bins belong to the older one
+        group by q.id, date_bin(q.bin, o.due, v_edge)
+    ), counted as (
+        -- Of all priorities together only so many: behind them somebody may be missing.
+        select b.id, b.due, least(b.tasks, b.rows - coalesce(sum(b.tasks) over older, 0))::bigint as tasks
+        from binned as b
+        window older as (partition by b.id order by b.due rows between unbounded preceding and 1 preceding)
     ), oldest as (
-        select b.id, json_agg(json_build_array(date_part('epoch', v_now - b.due), b.tasks) order by b.due) as bins,
-               sum(b.tasks) as tasks
-        from binned as b group by b.id
+        select c.id, json_agg(json_build_array(date_part('epoch', v_now - c.due), c.tasks) order by c.due) as bins,
+               sum(c.tasks) as tasks
+        from counted as c where c.tasks > 0 group by c.id
+    ), filed as (
+        select n.id, max(n.due) as newest from newest as n group by n.id
     ), looked as (
         select json_build_object(
             'queue', q.name, 'paused', q.paused, 'sla', extract(epoch from q.sla), 'planned', coalesce(b.planned, 0),
