@@ -123,6 +123,7 @@ class Deadline:
         ready = signals.now - since >= signals.latency / 4 - 1e-9
         most = max(1, 2 * fleet) if ready else fleet
         least = max(1, fleet) if signals.pending + signals.active else 0
+        # Between two doublings, and for the very first one, whatever is ahead makes no difference.
         wanted = most if least >= most else max(least, self._blind_outlook(signals).fewest_of(most))
         since = signals.now if wanted > fleet else since
         said = f"{signals.pending} waiting, {signals.active} running, none has ever finished: at most twice as many"

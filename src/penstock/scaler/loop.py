@@ -425,23 +425,20 @@ class Scaler:
         if due:
             self._remembered = time.monotonic()
         rows = [self._row(one, remember=due or one.before != one.decision.workers) for one in decided]
-        noted = {
-            *self._aside.call(
-                lambda: seam.decide(self._database, rows, holder=self._holder, lease=self._plan.lease), PATIENCE
-            )
-        }
-        self._noted.update((one.queue, (time.monotonic(), one.said)) for one in decided if one.queue in noted)
+        noted = self._aside.call(
+            lambda: seam.decide(self._database, rows, holder=self._holder, lease=self._plan.lease), PATIENCE
+        )
+        said = {one.queue: one.said for one in decided}
+        self._noted.update((queue, (time.monotonic(), said[queue])) for queue in noted)
 
     def _row(self, one: Decided, *, remember: bool) -> Json:
         found, policy = one.decision, self._plan.policy.name
         row: Json = {"queue": one.queue, "epoch": self._epochs[one.queue], "policy": policy, "workers": found.workers}
         if remember:
             row["memory"] = self.collector.remembered(one.queue, policy, found.memory)
-        return (
-            row
-            if self._is_noted(one)
-            else {**row, "actual": one.fleet.workers, "inputs": one.inputs, **found.to_json()}
-        )
+        if self._is_noted(one):
+            return row
+        return {**row, "actual": one.fleet.workers, "inputs": one.inputs, **found.to_json()}
 
     def _is_noted(self, one: Decided) -> bool:
         """PostgreSQL notes what is another, and all once a minute by its own clock: shortly before we begin to send all
