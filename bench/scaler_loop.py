@@ -1,7 +1,8 @@
 """The scaler at work, measured. python bench/scaler_loop.py [decision] [rest] [replay]
 
 decision  one decision with its SQL (collect → decide → record) among 100 queues with a million waiting tasks, by
-          `select 1` on the same kind of connection: of one queue, of all, and the look alone
+          `select 1` on the same kind of connection: of one queue, of all while no task has ever finished, of all when
+          it is known how long tasks take, and the look alone
 rest      processor time that PostgreSQL spends on a scaler of idle queues, of all there is
 replay    a trace on real processes, against the simulation of it: breaches and worker-seconds
 """
@@ -24,7 +25,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parent.parent)
 
 
-from bench.harness import Bench, bench, report
+from bench.harness import Bench, bench, report, spread
 from penstock import NewTask, Penstock, Queue
 from penstock import queue as seam
 from penstock.database import Database
@@ -108,29 +109,32 @@ def one_decision(place: Bench, queues: int, pending: int, rounds: int) -> dict[s
         scaler.take()
         asked = scaler.collector.asked()
         single = scaler_of(database, {"q0": AdvisedWorkers("q0", 10)}, limits)
-        ticks, looks, ones = [], [], []
+        ones, looks, ticks, singles = [], [], [], []
         with place.sql(dsn) as sql:
             sql.execute("vacuum analyze")
             for _ in range(rounds):
                 ones.append(timed(lambda: sql.execute("select 1").fetchone(), 200))
                 ticks.append(timed(scaler.tick))
                 looks.append(timed(lambda: seam.look(database, asked)))
+            for track in scaler.collector.tracks.values():
+                track.service.note(busy=1000.0, ended=10_000, seconds=0.0)
+            knowing = [timed(scaler.tick) for _ in range(rounds)]
             scaler.let_all_go()
             single.take()
-            singles = [timed(single.tick) for _ in range(rounds)]
+            for _ in range(rounds):
+                ones.append(timed(lambda: sql.execute("select 1").fetchone(), 200))
+                singles.append(timed(single.tick))
         database.close()
     one = statistics.median(ones)
-    found = {
-        "select_1_us": one * 1e6,
-        "one_queue_ms": statistics.median(singles) * 1e3,
-        "all_queues_ms": statistics.median(ticks) * 1e3,
-        "look_at_all_ms": statistics.median(looks) * 1e3,
-        "one_queue_ratio": statistics.median(singles) / one,
-        "all_queues_ratio": statistics.median(ticks) / one,
-        "look_at_all_ratio": statistics.median(looks) / one,
-    }
+    measured = {"one_queue": singles, "all_queues": ticks, "all_queues_knowing": knowing, "look_at_all": looks}
+    print(f"  {'select_1':<20} {spread([each * 1e6 for each in ones]):>28} us")
+    for name, seconds in measured.items():
+        print(f"  {name:<20} {spread([each * 1e3 for each in seconds]):>28} ms")
+    found = {"select_1_us": one * 1e6}
+    found |= {f"{name}_ms": statistics.median(seconds) * 1e3 for name, seconds in measured.items()}
+    found |= {f"{name}_ratio": statistics.median(seconds) / one for name, seconds in measured.items()}
     for name, value in found.items():
-        print(f"  {name:<20} {value:>12,.1f}")
+        print(f"  {name:<26} {value:>12,.1f}")
     return found
 
 

@@ -847,9 +847,8 @@ def dismiss(database: Database, workers: Sequence[str]) -> int:
 
 def look(database: Database, asked: Sequence[Asked]) -> Look:
     """What a scaler has to know of some queues; what is due is promoted first."""
-    columns = [list(column) for column in zip(*asked, strict=True)] or [[], [], [], []]
     with database.transaction() as connection:
-        row = connection.execute(say.LOOK, columns).fetchone()
+        row = connection.execute(say.LOOK, say.asked(asked)).fetchone()
     assert row is not None
     return say.look(row[0])
 

@@ -16,7 +16,13 @@ from psycopg import Connection
 from psycopg.types.json import Jsonb
 
 from penstock import NewTask, Penstock, Queue
+from penstock.database import Database
 from penstock.embedded import Server
+from penstock.scaler.budget import Budget
+from penstock.scaler.fleet import AdvisedWorkers
+from penstock.scaler.loop import Plan, Scaler, new_holder
+from penstock.scaler.policies import find
+from penstock.scaler.signals import Limits
 from scalers import JOBS, end_workers, registered, scaling, targets
 from shell import each, is_one_block, penstock
 from workers import alive, eventually, noted, write_app
@@ -339,6 +345,23 @@ def test_a_rehearsal_writes_nothing_and_advice_starts_nothing(
         ran = penstock("scale", "jobs:app", "--command", f"{word} {{workers}}", "--once", dsn=dsn, cwd=tmp_path)
         assert ran.code == code, ran.err
     assert sql.execute("select penstock.target_workers('work')").fetchone() == (1,)
+
+
+def test_what_is_another_is_noted_in_full_and_the_rest_only_counts(dsn: str, queue: Queue, sql: Connection) -> None:
+    limits = Limits(sla=30.0, min_workers=0, max_workers=10, interval=1.0)
+    plan = Plan({"work": limits}, find("deadline"), Budget(10))
+    database, advised = Database(dsn), {"work": AdvisedWorkers("work", 1)}
+    scaler = Scaler(plan, database, advised, holder=new_holder(), say=lambda _: None, tell=print)
+    assert scaler.take()
+    for tasks in (0, 100):
+        queue.push_many({} for _ in range(tasks))
+        for _ in range(3):
+            scaler.tick()
+    scaler.let_all_go()
+    database.close()
+    rows = sql.execute("select workers, reason, inputs->'pending', rules from penstock.decision order by id").fetchall()
+    assert [(target, pending) for target, _, pending, _ in rows] == [(0, 0), (1, 100)]
+    assert all(reason.startswith(f"{target}: {pending} waiting") and rules for target, reason, pending, rules in rows)
 
 
 def test_what_the_pipeline_learnt_is_read(tmp_path: Path, dsn: str, queue: Queue, sql: Connection) -> None:

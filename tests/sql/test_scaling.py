@@ -10,7 +10,7 @@ import pytest
 from psycopg import Connection
 
 from conftest import Clock
-from penstock import Penstock, Queue
+from penstock import NewTask, Penstock, Queue
 
 HOLD = "select epoch, target, memory from penstock.hold_scaling(%s, %s, 'deadline', '10 s', %s)"
 
@@ -83,6 +83,34 @@ def test_a_decision_is_noted_when_it_is_another_and_once_a_minute(queue: Queue, 
     then = sql.execute("select min(at) from penstock.decision").fetchone()
     assert then is not None
     assert sql.execute("select workers from penstock.decisions('work', %s)", then).fetchall() == [(3,)]
+
+
+def test_without_a_reason_a_decision_counts_and_is_not_noted(queue: Queue, sql: Connection, clock: Clock) -> None:
+    hold(sql, "a")
+    assert decide(sql, "a", 1, workers=4, reason=None) == []
+    assert sql.execute("select target from penstock.scaling").fetchone() == (4,)
+    assert decide(sql, "a", 1, workers=4) == ["work"]
+
+
+def test_what_changes_nothing_waits_for_nobody(direct_dsn: str, queue: Queue, sql: Connection, clock: Clock) -> None:
+    hold(sql, "a")
+    assert decide(sql, "a", 1) == ["work"]
+    with psycopg.connect(direct_dsn) as other:
+        other.execute("select from penstock.scaling for update")
+        assert decide(sql, "a", 1) == []
+        with pytest.raises(psycopg.Error, match="lock timeout"):
+            decide(sql, "a", 1, workers=4)
+
+
+def test_a_look_sees_the_oldest_and_the_newest_of_all_priorities(queue: Queue, sql: Connection, clock: Clock) -> None:
+    for priority in (9, 0, 4):
+        queue.push_many(NewTask({}, priority=priority) for _ in range(3))
+        clock.advance(10)
+    row = sql.execute("select penstock.look('{work}', '{60}', '{4}', '{1}')").fetchone()
+    assert row is not None
+    (found,) = row[0]["queues"]
+    assert [(round(age), tasks) for age, tasks in found["waiting"]] == [(30, 3), (20, 1)]
+    assert round(found["newest"]) == 10
 
 
 def test_the_target_is_never_none_while_nobody_looks(queue: Queue, sql: Connection, clock: Clock) -> None:

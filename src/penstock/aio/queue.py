@@ -856,9 +856,8 @@ async def dismiss(database: AsyncDatabase, workers: Sequence[str]) -> int:
 
 async def look(database: AsyncDatabase, asked: Sequence[Asked]) -> Look:
     """What a scaler has to know of some queues; what is due is promoted first."""
-    columns = [list(column) for column in zip(*asked, strict=True)] or [[], [], [], []]
     async with database.transaction() as connection:
-        row = await (await connection.execute(say.LOOK, columns)).fetchone()
+        row = await (await connection.execute(say.LOOK, say.asked(asked))).fetchone()
     assert row is not None
     return say.look(row[0])
 

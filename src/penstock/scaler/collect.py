@@ -145,14 +145,7 @@ class Collector:
         self.tracks = {queue: Track(one) for queue, one in limits.items()}
         self._latencies: deque[float] = deque(maxlen=STARTS)
         self._known: set[str] = set()
-
-    @property
-    def latency(self) -> float | None:
-        """From asking for a worker until it serves, nine times of ten; None: none was started yet."""
-        if not self._latencies:
-            return None
-        found = sorted(self._latencies)
-        return found[math.ceil(0.9 * len(found)) - 1]
+        self.latency: float | None = None  # from asking for a worker until it serves; None: none was started yet
 
     def latency_of(self, queue: str) -> float:
         return self.tracks[queue].limits.start_latency if self.latency is None else self.latency
@@ -180,6 +173,9 @@ class Collector:
         new = [one for one in workers if one.started_by is not None and one.name not in self._known]
         self._latencies.extend(max(0.0, one.latency) for one in sorted(new, key=lambda one: one.began))
         self._known = {one.name for one in workers}
+        if new:
+            found = sorted(self._latencies)
+            self.latency = found[math.ceil(0.9 * len(found)) - 1]  # nine times of ten
 
     # --- for whoever goes on -----------------------------------------------------------------------------------------
 

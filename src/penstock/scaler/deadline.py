@@ -50,10 +50,11 @@ class Deadline:
         coming = forecast(signals.samples)
         usual, doubted = by_profile(signals, coming)
         outlook = Outlook(signals, usual, z=self.z, z_service=self.z_service, recovery=self.recovery)
-        peaks = self._peaks(signals, self._warm(signals, coming), memory)
+        steady = self._steady(signals, coming)
+        peaks = self._peaks(signals, self._warm(signals, steady), memory)
         rules = {
             "deadlines": outlook.fewest,
-            "steady": self._steady(signals, coming),
+            "steady": steady,
             "warm": ceiling(max((need for _, need in peaks), default=0.0)),
         }
         if usual is not coming:
@@ -93,14 +94,14 @@ class Deadline:
             kept.append([bucket, warm])
         return kept
 
-    def _warm(self, signals: Signals, coming: Forecast) -> float:
+    def _warm(self, signals: Signals, steady: int) -> float:
         """How many have to be there before a burst such as this, where a new worker is up only after tasks are late:
         enough that nobody waits too long before the others are up. What comes until then may wait a promise longer, so
         not all that the stream needs."""
         limits, late = signals.limits, signals.latency + signals.limits.interval
         if late < limits.sla or signals.stale or signals.now - signals.samples[0].at < SLOW:
             return 0.0  # the rate of a moment would be remembered for an hour
-        return self._steady(signals, coming) * late / (late + limits.sla)
+        return steady * late / (late + limits.sla)
 
     def _held(self, signals: Signals, needs: Needs) -> int:
         """The fewest to which it may go now. Fewer must have been enough for a time that is the shorter the more that
@@ -119,15 +120,18 @@ class Deadline:
         """No task has ever finished. Those that run have taken as long as they have: what would be wanted if that were
         all, and not more than twice as many at a time, four times while a worker starts."""
         fleet, since = signals.fleet.workers, memory.get("doubled", -1e18)
-        guess = replace(signals, service=min(LONGEST, max(GUESS, self._so_far(signals))))
-        wanted = Outlook(guess, forecast(signals.samples), z=0.0, z_service=0.0, recovery=self.recovery).fewest
-        if signals.pending + signals.active:
-            wanted = max(wanted, fleet, 1)
-        if wanted > fleet:
-            ready = signals.now - since >= signals.latency / 4 - 1e-9
-            wanted, since = (min(wanted, max(1, 2 * fleet)), signals.now) if ready else (fleet, since)
+        ready = signals.now - since >= signals.latency / 4 - 1e-9
+        most = max(1, 2 * fleet) if ready else fleet
+        least = max(1, fleet) if signals.pending + signals.active else 0
+        # Between two doublings, and for the very first one, whatever is ahead makes no difference.
+        wanted = most if least >= most else max(least, self._blind_outlook(signals).fewest_of(most))
+        since = signals.now if wanted > fleet else since
         said = f"{signals.pending} waiting, {signals.active} running, none has ever finished: at most twice as many"
         return conclude(signals, wanted, "unknown", {"unknown": wanted}, said, memory={**memory, "doubled": since})
+
+    def _blind_outlook(self, signals: Signals) -> Outlook:
+        guess = replace(signals, service=min(LONGEST, max(GUESS, self._so_far(signals))))
+        return Outlook(guess, forecast(signals.samples), z=0.0, z_service=0.0, recovery=self.recovery)
 
     @staticmethod
     def _so_far(signals: Signals) -> float:

@@ -42,9 +42,18 @@ class Forecast:
         mean = self.expected(seconds)
         return mean + z * math.sqrt(self.dispersion * mean)
 
+    def at_most_within(self, spans: Sequence[float], z: float) -> list[float]:
+        """The same, for many spans."""
+        if not self.rate and not self.growth:
+            return [0.0] * len(spans)
+        means = [self.expected(span) for span in spans] if self.growth else [self.rate * span for span in spans]
+        return [mean + z * math.sqrt(self.dispersion * mean) for mean in means]
+
 
 def forecast(samples: Sequence[Sample]) -> Forecast:
     counts = [(one.at, one.arrived - one.announced) for one in samples]
+    if len({count for _, count in counts}) < 2:  # nothing came
+        return Forecast(0.0, 0.0, 0.0, 1.0)
     fast, slow = rate_over(counts, FAST) or 0.0, rate_over(counts, SLOW) or 0.0
     spread = dispersion(counts)
     noise = math.sqrt(spread * max(slow, 1 / FAST) / FAST)
@@ -67,14 +76,14 @@ def growth(counts: Sequence[tuple[float, int]], noise: float) -> float:
 def dispersion(counts: Sequence[tuple[float, int]]) -> float:
     """How much more than by chance the rates between looks differ from one to the next, however long it is from look to
     look. Differences of neighbours: a slow change is no dispersion."""
-    steps = [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(counts)]
-    steps = [one for one in steps if one[0] >= INSTANT]
+    steps = [(b - a, m - n) for (a, n), (b, m) in pairwise(counts) if b - a >= INSTANT]
     if len(steps) < 8:
         return 1.0
-    rate = sum(count for _, count in steps) / sum(seconds for seconds, _ in steps)
+    rate = sum([count for _, count in steps]) / sum([seconds for seconds, _ in steps])
     if rate <= 0:
         return 1.0
-    jumps = sum((b / d - a / c) ** 2 / (1 / c + 1 / d) for (c, a), (d, b) in pairwise(steps)) / (len(steps) - 1)
+    rates = [(count / seconds, 1 / seconds) for seconds, count in steps]
+    jumps = sum([(b - a) ** 2 / (c + d) for (a, c), (b, d) in pairwise(rates)]) / (len(rates) - 1)
     return min(MOST_DISPERSED, max(1.0, jumps / rate))
 
 

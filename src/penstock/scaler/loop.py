@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
 from types import FrameType
@@ -39,6 +39,7 @@ LOG = logging.getLogger("penstock.scaler")
 T = TypeVar("T")
 UPKEEP = 10.0  # seconds
 REMEMBER = 10.0  # seconds between two times that memory is written
+NOTED = 55.0  # seconds for which a decision that does not change need not be noted again
 PATIENCE = 3.0  # seconds without an answer after which PostgreSQL counts as away
 SETTLE = 5.0  # seconds after that in which workers say that they live; until then nothing is decided
 SLICE = 0.2  # seconds
@@ -67,6 +68,9 @@ class Plan:
         return max(10.0, 5 * self.interval)
 
 
+Said = tuple[int, str, str]  # target, urgency, bound: what is worth telling if it is another
+
+
 @dataclass(frozen=True, slots=True)
 class Decided:
     """What is told of a queue when its decision changes."""
@@ -74,8 +78,19 @@ class Decided:
     queue: str
     decision: Decision
     before: int | None  # the target until now
-    fleet: Fleet
-    inputs: Json = field(default_factory=dict)
+    signals: Signals
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.signals.fleet
+
+    @property
+    def inputs(self) -> Json:
+        return inputs(self.signals)
+
+    @property
+    def said(self) -> Said:
+        return self.decision.workers, self.decision.urgency, self.decision.bound_by
 
 
 Say = Callable[[Decided], None]
@@ -158,7 +173,8 @@ class Scaler:
         self.collector = Collector(plan.limits)
         self._epochs: dict[str, int] = {}
         self._memory: dict[str, Memory] = {}
-        self._told: dict[str, tuple[int, str, str]] = {}  # target, urgency, bound of what was said last
+        self._told: dict[str, Said] = {}
+        self._noted: dict[str, tuple[float, Said]] = {}  # in PostgreSQL: when, by our clock, and what
         self._schedules: list[CronSchedule] = []
         self._adopted: list[SeenQueue] = []
         self._unread: set[str] = set()
@@ -257,6 +273,7 @@ class Scaler:
         for queue, hold in held.items():
             self._epochs[queue] = hold.epoch
             self._memory[queue] = self.collector.recall(queue, self._plan.policy.name, hold.memory)
+        self._noted = {}
         self._looked = -2 * NEVER
 
     def _lost(self, error: Conflict) -> bool:
@@ -352,9 +369,9 @@ class Scaler:
             LOG.warning("schedule not fired", extra={"schedule": name, "code": error.code})
 
     def _ticks(self, look: Look) -> dict[str, list[float]]:
-        known = {*self._plan.limits}
-        ahead = max((one.horizon for one in self.collector.asked()), default=0.0)
-        return ticks_ahead([one for one in self._schedules if one.queue in known], look.at, ahead)
+        known = [one for one in self._schedules if one.queue in self._plan.limits]
+        ahead = max((one.horizon for one in self.collector.asked()), default=0.0) if known else 0.0
+        return ticks_ahead(known, look.at, ahead)
 
     def _fleets(self, look: Look) -> dict[str, Fleet]:
         return {
@@ -370,7 +387,7 @@ class Scaler:
             signals = track.signals(look.at, fleet, self.collector.latency)
             found[queue] = signals, self._plan.policy.decide(signals, self._memory.get(queue))
         return [
-            Decided(queue, decision, self._told.get(queue, (None,))[0], found[queue][0].fleet, inputs(found[queue][0]))
+            Decided(queue, decision, self._told.get(queue, (None,))[0], found[queue][0])
             for queue, decision in self._shared(look, found)
         ]
 
@@ -408,21 +425,26 @@ class Scaler:
         if due:
             self._remembered = time.monotonic()
         rows = [self._row(one, remember=due or one.before != one.decision.workers) for one in decided]
-        self._aside.call(
+        noted = self._aside.call(
             lambda: seam.decide(self._database, rows, holder=self._holder, lease=self._plan.lease), PATIENCE
         )
+        said = {one.queue: one.said for one in decided}
+        self._noted.update((queue, (time.monotonic(), said[queue])) for queue in noted)
 
     def _row(self, one: Decided, *, remember: bool) -> Json:
         found, policy = one.decision, self._plan.policy.name
-        return {
-            "queue": one.queue,
-            "epoch": self._epochs[one.queue],
-            "policy": policy,
-            "actual": one.fleet.workers,
-            "inputs": one.inputs,
-            **found.to_json(),
-            "memory": self.collector.remembered(one.queue, policy, found.memory) if remember else None,
-        }
+        row: Json = {"queue": one.queue, "epoch": self._epochs[one.queue], "policy": policy, "workers": found.workers}
+        if remember:
+            row["memory"] = self.collector.remembered(one.queue, policy, found.memory)
+        if self._is_noted(one):
+            return row
+        return {**row, "actual": one.fleet.workers, "inputs": one.inputs, **found.to_json()}
+
+    def _is_noted(self, one: Decided) -> bool:
+        """PostgreSQL notes what is another, and all once a minute by its own clock: shortly before we begin to send all
+        of it. Until then only its target is said, once a second."""
+        at, said = self._noted.get(one.queue, (-NEVER, None))
+        return said == one.said and time.monotonic() - at < NOTED
 
     def _alert(self, decided: Sequence[Decided], now: float) -> None:
         """What was accepted, and only that: who was taken over from tells nobody anything."""
@@ -439,9 +461,8 @@ class Scaler:
                 return
             found = one.decision
             self._workers[one.queue].resize(found.workers, found.reason)
-            said = (found.workers, found.urgency, found.bound_by)
-            if self._told.get(one.queue) != said:
-                self._told[one.queue] = said
+            if self._told.get(one.queue) != one.said:
+                self._told[one.queue] = one.said
                 self._say(one)
 
     # --- the end ----------------------------------------------------------------------------------------------------

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from operator import ge, sub
 
 from penstock.scaler.forecast import Forecast
 from penstock.scaler.signals import Signals
@@ -12,6 +15,7 @@ from penstock.scaler.signals import Signals
 STEPS = 48  # into which it is cut
 NEGLIGIBLE = 0.5  # tasks
 MOST_DOUBT = 0.25  # by which service is taken to be slower, because so many tasks may happen to be long ones
+ANYTHING = [-math.inf] * STEPS  # is enough for whoever requires nothing
 FARTHEST = 64  # times the allowed workers: what is wanted beyond is told as that
 
 
@@ -36,25 +40,32 @@ class Outlook:
         self._latency = signals.latency
         self._step = (self._latency + limits.interval + limits.sla) / STEPS
         self._times = [self._step * (n + 1) for n in range(STEPS)]
-        self._available = self._curve(coming, z, 0.0)
-        self._demanded = self._curve(coming, z, max(0.0, limits.sla - self._step))  # within a step is too late
+        self._new_from = bisect_left(self._times, self._latency)  # the step from which new ones are up
+        waiting = self._waiting()
+        self._available = self._curve(waiting, coming, z, 0.0)
+        self._demanded = self._curve(waiting, coming, z, max(0.0, limits.sla - self._step))  # within a step is too late
         self._doubt = z_service * signals.dispersion
-        present = self._starts(signals.fleet.workers)
-        self._required = self._savable(present, recovery * limits.sla)
-        self.shortfall = self._first_miss(present)
-        self.fewest = self._fewest()
+        self._recovery = recovery * limits.sla
+        self._nothing_due = max(self._demanded) <= NEGLIGIBLE
 
     # --- the two curves ---------------------------------------------------------------------------------------------
 
-    def _curve(self, coming: Forecast, z: float, delay: float) -> list[float]:
+    def _curve(self, waiting: list[tuple[float, int]], coming: Forecast, z: float, delay: float) -> list[float]:
         """Tasks by each moment: those there are to start (no delay), or that must have been (a promise later). Not
         those that the next decision can still save: how many they are must not depend on how finely time is cut."""
-        waiting = [(delay - age, count) for age, count in self._waiting()]
-        planned = [(delay + seconds, count) for seconds, count in self._signals.planned]
-        at, sums = summed(waiting + planned)
+        steps = [(delay - age, count) for age, count in waiting]
+        at, sums = summed(steps + [(delay + seconds, count) for seconds, count in self._signals.planned])
         last = delay + (self._latency + self._signals.limits.interval)
-        moments = (min(moment, last) for moment in self._times)
-        return [sums[bisect_right(at, moment)] + coming.at_most(max(0.0, moment - delay), z) for moment in moments]
+        moments = self._times[: bisect_right(self._times, last)]
+        moments += [last] * (len(moments) < STEPS)
+        if not at or at[-1] <= moments[0]:
+            found = sums[-1:] * len(moments)
+        else:
+            found = [sums[bisect_right(at, moment)] for moment in moments]
+        first = bisect_right(moments, delay)  # before, nothing that comes counts
+        some = coming.at_most_within([moment - delay for moment in moments[first:]], z)
+        found[first:] = [known + more for known, more in zip(found[first:], some, strict=True)]
+        return found + found[-1:] * (STEPS - len(found))
 
     def _waiting(self) -> list[tuple[float, int]]:
         """(age, tasks) now. Where nobody counted by age, they are spread between new and the oldest."""
@@ -69,46 +80,80 @@ class Outlook:
         each, odd = divmod(latest.pending, shares)
         return [(signals.oldest_age * (shares - n) / shares, each + (1 if n < odd else 0)) for n in range(shares)]
 
-    def _savable(self, present: list[float], recovery: float) -> list[float]:
+    @cached_property
+    def _present(self) -> list[float]:
+        """What the present fleet will have started by each moment."""
+        workers = self._signals.fleet.workers
+        return self._starts(workers, ANYTHING) if workers else [0.0] * STEPS
+
+    @cached_property
+    def _required(self) -> list[float]:
         """What is asked of a fleet. Before new workers are up nobody can do more than the present one; what is late by
         then has a new deadline, a while after: all of it at once would be a jump to the most there are."""
-        lost, required = 0.0, []
-        for moment, due, started in zip(self._times, self._demanded, present, strict=True):
-            if moment <= self._latency:
-                lost = max(lost, due - started)
-                required.append(min(due, started))
-            else:
-                spared = lost * max(0.0, 1 - (moment - self._latency) / recovery) if lost > NEGLIGIBLE else 0.0
-                required.append(due - spared)
-        return required
+        up = bisect_right(self._times, self._latency)
+        soon, later = self._demanded[:up], self._demanded[up:]
+        lost = max(map(sub, soon, self._present), default=0.0)
+        if lost > NEGLIGIBLE:
+            spared = [lost * max(0.0, 1 - (at - self._latency) / self._recovery) for at in self._times[up:]]
+            later = [*map(sub, later, spared)]
+        return [*map(min, soon, self._present), *later]
+
+    @cached_property
+    def _least(self) -> list[float]:
+        """The least that keeps every deadline."""
+        return [due - NEGLIGIBLE for due in self._required]
+
+    @cached_property
+    def _most(self) -> float:
+        return max(self._least)
+
+    @cached_property
+    def shortfall(self) -> Shortfall | None:
+        if self._nothing_due:
+            return None
+        for moment, due, started in zip(self._times, self._demanded, self._present, strict=True):
+            if started < due - NEGLIGIBLE:
+                return Shortfall(moment, due, started)
+        return None
 
     # --- what a fleet can do ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def _up(self) -> list[int]:
+        """Of those that start, how many are up at each moment."""
+        return [bisect_right(self._signals.fleet.starting, moment) for moment in self._times]
 
     def _slots(self, workers: int) -> list[float]:
         """Slots that are up at each moment: the ready ones, those that start, and new ones a start latency from now."""
         fleet, each = self._signals.fleet, self._signals.limits.slots
         ready = min(workers, fleet.ready)
-        starting = fleet.starting[: workers - ready]
-        new = workers - ready - len(starting)
-        return [
-            float(each * (ready + bisect_right(starting, moment) + (new if moment >= self._latency else 0)))
-            for moment in self._times
-        ]
+        starting = min(workers - ready, len(fleet.starting))
+        new, first = workers - ready - starting, self._new_from
+        if not starting:
+            return [float(each * ready)] * first + [float(each * (ready + new))] * (STEPS - first)
+        up = [ready + min(some, starting) for some in self._up]
+        return [float(each * some) for some in up[:first]] + [float(each * (some + new)) for some in up[first:]]
 
-    def _starts(self, workers: int, required: list[float] | None = None) -> list[float]:
-        """Tasks started by each moment; cut short where it is less than required."""
-        step, service, available = self._step, self._slow_service(workers), self._available
+    def _starts(self, workers: int, least: list[float]) -> list[float]:
+        """Tasks started by each moment; cut short where it is less than the least, or as much as all of them ask."""
+        step, service = self._step, self._slow_service(workers)
         stays = math.exp(-step / service)  # the share of running tasks that still run a step later
         begun_stays = (1 - stays) * service / step
         turns = step / service
+        enough = math.inf if least is ANYTHING else self._most
         busy, started, found = self._busy(workers), 0.0, []
-        for n, slots in enumerate(self._slots(workers)):
-            room = max(0.0, slots - busy) + slots * turns
-            begun = min(max(0.0, available[n] - started), room)
-            started += begun
-            busy = slots if begun >= room else min(slots, busy * stays + begun * begun_stays)
+        for slots, available, asked in zip(self._slots(workers), self._available, least, strict=True):
+            room = (slots - busy if slots > busy else 0.0) + slots * turns
+            begun = available - started
+            if begun >= room:  # more than they can begin: all of them are busy then
+                started += room
+                busy = slots
+            else:
+                begun = max(0.0, begun)
+                started += begun
+                busy = min(slots, busy * stays + begun * begun_stays)
             found.append(started)
-            if required is not None and started < required[n] - NEGLIGIBLE:
+            if started < asked or started >= enough:
                 break
         return found
 
@@ -124,45 +169,61 @@ class Outlook:
         return self._service * (1 + min(MOST_DOUBT, self._doubt / math.sqrt(1 + tasks)))
 
     def _enough(self, workers: int) -> bool:
-        found = self._starts(workers, self._required)
-        return len(found) == STEPS and found[-1] >= self._required[-1] - NEGLIGIBLE
+        found = self._starts(workers, self._least)
+        return found[-1] >= self._least[len(found) - 1]
 
     def late(self, workers: int) -> float:
         """Tasks that so many would start too late, of those that anybody could start in time."""
-        found = self._starts(workers)
+        found = self._starts(workers, ANYTHING)
         return max(0.0, *(due - started for due, started in zip(self._required, found, strict=True)))
 
-    def _fewest(self) -> int:
+    # --- how many keep every deadline -------------------------------------------------------------------------------
+
+    @property
+    def fewest(self) -> int:
+        return self.fewest_of(FARTHEST * max(1, self._signals.fleet.workers, self._signals.limits.max_workers))
+
+    def fewest_of(self, most: int) -> int:
+        """The fewest that keep every deadline; `most`, if it takes as many or more."""
+        if self._nothing_due:
+            return 0
         fleet = self._signals.fleet.workers
-        if self._enough(fleet):
-            return self._least(0, fleet)
-        most = max(1, fleet, self._signals.limits.max_workers)
-        farthest = FARTHEST * most
-        while most < farthest and not self._enough(most):
-            most *= 2
-        return self._least(fleet + 1, most)
+        if all(map(ge, self._present, self._least)):
+            return min(most, self._search(0, fleet, self._guess_down()))
+        return self._search(min(most, fleet + 1), most, self._guess_up())
 
-    def _least(self, low: int, high: int) -> int:
-        """The least that is enough, which `high` is."""
+    def _guess_up(self) -> int:
+        """What the present fleet leaves undone, by what a new worker can do until then. How fast they are depends on
+        how many they are: it is guessed twice."""
+        fleet, each, first = self._signals.fleet.workers, self._signals.limits.slots, self._new_from
+        undone = [*map(sub, self._least[first:], self._present[first:])]
+        guess = fleet + 1
+        for _ in range(2):
+            turns = self._step / self._slow_service(guess)
+            new = max([tasks / (1 + turns * n) for n, tasks in enumerate(undone, 1)], default=0.0)
+            guess = fleet + math.ceil(new / each)
+        return guess
+
+    def _guess_down(self) -> int:
+        """What has to be done, by what a worker that is there can do until then."""
+        turns, each = self._step / self._slow_service(self._signals.fleet.workers), self._signals.limits.slots
+        return math.ceil(max([tasks / (turns * n) for n, tasks in enumerate(self._least, 1)]) / each)
+
+    def _search(self, low: int, high: int, guess: int) -> int:
+        """The least that is enough, which `high` is. More can never do less than fewer: it is looked for around a
+        guess, farther and farther from it, then between."""
+        far, middle, below, above = 1, guess, False, False
         while low < high:
-            middle = (low + high) // 2
+            middle = max(low, min(high - 1, (low + high) // 2 if below and above else middle))
             if self._enough(middle):
-                high = middle
+                high, above, middle = middle, True, middle - far
             else:
-                low = middle + 1
+                low, below, middle = middle + 1, True, middle + far
+            far *= 2
         return high
-
-    def _first_miss(self, present: list[float]) -> Shortfall | None:
-        for moment, due, started in zip(self._times, self._demanded, present, strict=True):
-            if started < due - NEGLIGIBLE:
-                return Shortfall(moment, due, started)
-        return None
 
 
 def summed(steps: list[tuple[float, int]]) -> tuple[list[float], list[float]]:
     """Moments ascending, and the sum of everything up to each of them; the first is the sum before all."""
     steps.sort()
-    sums = [0.0]
-    for _, count in steps:
-        sums.append(sums[-1] + count)
-    return [moment for moment, _ in steps], sums
+    return [moment for moment, _ in steps], [*accumulate((count for _, count in steps), initial=0.0)]

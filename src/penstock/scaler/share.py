@@ -39,7 +39,8 @@ def share(wants: Sequence[Want], capacity: int) -> Shares:
             if left > 0 and want.min_workers > least:
                 given[want.queue] += 1
                 left -= 1
-    line = [place(want, n, given[want.queue]) for n, want in enumerate(wants) if given[want.queue] < want.wanted]
+    hungry = [(n, want) for n, want in enumerate(wants) if left > 0 and given[want.queue] < want.wanted]
+    line = [place(want, n, given[want.queue]) for n, want in hungry]  # what each would gain is not cheap to know
     heapq.heapify(line)
     while line and left > 0:
         *_, n = heapq.heappop(line)

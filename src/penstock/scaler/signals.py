@@ -6,8 +6,10 @@ Times are seconds on one clock, which somebody else reads: nothing here knows wh
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, shown
@@ -16,10 +18,12 @@ if TYPE_CHECKING:
     from penstock.scaler.forecast import Profile  # which imports us
 
 MOST_WORKERS = 100_000
+MOST_COUNTED = 2**62
 LONGEST = 10 * 365 * 86_400.0
 SHORTEST_SERVICE = 1e-9
 STALE_AFTER = 3  # intervals without a new sample
 INSTANT = 0.001  # seconds: two looks closer together than this say nothing about a rate
+MARGIN = 1e-9  # seconds by which a look may be too early for a window, and is in it
 MOST_DISPERSED = 1e6  # nobody's service times are: as many as that squared would be needed to measure it
 
 
@@ -59,10 +63,12 @@ class Sample:
 
     def __post_init__(self) -> None:
         number("at", self.at, -LONGEST, LONGEST * 100)
-        for name in ("pending", "active", "arrived", "finished", "workers", "announced"):
-            whole(name, getattr(self, name), 0, 2**62)
-        for name in ("oldest_age", "busy_seconds"):
-            number(name, getattr(self, name), 0.0, math.inf if name == "busy_seconds" else LONGEST)
+        counts = (self.pending, self.active, self.arrived, self.finished, self.workers, self.announced)
+        if {*map(type, counts)} != {int} or min(counts) < 0 or max(counts) > MOST_COUNTED:
+            for name in ("pending", "active", "arrived", "finished", "workers", "announced"):
+                whole(name, getattr(self, name), 0, MOST_COUNTED)
+        number("oldest_age", self.oldest_age, 0.0, LONGEST)
+        number("busy_seconds", self.busy_seconds, 0.0, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +160,17 @@ def whole(name: str, value: object, least: int, most: int) -> None:
         raise ConfigError(f"{name}: {shown(value)} is not a whole number between {least} and {most:,}")
 
 
+def since(samples: Sequence[Sample], moment: float) -> int:
+    """The place of the first look that was not before."""
+    return bisect_left(samples, moment, key=attrgetter("at"))
+
+
 def rate_between(samples: Sequence[Sample], counted: str, seconds: float) -> float | None:
     """How fast one of their counters grew over the last seconds, per second; None: fewer than two looks."""
-    return rate_over([(one.at, getattr(one, counted)) for one in samples], seconds)
+    if len(samples) < 2:
+        return None
+    ends = (samples[since(samples, samples[-1].at - seconds - MARGIN)], *samples[-2:])
+    return rate_over([(one.at, getattr(one, counted)) for one in ends], seconds)
 
 
 def rate_over(counts: Sequence[tuple[float, float]], seconds: float) -> float | None:
@@ -164,7 +178,7 @@ def rate_over(counts: Sequence[tuple[float, float]], seconds: float) -> float | 
     if len(counts) < 2:
         return None
     last, total = counts[-1]
-    first, before = next(one for one in counts if one[0] >= last - seconds - 1e-9)
+    first, before = counts[bisect_left(counts, (last - seconds - MARGIN,))]
     if first >= last:
         first, before = counts[-2]
     return (total - before) / (last - first) if last - first >= INSTANT else None

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.scaler.signals import Signals, rate_between
+from penstock.scaler.signals import Signals, rate_between, since
 
 WINDOW = 30.0  # seconds over which a rate is measured, at least
 LONGEST = 240.0  # a rate over longer can not be measured with the samples there are
@@ -59,17 +59,17 @@ def noise(signals: Signals, *finished: float) -> float:
     return max(1.0, signals.dispersion) * math.sqrt(sum(1 / max(1.0, tasks) for tasks in finished))
 
 
-def workers_since(signals: Signals, since: float) -> list[int]:
+def workers_since(signals: Signals, moment: float) -> list[int]:
     """At each look after that moment, and now."""
-    return [*(one.workers for one in signals.samples if one.at > since), signals.fleet.workers]
+    return [*(one.workers for one in signals.samples if one.at > moment), signals.fleet.workers]
 
 
 def saturated(signals: Signals, window: float) -> bool:
     """All the time everybody was busy and somebody waited: the rate says what so many workers can do."""
-    since = signals.now - window
-    seen = [one for one in signals.samples if one.at >= since]
-    known = signals.samples[0].at <= since < signals.samples[-1].at
-    return known and all(one.pending > 0 and one.finished > 0 for one in seen) and signals.fleet.ready > 0
+    samples, begun = signals.samples, signals.now - window
+    if not (samples[0].at <= begun < samples[-1].at and signals.fleet.ready > 0):
+        return False
+    return all(one.pending > 0 and one.finished > 0 for one in samples[since(samples, begun) :])
 
 
 def told(judged: dict[str, float]) -> str:
