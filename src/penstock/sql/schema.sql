@@ -1141,21 +1141,39 @@ CREATE FUNCTION penstock.decide(p_holder text, p_lease interval, p_decisions jso
     SET lock_timeout TO '5s'
     AS $$
 declare
-    v_now  timestamptz;
-    v_lost record;
+    v_now     timestamptz := penstock.clock();
+    v_changed text[];
+    v_lost    record;
 begin
     if p_decisions is null or jsonb_typeof(p_decisions) <> 'array' then
         perform penstock.refuse('PS400', 'decisions: it is not a JSON array');
     end if;
     perform penstock.check_scaling('{}', p_holder, p_lease);
+    -- At rest not every look is worth a new row, nor a lock, which is written too. Who is not ours is looked at again below.
+    v_changed := array(
+        select d.queue
+        from jsonb_to_recordset(p_decisions) as d(
+            queue text, epoch int, policy text, workers int, urgency text, bound_by text, reason text, memory jsonb)
+        left join penstock.scaling as s on s.queue = d.queue and s.epoch = d.epoch and s.holder = p_holder
+        where s.queue is null or s.target is distinct from d.workers or s.policy <> d.policy or coalesce(d.memory, 'null') <> 'null'
+           or s.decided_at is null or s.decided_at < v_now - penstock.in_seconds(p_lease) / 4
+           or (d.reason is not null and not exists (
+                select from (
+                    select l.workers, l.urgency, l.bound_by, l.at from penstock.decision as l
+                    where l.queue = d.queue order by l.at desc limit 1
+                ) as last
+                where last.at > v_now - interval '1 minute'
+                  and (last.workers, last.urgency, last.bound_by) is not distinct from (d.workers, d.urgency, d.bound_by))));
+    if v_changed = '{}' then
+        return;
+    end if;
     -- Locked in the order of names, as everybody does; what follows sees what a newer holder committed.
-    perform from penstock.scaling as s
-    where s.queue in (select d.value->>'queue' from jsonb_array_elements(p_decisions) as d(value)) order by s.queue for update;
+    perform from penstock.scaling as s where s.queue = any(v_changed) order by s.queue for update;
     v_now := penstock.clock();
-    select d.value->>'queue' as queue, s.holder into v_lost
-    from jsonb_array_elements(p_decisions) as d(value)
-    left join penstock.scaling as s on s.queue = d.value->>'queue'
-    where s.epoch is distinct from (d.value->>'epoch')::int or s.holder is distinct from p_holder
+    select d.queue, s.holder into v_lost
+    from jsonb_to_recordset(p_decisions) as d(queue text, epoch int)
+    left join penstock.scaling as s on s.queue = d.queue
+    where s.epoch is distinct from d.epoch or s.holder is distinct from p_holder
     limit 1;
     if found then
         perform penstock.refuse('PS409',
@@ -1166,8 +1184,7 @@ begin
     set until = v_now + penstock.in_seconds(p_lease), target = d.workers, decided_at = v_now, policy = d.policy,
         memory = coalesce(nullif(d.memory, 'null'), s.memory)
     from jsonb_to_recordset(p_decisions) as d(queue text, policy text, workers int, memory jsonb)
-    -- At rest not every look is worth a new row.
-    where s.queue = d.queue
+    where s.queue = d.queue and s.queue = any(v_changed)
       and (s.target is distinct from d.workers or s.policy <> d.policy or coalesce(d.memory, 'null') <> 'null'
            or s.decided_at is null or s.decided_at < v_now - penstock.in_seconds(p_lease) / 4);
     return query
@@ -1181,8 +1198,9 @@ begin
     left join lateral (
         select l.workers, l.urgency, l.bound_by, l.at from penstock.decision as l where l.queue = d.queue order by l.at desc limit 1
     ) as last on true
-    where last.at is null or last.at <= v_now - interval '1 minute'
-       or (last.workers, last.urgency, last.bound_by) is distinct from (d.workers, d.urgency, d.bound_by)
+    where d.reason is not null and d.queue = any(v_changed)
+      and (last.at is null or last.at <= v_now - interval '1 minute'
+           or (last.workers, last.urgency, last.bound_by) is distinct from (d.workers, d.urgency, d.bound_by))
     returning queue;
 end
 $$;
@@ -1965,6 +1983,8 @@ CREATE FUNCTION penstock.look(p_queues text[], p_horizons double precision[], p_
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     AS $$
+declare
+    v_now constant timestamptz := penstock.clock();
 begin
     if p_queues is null or array_ndims(p_queues) > 1
        or (cardinality(p_horizons), cardinality(p_rows), cardinality(p_bins))
@@ -1979,7 +1999,7 @@ begin
     from unnest(p_queues) as n(name)
     join penstock.queue as q on q.name = n.name
     cross join lateral (
-        select from penstock.agenda as a where a.queue_id = q.id and not a.pending and a.due <= penstock.clock() limit 1
+        select from penstock.agenda as a where a.queue_id = q.id and not a.pending and a.due <= v_now limit 1
     ) as due;
     return penstock.seen(p_queues, p_horizons, p_rows, p_bins);
 end
@@ -3206,11 +3226,12 @@ CREATE FUNCTION penstock.seen(p_queues text[], p_horizons double precision[], p_
 #variable_conflict use_column
 declare
     v_now    constant timestamptz := penstock.clock();
+    v_edge   constant timestamptz := v_now + interval '1 microsecond';  -- an age of whole bins is the older bin's
     v_system constant bigint := penstock.system();
 begin
     return (
-    with asked as materialized (
-        select q.id, q.name, q.paused, q.sla, n.horizon, n.rows, n.bin
+    with recursive asked as materialized (
+        select q.id, q.name, q.paused, q.sla, n.horizon, n.rows, make_interval(secs => n.bin) as bin
         from unnest(p_queues, p_horizons, p_rows, p_bins) as n(name, horizon, rows, bin) join penstock.queue as q on q.name = n.name
     ), noted as (
         select c.queue_id, c.metric, c.value
@@ -3229,66 +3250,85 @@ begin
                coalesce(sum(n.value) filter (where n.metric in ('done_total', 'again_total', 'failed_total', 'dead_total')), 0) as ended,
                coalesce(sum(n.value) filter (where n.metric in ('released_total', 'expired_total', 'revoked_total')), 0) as left
         from noted as n group by n.queue_id
+    ), newest as (
+        -- Of each priority that anybody has: from the last to the one before. Mostly there is one, and to look for each of ten costs
+        -- more than what is found.
+        select q.id, f.priority, f.due
+        from asked as q
+        join booked as b on b.queue_id = q.id and b.pending > 0
+        cross join lateral (
+            select a.priority, a.due from penstock.agenda as a
+            where a.queue_id = q.id and a.pending
+            order by a.priority desc, a.due desc, a.task_id desc limit 1
+        ) as f
+        union all
+        select n.id, f.priority, f.due
+        from newest as n
+        cross join lateral (
+            select a.priority, a.due from penstock.agenda as a
+            where a.queue_id = n.id and a.pending and a.priority < n.priority
+            order by a.priority desc, a.due desc, a.task_id desc limit 1
+        ) as f
+    ), binned as (
+        -- The oldest of each priority, by age: those of one bin are told as its oldest.
+        select q.id, max(q.rows) as rows, min(o.due) as due, count(*) as tasks
+        from newest as n
+        join asked as q on q.id = n.id
+        cross join lateral (
+            select a.due from penstock.agenda as a
+            where a.queue_id = n.id and a.pending and a.priority = n.priority
+            order by a.due, a.task_id limit q.rows
+        ) as o
+        group by q.id, date_bin(q.bin, o.due, v_edge)
+    ), counted as (
+        -- Of all priorities together only so many: behind them somebody may be missing.
+        select b.id, b.due, least(b.tasks, b.rows - coalesce(sum(b.tasks) over older, 0))::bigint as tasks
+        from binned as b
+        window older as (partition by b.id order by b.due rows between unbounded preceding and 1 preceding)
+    ), oldest as (
+        select c.id, json_agg(json_build_array(date_part('epoch', v_now - c.due), c.tasks) order by c.due) as bins,
+               sum(c.tasks) as tasks
+        from counted as c where c.tasks > 0 group by c.id
+    ), filed as (
+        select n.id, max(n.due) as newest from newest as n group by n.id
     ), looked as (
-        select jsonb_build_object(
+        select json_build_object(
             'queue', q.name, 'paused', q.paused, 'sla', extract(epoch from q.sla), 'planned', coalesce(b.planned, 0),
             'pending', coalesce(b.pending, 0), 'active', coalesce(b.active, 0), 'ended', coalesce(b.ended, 0),
-            'left', coalesce(b.left, 0), 'waiting', w.bins, 'newest', e.age, 'ahead', p.seconds, 'running', l.leases) as value
+            'left', coalesce(b.left, 0), 'waiting', o.bins,
+            -- Of more than were looked at, the newest: between the two lie the others.
+            'newest', case when b.pending > o.tasks then date_part('epoch', v_now - f.newest) end,
+            'ahead', p.seconds, 'running', l.leases) as value
         from asked as q
         left join booked as b on b.queue_id = q.id
-        -- The oldest: the first of each priority, together. Ages of one bin are told as that of its oldest.
-        left join lateral (
-            select jsonb_agg(jsonb_build_array(g.age, g.tasks) order by g.age desc) as bins, sum(g.tasks) as tasks
-            from (
-                select max(o.age) as age, count(*) as tasks
-                from (
-                    select extract(epoch from v_now - a.due)::double precision as age
-                    from generate_series(0, 9) as s(priority)
-                    cross join lateral (
-                        select a.due from penstock.agenda as a
-                        where a.queue_id = q.id and a.pending and a.priority = s.priority
-                        order by a.due, a.task_id limit q.rows
-                    ) as a
-                    order by a.due limit q.rows
-                ) as o
-                group by floor(o.age / q.bin)
-            ) as g
-        ) as w on b.pending > 0
-        -- Of more than were looked at, the newest: between the two lie the others.
-        left join lateral (
-            select extract(epoch from v_now - max(f.due))::double precision as age
-            from generate_series(0, 9) as s(priority)
-            cross join lateral (
-                select a.due from penstock.agenda as a
-                where a.queue_id = q.id and a.pending and a.priority = s.priority
-                order by a.due desc, a.task_id desc limit 1
-            ) as f
-        ) as e on b.pending > w.tasks
+        left join filed as f on f.id = q.id
+        left join oldest as o on o.id = q.id
         -- What is known to come, by the second.
         left join lateral (
-            select jsonb_agg(jsonb_build_array(g.second, g.tasks) order by g.second) as seconds
+            select json_agg(json_build_array(g.second, g.tasks) order by g.second) as seconds
             from (
-                select floor(extract(epoch from k.due))::bigint as second, count(*) as tasks
+                select floor(date_part('epoch', k.due))::bigint as second, count(*) as tasks
                 from (
                     select a.due from penstock.agenda as a
                     where a.queue_id = q.id and not a.pending and a.due > v_now and a.due <= v_now + make_interval(secs => q.horizon)
                     order by a.due limit q.rows
                 ) as k
+                where b.planned > 0
                 group by 1
             ) as g
-        ) as p on b.planned > 0
+        ) as p on true
         -- How long what runs has been running.
         left join lateral (
-            select jsonb_agg(jsonb_build_array(extract(epoch from v_now - r.claimed_at)::double precision, r.tasks)) as leases
+            select json_agg(json_build_array(date_part('epoch', v_now - r.claimed_at), r.tasks)) as leases
             from (
                 select l.claimed_at, bit_count(l.open) as tasks from penstock.lease as l
-                where l.queue_id = q.id order by l.until limit 200
+                where l.queue_id = q.id and b.active > 0 order by l.until limit 200
             ) as r
-        ) as l on b.active > 0
+        ) as l on true
     )
     select jsonb_build_object(
         'at', extract(epoch from v_now)::double precision,
-        'queues', coalesce((select jsonb_agg(l.value) from looked as l), '[]'),
+        'queues', coalesce((select json_agg(l.value) from looked as l), '[]'),
         'workers', coalesce((
             select jsonb_agg(jsonb_build_object(
                 'name', w.name, 'queues', w.queues, 'slots', w.slots, 'busy', w.busy, 'started_by', w.started_by,
