@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -60,6 +62,7 @@ class Bench:
 
 @contextmanager
 def bench() -> Iterator[Bench]:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # who is told to stop stops its server too
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as home:
         server = Server.start(Path(home) / "pg", environ=os.environ)
         try:
