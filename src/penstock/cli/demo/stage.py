@@ -146,10 +146,14 @@ class Play:
         if not second and first.over and standing.status.totals["done"] >= self.tasks / 4:
             self.waves.append(Beside(self.push_more))
             self.tell(f"a second wave: {int(self.tasks * WAVE):,} tasks more")
-        elif second and self.scene.killed is None and (victim := busiest(board)) is not None:
+        elif second and self.scene.killed is None and self.in_full_swing(standing) and (victim := busiest(board)):
             os.kill(victim.pid or 0, signal.SIGKILL)
             self.scene.killed = victim.name
             self.tell(f"kill -9 of {victim.name}, with {victim.busy} tasks in its hands")
+
+    def in_full_swing(self, standing: Standing) -> bool:
+        """While tasks wait, every worker has its hands full. A small demo may be over before anybody looks."""
+        return standing.status.pending > 0 or all(wave.over for wave in self.waves)
 
     def push_more(self) -> None:
         self.penstock.queue(QUEUE).push_many(second_wave(int(self.tasks * WAVE), first=self.tasks))
