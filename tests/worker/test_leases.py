@@ -140,9 +140,8 @@ def test_a_lease_that_is_lost_is_told_too(dsn: str, brief: Queue, sql: Connectio
         assert worker.report["done"] == 0
         assert "lease lost" in [one["event"] for one in worker.events]
     ended = Counter(end.outcome for end in ends(sql))
-    assert (ended.keys(), ended["done"]) == ({"done", "expired"}, 3), (
-        "on a busy machine a brief lease may be lost twice"
-    )
+    assert ended.pop("done") == 3
+    assert {*ended} == {"expired"}  # once each; on a busy machine so brief a lease may be lost once more
 
 
 UNUSUAL = """
