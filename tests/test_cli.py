@@ -475,6 +475,7 @@ def test_demo(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [home]
 
 
+@pytest.mark.slow
 def test_a_demo_beside_a_server_that_runs(tmp_path: Path) -> None:
     home = tmp_path / "home"
     env = {"PENSTOCK_HOME": str(home)}

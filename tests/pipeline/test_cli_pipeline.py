@@ -68,6 +68,7 @@ def test_what_is_wrong_is_told_before_spark_starts(app: Penstock, dsn: str, lake
     assert time.monotonic() - began < PATIENCE
 
 
+@pytest.mark.slow
 def test_run_and_forget(queue: Queue, sql: psycopg.Connection, dsn: str, lake: Path) -> None:
     queue.push_many([{}] * 20)
     queue.settle(queue.claim(20))

@@ -100,6 +100,7 @@ def run(command: list[str], secret: str, **more: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_script_is_submitted_and_no_password_is_seen(
     secret: str, queue: Queue, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
