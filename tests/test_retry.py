@@ -98,6 +98,7 @@ def test_fibonacci_is_the_same_in_sql(sql: Connection, strategy: Fibonacci, aske
 @example(Exponential(), PLAIN)
 @example(Exponential("1us", factor=1000, cap=None, jitter=1), PLAIN)
 @example(Exponential("1h", factor=1, cap="1s", jitter=0), PLAIN)
+@example(Exponential("1h", factor=1, cap="1s", jitter=5e-324), PLAIN)
 @given(EXPONENTIAL, ASKED)
 def test_exponential_is_the_same_in_sql(sql: Connection, strategy: Exponential, asked: list[Asked]) -> None:
     assert_equal(sql, strategy, asked)

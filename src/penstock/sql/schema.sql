@@ -3082,7 +3082,7 @@ begin
         return null;    -- the schedule is at its end, or the task older than every tier
     end if;
     v_seconds := least(v_seconds, v_cap);
-    if v_seconds > 0 and p_strategy ? 'jitter' then
+    if v_seconds > 0 and (p_strategy->>'jitter')::double precision > 1e-100 then  -- less adds nothing to 1, and may underflow
         v_seconds := v_seconds * (1 + (p_strategy->>'jitter')::double precision
                                       * (2 * penstock.retry_spread(p_seed, p_failures) - 1));
     end if;
