@@ -81,9 +81,8 @@ def test_documents_are_copied_many_at_once(queue: Queue, sql: Connection) -> Non
     with sql.cursor().copy("copy penstock.task (queue_id, payload) from stdin") as copy:
         for _ in range(1000):
             copy.write_row((1, "{}"))
-    assert (
-        records() - before
-    ) / 1000 < 4.5  # three index entries, the agenda's row, and now and then a page of documents
+    each = (records() - before) / 1000
+    assert each < 4.5, "three index entries, the agenda's row, and now and then a page of documents"
     found = sql.execute("select count(*), count(distinct created) > 1 from penstock.task").fetchone()
     assert found == (1010, True), "each has a moment of its own"
 

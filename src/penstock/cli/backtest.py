@@ -221,7 +221,6 @@ def knob_sets(path: str | None) -> list[dict[str, Any]]:
 
 
 def made_contenders(names: Sequence[str], grid: Sequence[str], sets: Sequence[dict[str, Any]]) -> list[Contender]:
-
     spark_needed()
     from penstock.pipeline.backtest import contenders  # noqa: PLC0415 - it brings Spark
 
