@@ -96,10 +96,9 @@ def bare(dsn: str, batch: int) -> Marks:
             if not rows:
                 return marks
             columns = zip(*rows, strict=True)
-            ids, kinds, subjects, payloads, priorities, attempts, iterations, dues, created, tokens, _ = columns
-            decoded = decode_payloads(payloads)
-            fields = zip(ids, kinds, subjects, decoded, priorities, attempts, iterations, dues, created, strict=True)
-            tasks = tuple(map(Task._make, fields))
+            *before, payloads, priorities, attempts, iterations, dues, created, tokens, _ = columns
+            after = (priorities, attempts, iterations, dues, created, [None] * len(rows))
+            tasks = tuple(map(Task._make, zip(*before, decode_payloads(payloads), *after, strict=True)))
             connection.execute("begin")
             connection.execute(FINISH, (UUID(bytes=tokens[0]), IdArray([task.id for task in tasks])))
             connection.execute("commit")

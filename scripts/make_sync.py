@@ -20,7 +20,7 @@ RULES = (
     (r"\b(__)a(enter|exit)__", r"\1\2__"),
     (r"\basynccontextmanager\b", "contextmanager"),
     (r"\bAsyncIterator\b", "Iterator"),
-    (r"\bAwaitable\[(T|dict\[str, int\])\]", r"\1"),
+    (r"\bAwaitable\[(T|dict\[str, int\]|list\[TupleRow\])\]", r"\1"),
     (r"\bAwaitable, ", ""),
     (r"\bAsync(Connection(?:Pool)?|Cursor|Database|Handler|Queue|Penstock)\b", r"\1"),
     (r"\bperform_async\b", "perform"),

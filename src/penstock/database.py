@@ -6,13 +6,13 @@ from __future__ import annotations
 import logging
 import random
 import select
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import psycopg
 import psycopg_pool
-from psycopg import pq, sql
+from psycopg import pq
 from psycopg.rows import TupleRow, tuple_row
 
 from penstock.colour import Lock, Place, deserted, here, sleep, to_the_end
@@ -32,6 +32,7 @@ from penstock.wire import (
 # A connection that was cut is replaced, and that is all: without a logging set-up it shall not reach standard error.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
 Connection = psycopg.Connection[TupleRow]
+Once = Callable[[str, Sequence[Any]], list[TupleRow]]
 
 
 class Home:
@@ -109,14 +110,6 @@ class Database:
                         as_before(connection)
             finally:
                 cleaned(connection)
-
-    def notified(self, channels: Iterable[str]) -> Iterator[str]:
-        """The channels on which somebody notifies, one by one, for ever. Behind a pooler by transactions none comes."""
-        with self.session() as connection:
-            for channel in channels:
-                connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
-            for notice in connection.notifies():
-                yield notice.channel
 
     def reconnect(self) -> None:
         """Waits until PostgreSQL can be reached, then begins with new connections: the pool would wait longer and

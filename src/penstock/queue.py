@@ -19,7 +19,7 @@ from penstock import statements as say
 from penstock import validate
 from penstock.borrowed import Run, borrow, refusals
 from penstock.colour import Items, batches, sleep
-from penstock.database import Connection, Database, fetch_raw, still_lent
+from penstock.database import Connection, Database, Once, fetch_raw, still_lent
 from penstock.errors import (
     LeaseLost,
     NotFound,
@@ -422,13 +422,20 @@ class Queue:
         Say `may_alone=False` while other tasks of this worker are running: a task that once took a worker down with it
         is only given to one that has nothing else to lose.
         """
-        limit = validate.whole(limit, "limit", 1, validate.LARGEST_CLAIM)
-        length, worker = validate.lease(lease), validate.worker(worker)
         hint = self._hint.current()
+        return self._claim(self._database.once, say.Wanted(self.name, limit, lease, worker, hint, may_alone))
+
+    def claim_heard(self, once: Once, limit: int, *, lease: Duration | None, worker: str, may_alone: bool) -> Claim:
+        """The same for who has just heard of a push, by the connection that heard of it. What expired or is due by now
+        is looked after twice a second, not each time."""
+        hint = self._hint.heard()
+        return self._claim(once, say.Wanted(self.name, limit, lease, worker, hint, may_alone))
+
+    def _claim(self, once: Once, wanted: say.Wanted) -> Claim:
+        parameters = wanted.checked()
         began = time.perf_counter()
-        parameters = (self.name, limit, length, worker, *(hint or say.NO_PLACE), may_alone)
-        rows = self._database.once(say.CLAIM, parameters)  # a claim that is lost ends by itself
-        self._hint.note(rows, limit, hint is None, time.perf_counter() - began)
+        rows = once(say.CLAIM, parameters)  # a claim that is lost ends by itself
+        self._hint.note(rows, wanted.limit, wanted.hint is None, time.perf_counter() - began)
         claim = say.claimed(self.name, rows)
         unreadable = say.unreadable(claim)
         if unreadable:

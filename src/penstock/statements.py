@@ -50,8 +50,9 @@ from penstock.retry import Strategy, parse
 from penstock.spool import Chunk
 from penstock.wire import IdArray, TextArray
 
-Place = tuple[int, datetime, int]
+Place = tuple[int, datetime | str, int]
 NO_PLACE = (None, None, None)
+START: Place = (0, "-infinity", 0)  # of a queue: nothing can be before it
 
 # --- push -------------------------------------------------------------------------------------------------------------
 
@@ -296,17 +297,26 @@ class Hint:
         self._lock = threading.Lock()
         self._place: Place | None = None
         self._next_full = 0.0
+        self._full_at = float("-inf")
 
     def current(self) -> Place | None:
         with self._lock:
             return self._place if time.monotonic() < self._next_full else None
 
+    def heard(self) -> Place | None:
+        """For who knows that something came: from the start, and nothing else, if the rest was done lately."""
+        with self._lock:
+            return START if time.monotonic() < self._full_at + 0.5 else None
+
     def forget(self) -> None:
         with self._lock:
             self._place = None
+            self._full_at = float("-inf")
 
     def note(self, rows: list[tuple[Any, ...]], limit: int, full: bool, cost: float) -> None:
         with self._lock:
+            if full:
+                self._full_at = time.monotonic()
             if len(rows) < limit:
                 self._place = None
                 return
@@ -314,6 +324,22 @@ class Hint:
             self._place = (last[4], from_micros(last[7]), last[0])
             if full:
                 self._next_full = time.monotonic() + max(0.5, min(20 * cost, 0.8))
+
+
+class Wanted(NamedTuple):
+    """What a claim asks for."""
+
+    queue: str
+    limit: int
+    lease: Duration | None
+    worker: str
+    hint: Place | None
+    may_alone: bool
+
+    def checked(self) -> tuple[Any, ...]:
+        limit = validate.whole(self.limit, "limit", 1, validate.LARGEST_CLAIM)
+        length, worker = validate.lease(self.lease), validate.worker(self.worker)
+        return (self.queue, limit, length, worker, *(self.hint or NO_PLACE), self.may_alone)
 
 
 def claimed(queue: str, rows: list[tuple[Any, ...]]) -> Claim:

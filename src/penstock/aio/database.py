@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import random
 import select
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import psycopg
 import psycopg_pool
-from psycopg import pq, sql
+from psycopg import pq
 from psycopg.rows import TupleRow, tuple_row
 
 from penstock.aio.colour import Lock, Place, deserted, here, sleep, to_the_end
@@ -31,6 +31,7 @@ from penstock.wire import (
 # A connection that was cut is replaced, and that is all: without a logging set-up it shall not reach standard error.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
 AsyncConnection = psycopg.AsyncConnection[TupleRow]
+Once = Callable[[str, Sequence[Any]], Awaitable[list[TupleRow]]]
 
 
 class Home:
@@ -108,14 +109,6 @@ class AsyncDatabase:
                         as_before(connection)
             finally:
                 await cleaned(connection)
-
-    async def notified(self, channels: Iterable[str]) -> AsyncIterator[str]:
-        """The channels on which somebody notifies, one by one, for ever. Behind a pooler by transactions none comes."""
-        async with self.session() as connection:
-            for channel in channels:
-                await connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
-            async for notice in connection.notifies():
-                yield notice.channel
 
     async def reconnect(self) -> None:
         """Waits until PostgreSQL can be reached, then begins with new connections: the pool would wait longer and

@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.aio.database import AsyncDatabase
 from penstock.aio.queue import AsyncQueue
@@ -25,11 +25,13 @@ from penstock.database import Database
 from penstock.errors import ConfigError, PenstockError, Unavailable
 from penstock.handlers import Registry, Spec
 from penstock.handlers.registry import Hook
+from penstock.line import Line
 from penstock.model import Claim, Outcome, Task
 from penstock.queue import Queue
 from penstock.validate import LARGEST_CLAIM
 from penstock.worker.coroutines import Coroutines
 from penstock.worker.crew import Crew, Job, called
+from penstock.worker.ear import Ear
 from penstock.worker.execution import EXITS, SETTLED, UNKNOWN_KIND
 from penstock.worker.flights import AT_ONCE, Desk, Entry, Flight, Tray
 from penstock.worker.link import Link, Message
@@ -47,6 +49,14 @@ FAREWELL = 5.0  # seconds that hooks for the dead may take when the process is a
 RELEASED = Outcome.release()
 REPLACED = ("recycled", "left")
 FIRST = asyncio.FIRST_COMPLETED
+
+
+class Rest(NamedTuple):
+    """While there is nothing to do: whoever hears of something may claim so many, and says when that is over."""
+
+    room: int
+    idle: bool
+    over: asyncio.Future[None]
 
 
 class Runner:
@@ -83,6 +93,9 @@ class Runner:
         self._beside = False  # one of the tiny ones is not: the others need not wait for it
         self._errand: asyncio.Future[int] | None = None  # a thread claims, runs and settles by itself
         self._tray = Tray()
+        self._rests: list[Rest] = []  # the one that nobody has taken, if we rest
+        self._ear = Ear(self._database, self)
+        self._loop = asyncio.get_running_loop()
         self._alone = False  # somebody has to run alone what killed its worker before: let go of everything first
         self._reconnecting: asyncio.Task[None] | None = None
         self._reconnected_at = 0.0
@@ -195,9 +208,12 @@ class Runner:
             if not room:
                 await self._changed.wait()
             elif name is None:
-                await self._rest()
+                await self._rest(room)
             else:
-                await self._claim_from(name, min(room * self._batches[name], LARGEST_CLAIM))
+                await self._claim_from(name, self._most(name, room))
+
+    def _most(self, name: str, room: int) -> int:
+        return min(room * self._batches[name], LARGEST_CLAIM)
 
     def _room(self) -> int:
         if any(flight.claim.alone for flight in self._flights.values()) or (self._alone and self._flights):
@@ -211,22 +227,63 @@ class Runner:
         """Claim, run, settle, then claim; not beside each other."""
         return self._pace.tiny and not self._orders.overlap and not self._beside
 
-    async def _rest(self) -> None:
+    async def _rest(self, room: int) -> None:
+        rest = Rest(room, not self._flights, self._loop.create_future())
+        self._rests.append(rest)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._turns.rest()):
                 await self._changed.wait()
+        try:
+            self._rests.pop()
+        except IndexError:  # the ear was quicker
+            await rest.over
+
+    def heard(self, name: str, line: Line) -> None:
+        """By the ear's thread, which claims by itself while we rest: each hand-over would wait until somebody wakes."""
+        try:
+            rest = self._rests.pop() if line.may_speak else None
+        except IndexError:
+            rest = None
+        if rest is None:
+            self._loop.call_soon_threadsafe(self._wake, name)
+            return
+        asked_at, claim = time.monotonic(), None
+        try:
+            claim = self._queues[name].claim_heard(
+                line.once,
+                self._most(name, rest.room),
+                lease=self._leases[name],
+                worker=self._orders.name,
+                may_alone=rest.idle,
+            )
+        finally:
+            self._loop.call_soon_threadsafe(self._claimed_at_rest, name, rest, claim, asked_at)
+
+    def _claimed_at_rest(self, name: str, rest: Rest, claim: Claim | None, asked_at: float) -> None:
+        if claim is None:  # whatever is wrong, we shall see for ourselves
+            self._wake(name)
+        else:
+            self._took(name, claim, asked_at, self._most(name, rest.room))
+        rest.over.set_result(None)
+        self._changed.set()
+
+    def _wake(self, name: str) -> None:
+        self._turns.wake(name)
+        self._changed.set()
+
+    def _took(self, name: str, claim: Claim, asked_at: float, asked: int) -> None:
+        if claim:
+            self._take(Flight(claim, self._queues[name], asked_at, self._leases[name], 1 / self._batches[name]))
+        self._turns.note(name, len(claim), asked)
 
     async def _claim_from(self, name: str, room: int) -> None:
-        queue, lease = self._queues[name], self._leases[name]
+        queue = self._queues[name]
         idle, asked_at = not self._flights, time.monotonic()
         try:
             if self._in_turn and idle:
-                got = await self._send(queue, room)
+                self._turns.note(name, await self._send(queue, room), room)
             else:
-                claim = await self.apart(self._ask, queue, room, idle)
-                got = len(claim)
-                if claim:
-                    self._take(Flight(claim, queue, asked_at, lease, 1 / self._batches[name]))
+                self._took(name, await self.apart(self._ask, queue, room, idle), asked_at, room)
         except Unavailable as error:
             if not self._over.is_set():
                 await self.reconnected(error)
@@ -237,7 +294,6 @@ class Runner:
             if self._turns.put_aside(name):
                 LOG.warning("claim refused", extra={"queue": name, "code": error.code})
             return
-        self._turns.note(name, got, room)
         if idle:
             self._alone = False  # if one waited here, it has it now
 
@@ -456,9 +512,8 @@ class Runner:
         elif "revoked" in message and flight is not None:
             flight.revoked.update(message["revoked"])
             self._cancel(flight, flight.revoked)
-        elif "wake" in message:
-            self._turns.wake(message["wake"])
-            self._changed.set()
+        elif "channels" in message:
+            self._ear.listen(message["channels"])
         elif "alone" in message:
             self._alone = message["alone"]
             self._changed.set()

@@ -92,6 +92,7 @@ class Member:
         self.counts: Counter[str] = Counter()
         self.bye: str | None = None
         self.end = ""
+        self._channels: dict[str, str] = {}
         self._supervisor = supervisor
 
     def _lost(self, lease: Lease) -> None:
@@ -99,6 +100,12 @@ class Member:
 
     def _revoked(self, lease: Lease, ids: tuple[int, ...]) -> None:
         self.link.send(revoked=list(ids), token=lease.token)
+
+    def hear(self, channels: dict[str, str]) -> None:
+        """Where pushes are told of."""
+        if channels != self._channels:
+            self._channels = channels
+            self.link.send(channels=channels)
 
     async def listen(self) -> None:
         """Until it is gone."""
@@ -117,6 +124,7 @@ class Member:
             self._supervisor.hold(self, message)
         elif "ready" in message:
             self.ready = True
+            self._supervisor.beat_now()
         elif "failed" in message:
             self._supervisor.failed(self, message)
         if "counts" in message:
@@ -144,8 +152,6 @@ class Supervisor:
         self._held = asyncio.Event()  # a lease that has to be extended earlier than all others
         self._wakes_at = 0.0
         self._beat_now = asyncio.Event()
-        self._channels: dict[str, str] = {}
-        self._known = asyncio.Event()  # the channels are
         self._dropped: set[str] = set()  # queues, since we began
         self._error: PenstockError | None = None
         self._planned = 0
@@ -162,7 +168,6 @@ class Supervisor:
             self._beat(),
             self._keep_up(),
             self._keep_time(),
-            self._notified(),
         ]
         if self._plan.until_empty:
             duties.append(self._watch())
@@ -352,7 +357,7 @@ class Supervisor:
             code = 128 + signal.SIGINT if self._signal == signal.SIGINT else int(self._error is not None)
             asyncio.get_running_loop().call_later(late, os._exit, code)
         self._stopping = True
-        self._beat_now.set()  # whoever counts workers shall not count on us
+        self.beat_now()  # whoever counts workers shall not count on us
         for member in self._members:
             self._stop_one(member, grace)
         if not self._members:
@@ -399,8 +404,11 @@ class Supervisor:
     def rested(self, member: Member, busy: int) -> None:
         """Pushes wake only workers that PostgreSQL knows to be idle: one that has just become so says it at once."""
         if member.busy >= self._plan.concurrency > busy:
-            self._beat_now.set()
+            self.beat_now()
         member.busy = busy
+
+    def beat_now(self) -> None:
+        self._beat_now.set()
 
     async def _beat(self) -> None:
         while True:
@@ -412,7 +420,7 @@ class Supervisor:
                 await self._reconnected(error)
             except PenstockError as error:
                 self._complain("no beat", error)
-            await until(time.monotonic() + (BEAT if self._channels else 0.05), self._beat_now)
+            await until(time.monotonic() + BEAT, self._beat_now)
 
     async def _beat_for_all(self) -> None:
         living = [member for member in self._members if member.ready and not frozen(member.process.pid)]
@@ -435,8 +443,7 @@ class Supervisor:
             started_by=self._plan.started_by,
             leaving=self._stopping,
         )
-        self._channels = {standing.channel: name for name, standing in found.items()}
-        self._known.set()
+        member.hear({standing.channel: name for name, standing in found.items()})
         if not self._stopping and any(standing.dismissed for standing in found.values()):
             LOG.info("dismissed", extra={"worker": member.name})
             self.stop()
@@ -457,18 +464,6 @@ class Supervisor:
             self._leases.update(changed)
             for member in self._members:
                 member.link.send(leases=changed)
-
-    async def _notified(self) -> None:
-        """Wakes runners when something is pushed. A hint, never a duty: they look by themselves too."""
-        await self._known.wait()
-        while True:
-            try:
-                async for channel in self._database.notified(self._channels):
-                    for member in self._members:
-                        if member.busy < self._plan.concurrency:
-                            member.link.send(wake=self._channels.get(channel))
-            except Unavailable as error:
-                await self._reconnected(error)
 
     async def _keep_up(self) -> None:
         """What anybody may do at any time, done by us in our spare time."""

@@ -107,7 +107,8 @@ begin
         into v_places, v_ids, v_dues, v_attempts, v_companies, v_crashes, v_named, v_tried
         from chosen as c;
         -- Rows can appear before the hint (late commits, releases, higher priority): short means look again from the start.
-        exit when v_hint is null or cardinality(v_ids) = p_limit;
+        -- Task 0 is before all: whoever was just told of a push gives that for a hint, and takes what there is.
+        exit when v_hint is null or cardinality(v_ids) = p_limit or v_hint.task_id = 0 and v_ids is not null;
         v_hint := null;
     end loop;
     if v_ids is null then

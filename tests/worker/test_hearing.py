@@ -1,0 +1,106 @@
+"""Who rests hears of a push, and claims by the connection that heard of it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from psycopg import Connection
+from psycopg.conninfo import make_conninfo
+
+from penstock import Penstock, Queue
+from penstock.database import Database
+from penstock.line import listening
+from workers import Worker, eventually, working
+
+CODE = """
+@app.task(queue="work", kind="default")
+async def one() -> None:
+    note("one")
+"""
+
+
+def ears(activity: Connection) -> dict[int, str]:
+    """Connections that have listened and not claimed yet, and how they said it."""
+    rows = activity.execute(
+        "select pid, query from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    )
+    return {pid: query for pid, query in rows if query.startswith("listen ")}
+
+
+def last_word(activity: Connection, pid: int) -> str:
+    row = activity.execute("select query from pg_stat_activity where pid = %s", (pid,)).fetchone()
+    return "" if row is None else row[0]
+
+
+def an_ear(activity: Connection) -> int:
+    return eventually(lambda: [*ears(activity)])[0]
+
+
+def claims_by(activity: Connection, ear: int, queue: Queue, worker: Worker) -> None:
+    """It may have heard of a push while its runner did not rest: then that one claimed."""
+
+    def pushed_and_heard() -> bool:
+        before = len(worker.noted)
+        queue.push({})
+        eventually(lambda: len(worker.noted) > before)
+        return "penstock.claim(" in last_word(activity, ear)
+
+    eventually(pushed_and_heard)
+
+
+def test_who_hears_of_a_push_claims_by_the_same_connection(
+    queue: Queue, sql: Connection, direct_dsn: str, tmp_path: Path
+) -> None:
+    with working(tmp_path, direct_dsn, CODE) as worker:
+        claims_by(sql, an_ear(sql), queue, worker)
+        assert worker.stop() == 0
+
+
+def test_a_line_that_was_cut_is_replaced(queue: Queue, sql: Connection, direct_dsn: str, tmp_path: Path) -> None:
+    with working(tmp_path, direct_dsn, CODE) as worker:
+        first = an_ear(sql)
+        claims_by(sql, first, queue, worker)
+        sql.execute("select pg_terminate_backend(%s)", (first,))
+        claims_by(sql, an_ear(sql), queue, worker)
+        assert worker.stop() == 0
+
+
+def test_a_queue_that_is_created_anew_is_heard_of(
+    app: Penstock, queue: Queue, sql: Connection, direct_dsn: str, tmp_path: Path
+) -> None:
+    with working(tmp_path, direct_dsn, CODE) as worker:
+        said = last_word(sql, an_ear(sql))
+        queue.drop(force=True)
+        anew = app.create_queue("work")
+        eventually(lambda: any(query != said for query in ears(sql).values()))
+        claims_by(sql, an_ear(sql), anew, worker)
+        assert worker.stop() == 0
+
+
+def test_where_transactions_are_serializable_it_only_wakes(
+    queue: Queue, sql: Connection, direct_dsn: str, tmp_path: Path
+) -> None:
+    strict = make_conninfo(direct_dsn, options="-c default_transaction_isolation=serializable")
+    with working(tmp_path, strict, CODE) as worker:
+        ear = an_ear(sql)
+        queue.push({})
+        eventually(lambda: worker.noted)
+        assert last_word(sql, ear).startswith("listen ")
+        assert worker.stop() == 0
+
+
+def test_who_only_hears_still_finds_what_is_due(queue: Queue, direct_dsn: str) -> None:
+    """Who has just heard of something looks for nothing else; but twice a second he does."""
+    found: list[str] = []
+    with closing(Database(direct_dsn)) as database, listening(database, []) as line:
+        queue.claim(10)
+        queue.push({}, kind="planned", due=datetime.now(UTC) + timedelta(seconds=0.1))
+        for _ in range(4):
+            time.sleep(0.2)
+            queue.push({})
+            claim = queue.claim_heard(line.once, 10, lease=None, worker="w", may_alone=True)
+            found += [task.kind for task in claim.tasks]
+    assert sorted(found) == ["default"] * 4 + ["planned"]
