@@ -240,12 +240,14 @@ class Runner:
 
     def heard(self, name: str, line: Line) -> None:
         """By the ear's thread, which claims by itself while we rest: each hand-over would wait until somebody wakes."""
+        if self._over.is_set():
+            return
         try:
             rest = self._rests.pop() if line.may_speak else None
         except IndexError:
             rest = None
         if rest is None:
-            self._loop.call_soon_threadsafe(self._wake, name)
+            self._soon(self._wake, name)
             return
         asked_at, claim = time.monotonic(), None
         try:
@@ -257,14 +259,19 @@ class Runner:
                 may_alone=rest.idle,
             )
         finally:
-            self._loop.call_soon_threadsafe(self._claimed_at_rest, name, rest, claim, asked_at)
+            self._soon(self._claimed_at_rest, name, rest, claim, asked_at)
+
+    def _soon(self, callback: Callable[..., None], *arguments: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed: it took so long that nobody waits for it
+            self._loop.call_soon_threadsafe(callback, *arguments)
 
     def _claimed_at_rest(self, name: str, rest: Rest, claim: Claim | None, asked_at: float) -> None:
         if claim is None:  # whatever is wrong, we shall see for ourselves
             self._wake(name)
         else:
             self._took(name, claim, asked_at, self._most(name, rest.room))
-        rest.over.set_result(None)
+        if not rest.over.done():
+            rest.over.set_result(None)
         self._changed.set()
 
     def _wake(self, name: str) -> None:
