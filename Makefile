@@ -1,6 +1,6 @@
 # The one door. `make demo` and `make test` set everything up themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-spark test-compat faults check format generate schema docs bench bench-peers clean
+.PHONY: help setup demo test test-all test-spark test-compat faults check format generate schema reference docs bench bench-peers clean
 
 BIN := .venv/bin
 SQL := $(wildcard src/penstock/sql/migrations/*.sql)
@@ -63,6 +63,9 @@ generate: .venv/ready  ## write the sync client anew from the async one
 
 schema: .venv/ready  ## write src/penstock/sql/schema.sql anew
 	@$(BIN)/python scripts/dump_schema.py
+
+reference: .venv/ready  ## docs/reference, from the code
+	@$(BIN)/python scripts/make_reference.py
 
 docs: .venv/ready  ## the site, in build/site, with its reference written anew
 	@$(BIN)/python scripts/make_reference.py

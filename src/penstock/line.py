@@ -3,7 +3,6 @@ is quickest by the same one; and it may be prepared, since who hears has a sessi
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,34 +24,39 @@ def listening(database: Database, channels: Iterable[str]) -> Iterator[Line]:
         for channel in channels:
             connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
         connection.prepare_threshold = 0
-        with socket.socket(fileno=os.dup(connection.fileno())) as end:
-            yield Line(connection, end, may_speak=row == ("read committed",))
+        bell, rope = socket.socketpair()
+        with bell, rope:
+            yield Line(connection, bell, rope, may_speak=row == ("read committed",))
 
 
 class Line:
-    """For one thread; only `cut` is for others."""
+    """For one thread; only `ring` is for others."""
 
-    def __init__(self, connection: Connection, end: socket.socket, *, may_speak: bool) -> None:
+    def __init__(self, connection: Connection, bell: socket.socket, rope: socket.socket, *, may_speak: bool) -> None:
         self._connection = connection
-        self._end = end
+        self._bell = bell
+        self._rope = rope
         self.may_speak = may_speak  # what is said by it is a transaction by itself, which begins as the session's do
+        self._poll = select.poll()
+        self._poll.register(connection.fileno(), select.POLLIN)
+        self._poll.register(bell, select.POLLIN)
 
     def heard(self) -> set[str]:
-        """The channels on which somebody notified since this was last asked; waits until there is one."""
-        poll = select.poll()
-        poll.register(self._end, select.POLLIN)
+        """The channels on which somebody notified since this was last asked. Waits until there is one, or somebody
+        rings."""
         while True:
             found = {notice.channel for notice in self._connection.notifies(timeout=0)}
             if found:
                 return found
-            poll.poll()
+            if any(end == self._bell.fileno() for end, _ in self._poll.poll()):
+                return set()
 
     def once(self, query: str, parameters: Sequence[Any]) -> list[TupleRow]:
         """One statement that is a transaction by itself; see `Database.once`."""
         with translated():
             return fetch_raw(self._connection, query, parameters)
 
-    def cut(self) -> None:
-        """From any thread: whoever waits for it learns that it is gone."""
-        with suppress(OSError):
-            self._end.shutdown(socket.SHUT_RDWR)
+    def ring(self) -> None:
+        """From any thread: there is something else to do."""
+        with suppress(OSError):  # it is closed
+            self._rope.send(b"!")

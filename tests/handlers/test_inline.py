@@ -660,7 +660,7 @@ def test_an_async_handler_has_a_timeout(app: Penstock, queue: Queue, drain: Drai
     slow_batch.push()
     assert drain() == {"planned": 2}
     assert [(end.outcome, end.error_class) for end in ends(sql)] == [("failed", "Timeout")] * 2
-    assert (ends(sql)[0].error or "").startswith("it took longer than 0.1 s")
+    assert (ends(sql)[0].error or "").startswith("timeout: it took longer than 0.1 s")
 
 
 def test_a_timeout_after_the_task_was_settled_changes_nothing(

@@ -19,6 +19,13 @@ CODE = """
 @app.task(queue="work", kind="default")
 async def one() -> None:
     note("one")
+
+@app.task(queue="work")
+async def blocking() -> None:
+    await asyncio.sleep(0.3)  # until the runner rests
+    note("began")
+    wait_for("go")
+    note("ended")
 """
 
 
@@ -86,8 +93,9 @@ def test_where_transactions_are_serializable_it_only_wakes(
     strict = make_conninfo(direct_dsn, options="-c default_transaction_isolation=serializable")
     with working(tmp_path, strict, CODE) as worker:
         ear = an_ear(sql)
-        queue.push({})
-        eventually(lambda: worker.noted)
+        for n in range(1, 6):
+            queue.push({})
+            eventually(lambda n=n: len(worker.noted) == n)  # type: ignore[misc]
         assert last_word(sql, ear).startswith("listen ")
         assert worker.stop() == 0
 
@@ -104,3 +112,27 @@ def test_who_only_hears_still_finds_what_is_due(queue: Queue, direct_dsn: str) -
             claim = queue.claim_heard(line.once, 10, lease=None, worker="w", may_alone=True)
             found += [task.kind for task in claim.tasks]
     assert sorted(found) == ["default"] * 4 + ["planned"]
+
+
+def test_who_is_told_of_a_push_takes_what_there_is(queue: Queue, sql: Connection) -> None:
+    """Before all is place 0: from there a claim that finds anything looks after nothing else."""
+    queue.push({}, kind="planned", due=datetime.now(UTC) - timedelta(seconds=1))
+    queue.push({})
+    claim = "select kind from penstock.claim('work', 10, p_hint => penstock.at_place(0::smallint, '-infinity', 0))"
+    assert sql.execute(claim).fetchall() == [("default",)]
+    assert sql.execute(claim).fetchall() == [("planned",)], "finding nothing, it does"
+
+
+def test_what_is_claimed_while_a_handler_holds_the_loop_goes_back(
+    queue: Queue, direct_dsn: str, tmp_path: Path
+) -> None:
+    with working(tmp_path, direct_dsn, CODE) as worker:
+        queue.push({}, kind="blocking")
+        eventually(lambda: "began" in worker.noted)
+        queue.push_many([{}] * 3)
+        time.sleep(0.5)  # the ear claims them
+        eventually(lambda: (now := queue.status()).pending == 3 and now.active == 1, within=5)
+        assert "ended" not in worker.noted
+        worker.allow()
+        eventually(lambda: worker.noted.count("one") == 3)
+        assert worker.stop() == 0

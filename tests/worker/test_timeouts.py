@@ -100,7 +100,7 @@ def test_every_handler_ends(dsn: str, queue: Queue, sql: Connection, tmp_path: P
         ["extended", "extended_in_thread", "extended_on_loop", *again, *["stays"] * 4]
     )
     errors = {task.kind: (task.error or "").splitlines()[0] for task in queue.tasks(state="dead")}
-    assert errors["ended"] == "it took longer than 0.2 s"
+    assert errors["ended"] == "timeout: it took longer than 0.2 s"
     assert errors["exits"] == "the handler's process exited: 3"
     assert errors["shoots_itself"] == "the handler's process ended by signal 9"
 

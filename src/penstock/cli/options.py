@@ -53,7 +53,9 @@ Subject = Annotated[str | None, typer.Option(help="Only the task with this subje
 Kind = Annotated[str | None, typer.Option(help="Only tasks of this kind.", show_default=False)]
 ErrorText = Annotated[
     str | None,
-    typer.Option("--error", help="Only tasks with this text in their error or reason.", show_default=False),
+    typer.Option(
+        "--error", help="Only tasks with this text in their error or reason, upper or lower case.", show_default=False
+    ),
 ]
 PageSize = Annotated[int, typer.Option(help="At most so many.")]
 After = Annotated[int | None, typer.Option(help="Only ids above this one: the next page.", show_default=False)]

@@ -2060,7 +2060,7 @@ end
 $$;
 CREATE FUNCTION penstock.mentions(p_error text, p_reason text, p_text text) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN (strpos(((COALESCE(p_error, ''::text) || ' '::text) || COALESCE(p_reason, ''::text)), p_text) > 0);
+    RETURN (strpos(lower(((COALESCE(p_error, ''::text) || ' '::text) || COALESCE(p_reason, ''::text))), lower(p_text)) > 0);
 CREATE FUNCTION penstock.miss_schedule(p_name text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'

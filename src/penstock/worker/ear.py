@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
-from contextlib import suppress
 from typing import Protocol
 
 from penstock.database import Database
 from penstock.errors import PenstockError
 from penstock.line import Line, listening
+
+LOG = logging.getLogger("penstock.worker")
 
 
 class Owner(Protocol):
@@ -31,16 +33,21 @@ class Ear:
         if queues == self._queues:
             return
         self._queues = queues
-        if self._line is not None:
-            self._line.cut()
+        line = self._line
+        if line is not None:
+            line.ring()
         if not self._lives:
             self._lives = True
             threading.Thread(target=self._live, name="penstock-ear", daemon=True).start()
 
     def _live(self) -> None:
         while True:
-            with suppress(PenstockError):
+            try:
                 self._hear(self._queues)
+            except PenstockError:
+                pass  # who claims has the same trouble, and says so
+            except Exception as error:  # noqa: BLE001 - no room for one more file, for one
+                LOG.warning("not listening", extra={"error_class": type(error).__name__})
             self._line = None
             time.sleep(random.uniform(0.05, 1.0))  # noqa: S311 - a server that was away must not be stormed
 

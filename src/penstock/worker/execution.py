@@ -173,7 +173,7 @@ def age(task: Task) -> timedelta:
 
 
 def timed_out(spec: Spec, task: Task) -> Outcome:
-    error = TimeoutError(f"it took longer than {spec.timeout:g} s")
+    error = TimeoutError(f"timeout: it took longer than {spec.timeout:g} s")
     outcome = failed(spec, task, None, error)
     return outcome._replace(error_class="Timeout")
 

@@ -9,6 +9,7 @@ import random
 import resource
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -17,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.aio.database import AsyncDatabase
 from penstock.aio.queue import AsyncQueue
@@ -51,12 +52,15 @@ REPLACED = ("recycled", "left")
 FIRST = asyncio.FIRST_COMPLETED
 
 
-class Rest(NamedTuple):
-    """While there is nothing to do: whoever hears of something may claim so many, and says when that is over."""
+class Rest:
+    """While there is nothing to do: whoever hears of something may claim so much, and hands it over."""
 
-    room: int
-    idle: bool
-    over: asyncio.Future[None]
+    def __init__(self, room: int, idle: bool) -> None:
+        self.room = room
+        self.idle = idle
+        self.over = asyncio.Event()
+        self.found: list[Flight] = []  # on its way from one thread to another: who takes it out has it
+        self.taken = threading.Event()
 
 
 class Runner:
@@ -94,6 +98,7 @@ class Runner:
         self._errand: asyncio.Future[int] | None = None  # a thread claims, runs and settles by itself
         self._tray = Tray()
         self._rests: list[Rest] = []  # the one that nobody has taken, if we rest
+        self._told: set[str] = set()  # queues of which the loop will hear that something came
         self._ear = Ear(self._database, self)
         self._loop = asyncio.get_running_loop()
         self._alone = False  # somebody has to run alone what killed its worker before: let go of everything first
@@ -228,7 +233,7 @@ class Runner:
         return self._pace.tiny and not self._orders.overlap and not self._beside
 
     async def _rest(self, room: int) -> None:
-        rest = Rest(room, not self._flights, self._loop.create_future())
+        rest = Rest(room, not self._flights)
         self._rests.append(rest)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._turns.rest()):
@@ -236,61 +241,72 @@ class Runner:
         try:
             self._rests.pop()
         except IndexError:  # the ear was quicker
-            await rest.over
+            await self._end(rest)
+
+    async def _end(self, rest: Rest) -> None:
+        await rest.over.wait()
+        rest.taken.set()
+        try:
+            flight = rest.found.pop()
+        except IndexError:  # it failed, and we shall see for ourselves why; or it was late, and went back
+            self._turns.wake()
+        else:
+            self._took(flight, self._most(flight.claim.queue, rest.room))
 
     def heard(self, name: str, line: Line) -> None:
         """By the ear's thread, which claims by itself while we rest: each hand-over would wait until somebody wakes."""
         if self._over.is_set():
             return
         try:
-            rest = self._rests.pop() if line.may_speak else None
+            rest = self._rests.pop() if line.may_speak and not self._alone else None
         except IndexError:
             rest = None
-        if rest is None:
+        if rest is not None:
+            self._claim_heard(self._queues[name], line, rest)
+        elif name not in self._told:
+            self._told.add(name)
             self._soon(self._wake, name)
-            return
-        asked_at, claim = time.monotonic(), None
+
+    def _claim_heard(self, queue: Queue, line: Line, rest: Rest) -> None:
+        asked_at, lease, most = time.monotonic(), self._leases[queue.name], self._most(queue.name, rest.room)
         try:
-            claim = self._queues[name].claim_heard(
-                line.once,
-                self._most(name, rest.room),
-                lease=self._leases[name],
-                worker=self._orders.name,
-                may_alone=rest.idle,
-            )
+            claim = queue.claim_heard(line.once, most, lease=lease, worker=self._orders.name, may_alone=rest.idle)
+            rest.found.append(self._flight(claim, asked_at, lease))
         finally:
-            self._soon(self._claimed_at_rest, name, rest, claim, asked_at)
+            self._soon(self._wake_from, rest)
+        if not rest.taken.wait(min(STALLED, lease / 3)):
+            with suppress(IndexError, PenstockError):  # a handler holds the loop: others may run these
+                flight = rest.found.pop()
+                flight.queue.release(flight.claim)
+
+    def _wake_from(self, rest: Rest) -> None:
+        rest.over.set()
+        self._changed.set()
 
     def _soon(self, callback: Callable[..., None], *arguments: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: it took so long that nobody waits for it
             self._loop.call_soon_threadsafe(callback, *arguments)
 
-    def _claimed_at_rest(self, name: str, rest: Rest, claim: Claim | None, asked_at: float) -> None:
-        if claim is None:  # whatever is wrong, we shall see for ourselves
-            self._wake(name)
-        else:
-            self._took(name, claim, asked_at, self._most(name, rest.room))
-        if not rest.over.done():
-            rest.over.set_result(None)
-        self._changed.set()
-
     def _wake(self, name: str) -> None:
+        self._told.discard(name)
         self._turns.wake(name)
         self._changed.set()
 
-    def _took(self, name: str, claim: Claim, asked_at: float, asked: int) -> None:
-        if claim:
-            self._take(Flight(claim, self._queues[name], asked_at, self._leases[name], 1 / self._batches[name]))
-        self._turns.note(name, len(claim), asked)
+    def _flight(self, claim: Claim, asked_at: float, lease: float) -> Flight:
+        return Flight(claim, self._queues[claim.queue], asked_at, lease, 1 / self._batches[claim.queue])
+
+    def _took(self, flight: Flight, asked: int) -> None:
+        if flight.claim:
+            self._take(flight)
+        self._turns.note(flight.claim.queue, len(flight.claim), asked)
 
     async def _claim_from(self, name: str, room: int) -> None:
-        queue = self._queues[name]
-        idle, asked_at = not self._flights, time.monotonic()
+        queue, idle = self._queues[name], not self._flights
         try:
             if self._in_turn and idle:
                 self._turns.note(name, await self._send(queue, room), room)
             else:
-                self._took(name, await self.apart(self._ask, queue, room, idle), asked_at, room)
+                self._took(await self.apart(self._ask, queue, room, idle), room)
         except Unavailable as error:
             if not self._over.is_set():
                 await self.reconnected(error)
@@ -304,10 +320,12 @@ class Runner:
         if idle:
             self._alone = False  # if one waited here, it has it now
 
-    def _ask(self, queue: Queue, room: int, idle: bool) -> Claim:
+    def _ask(self, queue: Queue, room: int, idle: bool) -> Flight:
+        asked_at, lease = time.monotonic(), self._leases[queue.name]
         if self._alone:
             queue.look_afresh()
-        return queue.claim(room, lease=self._leases[queue.name], worker=self._orders.name, may_alone=idle)
+        claim = queue.claim(room, lease=lease, worker=self._orders.name, may_alone=idle)
+        return self._flight(claim, asked_at, lease)
 
     def _take(self, flight: Flight) -> None:
         self._hold(flight)
@@ -369,15 +387,14 @@ class Runner:
         until = time.monotonic() + STRETCH
         try:
             while True:
-                asked_at = time.monotonic()
-                room = max(room, min(self._pace.target * self._batches[queue.name], LARGEST_CLAIM))
-                claim = self._ask(queue, room, idle=True)
-                flight = Flight(claim, queue, asked_at, self._leases[queue.name], 1 / self._batches[queue.name])
+                room = max(room, self._most(queue.name, self._pace.target))
+                flight = self._ask(queue, room, idle=True)
                 if not self._done_in_one_go(flight, soon):
                     break
-                if len(claim) < room or asked_at > until or told.done() or self._alone or self._over.is_set():
+                short = len(flight.claim) < room
+                if short or flight.taken_at > until or told.done() or self._alone or self._over.is_set():
                     break
-            soon(self._back, told, len(claim))
+            soon(self._back, told, len(flight.claim))
         except BaseException as error:  # noqa: BLE001 - whoever sent it shall know
             soon(self._back, told, error)
 

@@ -1,4 +1,4 @@
-"""`penstock work`: starts runners, keeps their leases alive, wakes and replaces them, and stops them when asked."""
+"""`penstock work`: starts runners, keeps their leases alive, replaces them, and stops them when asked."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ language sql security definer set search_path = pg_catalog, pg_temp as $$
     insert into penstock.audit (actor, verb, queue, detail) values (session_user, p_verb, p_queue, p_detail)
 $$;
 
--- Whether a text is in what went wrong with a task.
+-- Whether a text is in what went wrong with a task, upper or lower case.
 create or replace function penstock.mentions(p_error text, p_reason text, p_text text) returns boolean
 language sql immutable parallel safe
-return strpos(coalesce(p_error, '') || ' ' || coalesce(p_reason, ''), p_text) > 0;
+return strpos(lower(coalesce(p_error, '') || ' ' || coalesce(p_reason, '')), lower(p_text)) > 0;
 
 -- What became of those that a verb could not take: unknown, ended, active, or busy.
 create or replace function penstock.left_out(p_queue_id int, p_ids bigint[], p_taken bigint[])
