@@ -81,7 +81,7 @@ CONTESTANTS = (
         open="select count(*) from graphile_worker._private_jobs",
         returns_said="4 h, its fixed lock; sooner by hand (forceUnlockWorkers)",
         rescue=True,
-        better="at home in a JavaScript application; serial named queues; a job can be replaced by its key",
+        better="at home in a JavaScript application; serial named queues",
     ),
     Peer(
         "pg-boss",
