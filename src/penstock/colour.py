@@ -33,6 +33,16 @@ def to_the_end(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T
     return work(*arguments, **named)
 
 
+class Guard:
+    """Threads of a pool end when they are told."""
+
+    def cancel(self) -> None: ...
+
+
+def guard(pool: str) -> Guard:  # noqa: ARG001 - see above
+    return Guard()
+
+
 def batches(items: Items[T], size: int) -> Iterator[list[T]]:
     source = iter(items)
     while batch := list(islice(source, size)):

@@ -15,7 +15,7 @@ import psycopg_pool
 from psycopg import pq
 from psycopg.rows import TupleRow, tuple_row
 
-from penstock.colour import Lock, Place, deserted, here, sleep, to_the_end
+from penstock.colour import Guard, Lock, Place, deserted, guard, here, sleep, to_the_end
 from penstock.errors import CommitUnknown, HandlerMisuse, Unavailable, ValidationError
 from penstock.wire import (
     CONTRACT,
@@ -41,6 +41,7 @@ class Home:
     def __init__(self) -> None:
         self.lock = Lock()
         self.pool: psycopg_pool.ConnectionPool[Connection] | None = None
+        self.guard: Guard | None = None  # of the pool
         self.read_committed = False  # is what a transaction has here if nobody says otherwise
 
 
@@ -149,9 +150,11 @@ class Database:
         if home is None:
             return
         with home.lock:  # somebody may be opening it
-            pool, home.pool = home.pool, None
+            pool, watched, home.pool, home.guard = home.pool, home.guard, None, None
         if pool is not None:
             pool.close()
+        if watched is not None:
+            watched.cancel()
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
@@ -222,6 +225,7 @@ class Database:
             open=False,
         )
         pool.open()
+        home.guard = guard(pool.name)
         return pool
 
     def _probe(self) -> str:

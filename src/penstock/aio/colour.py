@@ -34,6 +34,26 @@ async def to_the_end(work: Callable[P, Awaitable[T]], *arguments: P.args, **name
     return await asyncio.shield(work(*arguments, **named))
 
 
+Guard = asyncio.Task[None]
+
+
+def guard(pool: str) -> Guard:
+    """A loop that ends cancels what is left. Tasks of a pool that speak with the server at that moment take it for one
+    more error, and wait for work again: `asyncio.run` would never return. They are told until they hear."""
+    return asyncio.create_task(insist(f"{pool}-"), name=f"guard of {pool}")
+
+
+async def insist(names: str) -> None:
+    try:
+        await asyncio.get_running_loop().create_future()
+    except asyncio.CancelledError:
+        while left := [task for task in asyncio.all_tasks() if task.get_name().startswith(names)]:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=0.01)
+        raise
+
+
 async def batches(items: Items[T], size: int) -> AsyncIterator[list[T]]:
     """Lists of so many; the loop gets a turn between them."""
     if isinstance(items, AsyncIterable):

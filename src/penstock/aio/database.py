@@ -14,7 +14,7 @@ import psycopg_pool
 from psycopg import pq
 from psycopg.rows import TupleRow, tuple_row
 
-from penstock.aio.colour import Lock, Place, deserted, here, sleep, to_the_end
+from penstock.aio.colour import Guard, Lock, Place, deserted, guard, here, sleep, to_the_end
 from penstock.errors import CommitUnknown, HandlerMisuse, Unavailable, ValidationError
 from penstock.wire import (
     CONTRACT,
@@ -40,6 +40,7 @@ class Home:
     def __init__(self) -> None:
         self.lock = Lock()
         self.pool: psycopg_pool.AsyncConnectionPool[AsyncConnection] | None = None
+        self.guard: Guard | None = None  # of the pool
         self.read_committed = False  # is what a transaction has here if nobody says otherwise
 
 
@@ -148,9 +149,11 @@ class AsyncDatabase:
         if home is None:
             return
         async with home.lock:  # somebody may be opening it
-            pool, home.pool = home.pool, None
+            pool, watched, home.pool, home.guard = home.pool, home.guard, None, None
         if pool is not None:
             await pool.close()
+        if watched is not None:
+            watched.cancel()
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[AsyncConnection]:
@@ -221,6 +224,7 @@ class AsyncDatabase:
             open=False,
         )
         await pool.open()
+        home.guard = guard(pool.name)
         return pool
 
     async def _probe(self) -> str:
