@@ -92,13 +92,26 @@ async def together(tasks: list[Task]) -> None:
 KINDS = ("on_loop", "deaf", "in_thread", "in_process", "together")
 
 
+def revoke(queue: Queue, ids: list[int]) -> None:
+    """Its supervisor may extend the lease this very moment: then it is busy, and asked again."""
+    left = {*ids}
+
+    def told() -> bool:
+        answers = queue.cancel(sorted(left))
+        assert {*answers.values()} <= {"revoked", "busy"}
+        left.difference_update(id_ for id_, answer in answers.items() if answer == "revoked")
+        return not left
+
+    eventually(told)
+
+
 def test_a_running_task_that_is_cancelled_is_told(dsn: str, brief: Queue, sql: Connection, tmp_path: Path) -> None:
     brief.push_many([NewTask({"n": 0}, kind=kind) for kind in KINDS])
     with working(tmp_path, dsn, TOLD) as worker:
         eventually(lambda: len(worker.noted) == 5)
         ids = [task.id for task in brief.tasks()]
         (cell,) = worker.cells
-        assert brief.cancel(ids) == dict.fromkeys(ids, "revoked")
+        revoke(brief, ids)
         eventually(lambda: not alive(cell))
         eventually(
             lambda: (
