@@ -67,8 +67,7 @@ schema: .venv/ready  ## write src/penstock/sql/schema.sql anew
 reference: .venv/ready  ## docs/reference, from the code
 	@$(BIN)/python scripts/make_reference.py
 
-docs: .venv/ready  ## the site, in build/site, with its reference written anew
-	@$(BIN)/python scripts/make_reference.py
+docs: reference  ## the site, in build/site, with its reference written anew
 	@$(BIN)/mkdocs build --strict --quiet
 
 bench: .venv/ready  ## all benchmarks: the queue, its workers, the scaler; results in bench/results/

@@ -39,7 +39,7 @@ class Guard:
     def cancel(self) -> None: ...
 
 
-def guard(pool: str) -> Guard:  # noqa: ARG001 - see above
+def guard(_pool: str) -> Guard:
     return Guard()
 
 

@@ -46,13 +46,17 @@ def an_ear(activity: Connection) -> int:
     return eventually(lambda: [*ears(activity)])[0]
 
 
+def push_and_wait(queue: Queue, worker: Worker) -> None:
+    before = len(worker.noted)
+    queue.push({})
+    eventually(lambda: len(worker.noted) > before)
+
+
 def claims_by(activity: Connection, ear: int, queue: Queue, worker: Worker) -> None:
     """It may have heard of a push while its runner did not rest: then that one claimed."""
 
     def pushed_and_heard() -> bool:
-        before = len(worker.noted)
-        queue.push({})
-        eventually(lambda: len(worker.noted) > before)
+        push_and_wait(queue, worker)
         return "penstock.claim(" in last_word(activity, ear)
 
     eventually(pushed_and_heard)
@@ -93,9 +97,8 @@ def test_where_transactions_are_serializable_it_only_wakes(
     strict = make_conninfo(direct_dsn, options="-c default_transaction_isolation=serializable")
     with working(tmp_path, strict, CODE) as worker:
         ear = an_ear(sql)
-        for n in range(1, 6):
-            queue.push({})
-            eventually(lambda n=n: len(worker.noted) == n)  # type: ignore[misc]
+        for _ in range(5):
+            push_and_wait(queue, worker)
         assert last_word(sql, ear).startswith("listen ")
         assert worker.stop() == 0
 

@@ -46,7 +46,7 @@ class Ear:
                 self._hear(self._queues)
             except PenstockError:
                 pass  # who claims has the same trouble, and says so
-            except Exception as error:  # noqa: BLE001 - no room for one more file, for one
+            except Exception as error:  # noqa: BLE001 - whatever it is (no file descriptor left), it tries again
                 LOG.warning("not listening", extra={"error_class": type(error).__name__})
             self._line = None
             time.sleep(random.uniform(0.05, 1.0))  # noqa: S311 - a server that was away must not be stormed
