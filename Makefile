@@ -1,6 +1,6 @@
 # The one door. `make demo` and `make test` set everything up themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-spark test-compat faults check format generate schema reference docs bench bench-peers clean
+.PHONY: help setup demo test test-all test-spark test-compat faults soak soak-held check format generate schema reference docs bench bench-peers clean
 
 BIN := .venv/bin
 SQL := $(wildcard src/penstock/sql/migrations/*.sql)
@@ -43,9 +43,17 @@ test-compat: .venv/ready  ## the queue on PostgreSQL 15, through PgBouncer, and 
 	@PENSTOCK_TEST_SETTINGS="enable_hashjoin=off enable_mergejoin=off enable_material=off" $(BIN)/pytest \
 	    tests/test_queue.py tests/test_upsert.py
 
-# A seed is printed; PENSTOCK_FAULT_SEED=… runs it again.
-faults: .venv/ready  ## workers and PostgreSQL killed, frozen and cut off for a quarter of an hour
-	@$(BIN)/pytest -m "slow or not slow" -n 2 tests/faults/test_workers.py
+# A seed is printed; PENSTOCK_FAULT_SEED=… runs it again, PENSTOCK_FAULT_SCALE=0.05 a twentieth of it. Then workers that exit at
+# named points, hold the interpreter past their lease, or run a task that kills them; with a scale, the quick tier of these.
+faults: .venv/ready  ## an hour of harm: 1 M tasks, kills, freezes, crashes, cuts, failovers, full disks; then a verdict
+	@$(BIN)/python tests/faults/campaign.py
+	@$(BIN)/pytest -n 2 -m "$(if $(PENSTOCK_FAULT_SCALE),not slow,slow or not slow)" tests/faults/test_workers.py
+
+soak: .venv/ready  ## an hour at 1,000 tasks/s under queries that hold back vacuum; writes docs/soak.md
+	@$(BIN)/python bench/soak.py --write docs
+
+soak-held: .venv/ready  ## the same under one snapshot that is held for the whole hour
+	@$(BIN)/python bench/soak.py --held --write docs
 
 check: .venv/ready  ## ruff, mypy, import rows, SQL lint
 	@$(BIN)/ruff check .

@@ -18,7 +18,7 @@ if __name__ == "__main__":
 
 import psycopg
 
-from bench.harness import Bench, alternate, bench, judged, ratio, report, spread
+from bench.support.harness import Bench, alternate, bench, judged, ratio, report, spread
 from penstock import Backlog, Penstock
 from penstock.backlog.propose import inspect
 

@@ -19,10 +19,10 @@ if __name__ in ("__main__", "__mp_main__"):
 
 import numpy as np
 
-from bench.harness import judged, report
+from bench.support.harness import judged, report
 from penstock.pipeline.backtest import Answer, Contender, Question, backtest, contenders
-from penstock.pipeline.sampling import Recording
-from penstock.scaler.signals import Limits
+from penstock.pipeline.backtest.stratified import Recording
+from penstock.scaler.policy.signals import Limits
 from penstock.spark import session
 
 DAY = 86_400.0

@@ -1,7 +1,7 @@
 """The race against the peers, side by side in one run:
 python bench/peers.py all|push|drain|latency|wal|snapshot|kill|frozen [--peers a,b] [--rounds N] [--tasks N]
 
-Peers are installed by pip, npm and apt-get into bench/.peers; one that can not be had is named and left out.
+Peers are installed by pip, npm and apt-get into bench/.peers; one that cannot be had is named and left out.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if __name__ == "__main__":
 
 import psycopg
 
-from bench.harness import Bench, bench, report
 from bench.race import measures, pages
 from bench.race.contestants import CONTESTANTS, OURS, Peer
 from bench.race.figures import Figures, Found, bars, judge
 from bench.race.install import install, versions
 from bench.race.lane import PeerFailed
+from bench.support.harness import Bench, bench, report
 
 TASKS, ROUNDS = 200_000, 3
 PUSHES, RATE = 400, 50

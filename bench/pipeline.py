@@ -26,10 +26,10 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 import psycopg
 from pyspark.sql import SparkSession
 
-from bench.harness import Bench, alternate, bench, judged, ratio, report, spread
 from bench.spark_read import DAYS, TASKS, Watch, drained, filled
-from penstock.cli.pipeline import NICE
-from penstock.pipeline.run import Outcome, run
+from bench.support.harness import Bench, alternate, bench, judged, ratio, report, spread
+from penstock.cli.commands.pipeline import NICE
+from penstock.pipeline.run import StageOutcome, run
 from penstock.pipeline.work import working
 from penstock.spark import session as our_session
 
@@ -46,9 +46,10 @@ SAMPLED = """
          generate_series(day - interval '{days} days', day, interval '10 s') as t
 """
 NOTED = """
-    insert into penstock.counter as c (queue_id, metric, value)
-    select queue_id, outcome || '_total', count(*) from penstock.history group by 1, 2
-    on conflict (queue_id, metric) do update set value = excluded.value
+    insert into penstock.counter as c (queue_id, xid, metric, value)
+    select h.queue_id, l.sums, h.outcome || '_total', count(*)
+    from penstock.history as h join penstock.watermark as l using (queue_id) group by 1, 2, 3
+    on conflict (queue_id, xid, metric) do update set value = excluded.value
 """
 
 
@@ -80,7 +81,7 @@ def prepared(sql: psycopg.Connection, rows: int) -> None:
     sql.execute(NOTED)
 
 
-def once(spark: SparkSession, lake: Path, dsn: str) -> list[Outcome]:
+def once(spark: SparkSession, lake: Path, dsn: str) -> list[StageOutcome]:
     with working(spark, lake, dsn=dsn) as work:
         found = run(work)
     assert all(one.ok for one in found), found[-1].answer

@@ -20,9 +20,9 @@ if __name__ in ("__main__", "__mp_main__"):
 import orjson
 import psycopg
 
-from bench import upserters
-from bench.drainers import bare, drained, through_async_penstock, through_penstock
-from bench.harness import Bench, Footprint, alternate, bench, judged, ratio, report, spread
+from bench.support import upserters
+from bench.support.drainers import bare, drained, through_async_penstock, through_penstock
+from bench.support.harness import Bench, Footprint, alternate, bench, judged, ratio, report, spread
 from penstock import NewTask, Penstock, Queue
 from penstock.async_app import AsyncPenstock
 from penstock.model import Claim, Json

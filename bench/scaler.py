@@ -19,14 +19,14 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parent.parent)
 
-from bench.harness import judged, report
-from penstock.scaler import chart, traces
-from penstock.scaler.decision import Policy
-from penstock.scaler.judge import Case, Score, best_static, case, judge, merged
-from penstock.scaler.policies import DEFAULT, POLICIES
-from penstock.scaler.rivals import RIVALS, grid
-from penstock.scaler.signals import Limits
-from penstock.scaler.traces import Trace
+from bench.support.harness import judged, report
+from penstock.scaler.judge import chart, traces
+from penstock.scaler.judge.judge import Case, Score, best_static, case, judge, merged
+from penstock.scaler.judge.traces import Trace
+from penstock.scaler.policy.decision import Policy
+from penstock.scaler.policy.other_tools import OTHER_TOOLS, grid
+from penstock.scaler.policy.policies import DEFAULT, POLICIES
+from penstock.scaler.policy.signals import Limits
 
 RECORDED = Path(__file__).parent.parent.parent / "shared" / "traces" / "worldcup98_requests_per_minute.csv"
 WINDOWS = {
@@ -58,7 +58,7 @@ def compared(name: str, limits: Limits, seeds: int, *, with_grid: bool) -> list[
     scores = [judge(policy, found) for policy in POLICIES.values() if policy.name != "static"]
     scores.append(replace(judge(best_static(found), found), policy="static in hindsight"))
     if with_grid:
-        rivals = [rival for rival in RIVALS if rival != "static"]
+        rivals = [rival for rival in OTHER_TOOLS if rival != "static"]
         scores += [replace(best(grid(rival), found), policy=f"{rival}, best knobs") for rival in rivals]
     return [replace(score, trace=name) for score in scores]
 
@@ -195,19 +195,21 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 PAGE = """# The policies, side by side
 
-Written by `python bench/scaler.py --grid --write docs`; [the scaler](scaler.md) says what each of them does. Late are
-tasks that waited longer than promised, beyond those that no fleet could have saved; cost is worker-seconds over those
-of a clairvoyant; a flip is a change of direction. The first number is the median of the traces, the second the worst.
+`python bench/scaler.py --grid --write docs` writes this page; [the scaler](scaler.md) describes the policies. Late
+tasks are those that waited longer than promised, beyond those that no fleet could have saved. Cost is the
+worker-seconds of a policy divided by those of a clairvoyant. A flip is a change of direction. Of each pair of
+columns the first is the median over the traces and the second the worst trace; starts are the mean.
 
 ![late tasks against cost](scaler-frontier.svg)
 
 {table}
 
-Late % / cost on each trace:
+This table has late % / cost on each trace:
 
 {each}
 
-With a promise of 10 s, half of what a worker takes to start, `deadline` on on-off: {late:.2f} % late at {cost:.2f}.
+With a promise of 10 s, half of the time that a worker takes to start, `deadline` has {late:.2f} % late tasks at a cost
+of {cost:.2f} on the trace on-off.
 """
 
 

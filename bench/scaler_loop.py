@@ -25,17 +25,19 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parent.parent)
 
 
-from bench.harness import Bench, bench, report, spread
+from bench.support.harness import Bench, bench, report, spread
 from penstock import NewTask, Penstock, Queue
 from penstock import queue as seam
 from penstock.database import Database
-from penstock.scaler.budget import Budget
-from penstock.scaler.fleet import AdvisedWorkers, LocalWorkers, Recipe, Workers
-from penstock.scaler.loop import Plan, Scaler, new_holder
-from penstock.scaler.policies import find
-from penstock.scaler.signals import Limits
-from penstock.scaler.simulate import simulate
-from penstock.scaler.traces import Trace
+from penstock.scaler.judge.simulate import simulate
+from penstock.scaler.judge.traces import Trace
+from penstock.scaler.policy.policies import find
+from penstock.scaler.policy.signals import Limits
+from penstock.scaler.run.budget import Budget
+from penstock.scaler.run.fleet import AdvisedWorkers, LocalWorkers, Recipe, Workers
+from penstock.scaler.run.hold import new_holder
+from penstock.scaler.run.loop import Scaler
+from penstock.scaler.run.plan import ScalingPlan
 
 HANDLER = """
 import time
@@ -78,7 +80,7 @@ def made(dsn: str, names: list[str]) -> None:
 
 
 def scaler_of(database: Database, workers: dict[str, Workers], limits: Limits) -> Scaler:
-    plan = Plan(
+    plan = ScalingPlan(
         limits=dict.fromkeys(workers, limits),
         policy=find("deadline"),
         budget=Budget(max_workers=limits.max_workers),
@@ -107,7 +109,7 @@ def one_decision(place: Bench, queues: int, pending: int, rounds: int) -> dict[s
         workers: dict[str, Workers] = {name: AdvisedWorkers(name, 10) for name in names}
         scaler = scaler_of(database, workers, limits)
         scaler.take()
-        asked = scaler.collector.asked()
+        asked = scaler.collector.requests()
         single = scaler_of(database, {"q0": AdvisedWorkers("q0", 10)}, limits)
         ones, looks, ticks, singles = [], [], [], []
         with place.sql(dsn) as sql:
@@ -115,11 +117,11 @@ def one_decision(place: Bench, queues: int, pending: int, rounds: int) -> dict[s
             for _ in range(rounds):
                 ones.append(timed(lambda: sql.execute("select 1").fetchone(), 200))
                 ticks.append(timed(scaler.tick))
-                looks.append(timed(lambda: seam.look(database, asked)))
+                looks.append(timed(lambda: seam.scaler_snapshot(database, asked)))
             for track in scaler.collector.tracks.values():
-                track.service.note(busy=1000.0, ended=10_000, seconds=0.0)
+                track.service.add(busy=1000.0, ended=10_000, seconds=0.0)
             knowing = [timed(scaler.tick) for _ in range(rounds)]
-            scaler.let_all_go()
+            scaler.stop()
             single.take()
             for _ in range(rounds):
                 ones.append(timed(lambda: sql.execute("select 1").fetchone(), 200))
@@ -267,7 +269,7 @@ def on_processes(dsn: str, home: str, trace: Trace, limits: Limits) -> tuple[flo
             time.sleep(max(0.0, tick + limits.interval - time.monotonic()))
             cost, last = cost + len(local.children) * (time.monotonic() - last), time.monotonic()
     latency = scaler.collector.latency or limits.start_latency
-    scaler.let_all_go()
+    scaler.stop()
     database.close()
     return latency, cost, start - began
 

@@ -12,11 +12,11 @@ if __name__ in ("__main__", "__mp_main__"):
     # Run as a script, this directory's `queue` would stand before the standard library's.
     sys.path[0] = str(Path(__file__).parent.parent)
 
-from bench.ground import Ground
-from bench.harness import bench
 from bench.spark_read import beside, read
 from bench.spark_stream import stream
 from bench.spark_write import write
+from bench.support.ground import Ground
+from bench.support.harness import bench
 
 HERE = Path(__file__).parent
 

@@ -13,8 +13,8 @@ from typing import Self
 import psycopg
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.ground import ROUNDS, Ground
-from bench.harness import alternate, judged, ratio, report, spread
+from bench.support.ground import ROUNDS, Ground
+from bench.support.harness import alternate, judged, ratio, report, spread
 from penstock import Penstock
 from penstock.spark import read_history
 
@@ -43,7 +43,7 @@ HELD = """
 
 
 def filled(sql: psycopg.Connection, rows: int) -> None:
-    sql.execute(f"select penstock.make_history(current_date - n) from generate_series(0, {DAYS}) as n".encode())
+    sql.execute(f"select penstock._make_history(current_date - n) from generate_series(0, {DAYS}) as n".encode())
     sql.execute(FILL.format(rows=rows, days=DAYS).encode())
     sql.execute("vacuum analyze penstock.history")
     sql.execute("checkpoint")

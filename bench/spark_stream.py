@@ -11,9 +11,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from bench.ground import ROUNDS, Ground
-from bench.harness import Bench, alternate, ratio, report, spread
-from bench.recovery import ROOT, WORK
+from bench.support.ground import ROUNDS, Ground
+from bench.support.harness import Bench, alternate, ratio, report, spread
+from bench.support.recovery import ROOT, WORK
 from bench.worker import environment, payloads
 from penstock import NewTask, Penstock
 

@@ -6,8 +6,8 @@ import time
 
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.ground import ROUNDS, Ground
-from bench.harness import alternate, judged, ratio, report, spread
+from bench.support.ground import ROUNDS, Ground
+from bench.support.harness import alternate, judged, ratio, report, spread
 from penstock import NewTask, Penstock
 from penstock.model import Json
 

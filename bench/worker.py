@@ -16,11 +16,11 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parent.parent)
 
-from bench.drainers import drained, through_penstock
-from bench.harness import Bench, Footprint, alternate, bench, judged, ratio, report, spread
-from bench.latency import bare, percentiles
-from bench.latency import through_penstock as waits
-from bench.recovery import ROOT, WORK, after_a_kill, after_a_restart
+from bench.support.drainers import drained, through_penstock
+from bench.support.harness import Bench, Footprint, alternate, bench, judged, ratio, report, spread
+from bench.support.latency import bare, percentiles
+from bench.support.latency import through_penstock as waits
+from bench.support.recovery import ROOT, WORK, after_a_kill, after_a_restart
 from penstock import NewTask, Penstock
 
 ROUNDS = 5

@@ -1,5 +1,5 @@
-"""A scaling policy of one's own, judged against the default one. A policy is a value: it is shown signals, it answers a
-decision with its reason. `conclude` keeps the limits, and the guards that hold for everybody.
+"""A custom scaling policy, compared with the default one. A policy turns signals into a decision with its reason.
+`conclude` applies the limits, and the guards that every policy obeys.
 
 python examples/policy.py         # needs no database
 """
@@ -7,26 +7,23 @@ python examples/policy.py         # needs no database
 import math
 from dataclasses import dataclass
 
-from penstock.scaler import policies, traces
-from penstock.scaler.decision import Decision, Memory, Policy, conclude
-from penstock.scaler.signals import Limits, Signals
-from penstock.scaler.simulate import simulate
+from penstock.scaler import Decision, Limits, Memory, Policy, Signals, conclude, policies, simulate, traces
 
 
 @dataclass(frozen=True)
 class HalfTheTime:
-    """Enough workers to start all that waits in half the promise, and those that are busy now."""
+    """Wants enough workers to start all waiting tasks within half the SLA, plus those that are busy now."""
 
     share: float = 0.5
     name: str = "half-the-time"
 
     def decide(self, signals: Signals, memory: Memory = None) -> Decision:
-        service = signals.service or 1.0  # nobody knows yet how long a task takes
+        service = signals.service or 1.0  # the service time is not known yet
         within = self.share * signals.limits.sla
         drain = math.ceil(signals.pending * service / within / signals.limits.slots)
         busy = math.ceil(signals.active / signals.limits.slots)
-        said = f"{signals.pending} pending of {service:.1f} s each within {within:g} s, and {busy} are busy"
-        return conclude(signals, drain + busy, "half-the-time", {"drain": drain, "busy": busy}, said, memory=memory)
+        text = f"{signals.pending} pending of {service:.1f} s each within {within:g} s, and {busy} are busy"
+        return conclude(signals, drain + busy, "half-the-time", {"drain": drain, "busy": busy}, text, memory=memory)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ python examples/retry_strategy.py
 
 from datetime import UTC, datetime, timedelta
 
-from penstock import Custom, Fibonacci, Fixed, Penstock
+from penstock import CustomRetry, Fibonacci, Fixed, Penstock
 
 app = Penstock()
 usual = Fibonacci("1m", cap="1h")
@@ -32,7 +32,7 @@ def patience(error: BaseException, attempts: int, age: timedelta) -> timedelta |
     return usual.delay(attempts)
 
 
-@app.task(queue="invoices", retry=Custom(patience, fallback=Fixed("5m")), max_attempts=20)
+@app.task(queue="invoices", retry=CustomRetry(patience, fallback=Fixed("5m")), max_attempts=20)
 def invoice(customer: str) -> None:
     """Somebody else's service, and its moods."""
     match customer:
@@ -49,7 +49,7 @@ if __name__ == "__main__":
     queue = app.create_queue("invoices", exist_ok=True)
     queue.purge("planned", "dead")  # of an earlier run
     invoice.push_many({"customer": name} for name in ("ann", "busy", "unknown", "broken"))
-    print(app.drain_inline())
+    print(app.drain_inline(raise_errors=False))
     for task in queue.tasks():
         wait = f"again in {(task.due - datetime.now(UTC)).total_seconds():.0f} s" if task.due else task.reason
         print(f"{task.state}: {str(task.error).splitlines()[0]} ({wait})")

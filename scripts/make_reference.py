@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import Any, ForwardRef
 
 import typer.main
 
 import penstock
 from penstock import dsn, errors, spool, validate
 from penstock.cli import tree as shell
+from penstock.cli.commands.work import SUPERVISORS
 from penstock.spark import options as spark_options
 
 ROOT = Path(__file__).parent.parent
@@ -45,8 +46,8 @@ def words(text: str | None) -> str:
 
 SHELL = """\
 All commands have `--help` and `--debug`; where they apply `--json` (one JSON value), `-q`, `--dsn` and `-v`.
-Exit codes: 0 ok, 1 failed, 2 usage, 3 configuration, 4 unavailable, 130 Ctrl-C. What can not be undone is asked
-about on a terminal, and needs `--yes` elsewhere.
+Exit codes: 0 ok, 1 failed, 2 usage, 3 configuration, 4 unavailable, 130 Ctrl-C. Commands that cannot be undone ask on
+a terminal, and need `--yes` elsewhere.
 """
 
 
@@ -160,6 +161,8 @@ def call(name: str, found: Callable[..., Any]) -> str:
 
 
 def typed(given: object) -> str:
+    if isinstance(given, ForwardRef):  # the field of a named tuple
+        return given.__forward_arg__
     return given if isinstance(given, str) else getattr(given, "__name__", str(given))
 
 
@@ -178,7 +181,7 @@ def value(one: inspect.Parameter) -> str:
 
 FUNCTION = re.compile(
     r"(?P<comment>(?:^--[^\n]*\n)*)^create or replace function penstock\.(?P<name>\w+)\((?P<given>.*?)\)\s+"
-    r"returns (?P<answer>table \(.*?\)|[^\n]+?)(?:\s+as \$\$|\s*\n?\s*language)",
+    r"(?:returns (?P<answer>table \(.*?\)|[^\n]+?)(?:\s+as \$\$|\s*\n?\s*language)|(?=language))",
     re.MULTILINE | re.DOTALL,
 )
 SQL = """\
@@ -217,7 +220,7 @@ def uncommented(text: str) -> str:
 
 
 def function(found: re.Match[str], roles: list[str], of_file: str) -> str:
-    given = " ".join(found["given"].split())
+    given, *out = re.split(r",? \bout (?=\w+ )", " ".join(found["given"].split()))
     if len(given) > 80:
         given = "\n    " + ",\n    ".join(re.split(r", (?=p_)", given)) + "\n"
     body = f"penstock.{found['name']}({given})"
@@ -225,7 +228,7 @@ def function(found: re.Match[str], roles: list[str], of_file: str) -> str:
     same = getattr(penstock.Queue, found["name"], None) or getattr(penstock.Penstock, found["name"], None)
     meant = words(same.__doc__).split("\n\n")[0] if same is not None else ""
     told = "\n\n".join(part for part in (meant, said) if part)
-    answer = " ".join(found["answer"].split())
+    answer = " ".join(found["answer"].split()) if found["answer"] else f"record ({', '.join(out)})"
     may = f"May call it: {', '.join(roles)}."
     return f"\n### {found['name']}\n\n```sql\n{body} returns {answer}\n```\n\n{told}\n\n{may}\n"
 
@@ -259,7 +262,11 @@ def spark() -> str:
     module = __import__("penstock.spark", fromlist=["spark"])
     for name in module.__all__:
         found = getattr(module, name)
-        parts.append(f"\n### {name}\n\n```python\n{call(name, found)}\n```\n\n{own_words(found)}\n")
+        if inspect.isfunction(found) or inspect.isclass(found):
+            parts.append(f"\n### {name}\n\n```python\n{call(name, found)}\n```\n\n{own_words(found)}\n")
+        else:
+            alias = re.sub(r"\b(?:typing|collections\.abc|datetime|penstock\.model)\.", "", str(found))
+            parts.append(f"\n### {name}\n\n```python\n{name} = {alias}\n```\n")
     return re.sub(r"\n{3,}", "\n\n", "".join(parts))
 
 
@@ -311,6 +318,18 @@ VARIABLES = {
     "PENSTOCK_PG_BIN": "programs of another PostgreSQL for the embedded server",
     "JAVA_HOME": "which Java Spark runs on",
 }
+GIVEN = {
+    "PENSTOCK_QUEUE": ("`scale --command`, alerts", "the queue"),
+    "PENSTOCK_WORKERS": ("`scale --command`, alerts", "how many workers the scaler wants"),
+    "PENSTOCK_REASON": ("`scale --command`", "why it wants so many, in words"),
+    "PENSTOCK_ALERT": ("alerts", "the level of the alert"),
+    "PENSTOCK_TEXT": ("alerts", "what the alert says"),
+}
+BY_SUPERVISORS = {
+    "INVOCATION_ID": "systemd, for each service",
+    "NOTIFY_SOCKET": "systemd, for a service of type `notify`",
+    "KUBERNETES_SERVICE_HOST": "Kubernetes, in each pod",
+}
 OF_QUEUES = """\
 # Settings
 
@@ -324,8 +343,17 @@ seconds as a number.
 OF_THE_ENVIRONMENT = """
 ## Of the environment
 
-Read by the shell and by `Penstock()` only. The first of `--dsn` (or `Penstock(dsn)`), `PENSTOCK_DSN`, `DATABASE_URL`,
-libpq's {libpq} and the running embedded server that is there is taken.
+The shell and `Penstock()` read these variables. The first of `--dsn` (or `Penstock(dsn)`), `PENSTOCK_DSN`,
+`DATABASE_URL`, libpq's {libpq} and the running embedded server that is there is taken.
+
+"""
+FOR_COMMANDS = """
+Penstock sets these variables for the commands that it starts:
+
+"""
+OF_SUPERVISORS = """
+If one of these variables is set and standard error is not a terminal, `penstock work`, `drain` and `scale` wait for
+PostgreSQL at their start. This is the default only: `--wait` and `--no-wait` override it.
 
 """
 LIMITS = """
@@ -368,17 +396,24 @@ def settings() -> str:
         OF_QUEUES
         + table(("setting", "means", "default"), rows)
         + OF_THE_ENVIRONMENT.format(libpq=libpq)
-        + table(("variable", "means"), [(f"`{name}`", VARIABLES.get(name, "")) for name in variables()])
+        + table(("variable", "means"), [(f"`{name}`", VARIABLES[name]) for name in variables()])
+        + FOR_COMMANDS
+        + table(("variable", "for", "means"), [(f"`{name}`", *told) for name, told in GIVEN.items()])
+        + OF_SUPERVISORS
+        + table(("variable", "set by"), [(f"`{name}`", BY_SUPERVISORS[name]) for name in SUPERVISORS])
         + LIMITS
         + table(("", "at most"), limits)
     )
 
 
 def variables() -> list[str]:
-    """Those that the code reads, and those that it need not."""
+    """Those that the code reads. One that this page does not explain is an error."""
     text = "".join(path.read_text("utf-8") for path in sorted(SOURCE.rglob("*.py")))
     found = set(re.findall(r"[\"'](PENSTOCK_[A-Z_]+)[\"']", text))
-    return [*VARIABLES, *sorted(found - {*VARIABLES})]
+    unknown = found - {*VARIABLES, *GIVEN}
+    if unknown or {*GIVEN} - found:
+        raise SystemExit(f"VARIABLES and GIVEN do not say what {', '.join(sorted(unknown or {*GIVEN} - found))} means")
+    return [*VARIABLES]
 
 
 PAGES: dict[str, Callable[[], str]] = {

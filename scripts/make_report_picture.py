@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests/support"))
 
 from browser import browsing  # noqa: E402 - its place is only known now
 from made_lake import World, make_lake, usual  # noqa: E402 - its place is only known now

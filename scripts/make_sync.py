@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent / "src" / "penstock"
 SOURCES = {
+    ROOT / "aio" / "hosts.py": ROOT / "hosts.py",
     ROOT / "aio" / "database.py": ROOT / "database.py",
     ROOT / "aio" / "queue.py": ROOT / "queue.py",
     ROOT / "async_app.py": ROOT / "app.py",
@@ -20,10 +21,10 @@ RULES = (
     (r"\b(__)a(enter|exit)__", r"\1\2__"),
     (r"\basynccontextmanager\b", "contextmanager"),
     (r"\bAsyncIterator\b", "Iterator"),
-    (r"\bAwaitable\[(T|dict\[str, int\]|list\[TupleRow\])\]", r"\1"),
+    (r"\bAwaitable\[(T|bool|dict\[str, int\]|list\[TupleRow\])\]", r"\1"),
     (r"\bAwaitable, ", ""),
-    (r"\bAsync(Connection(?:Pool)?|Cursor|Database|Handler|Queue|Penstock)\b", r"\1"),
-    (r"\bperform_async\b", "perform"),
+    (r"\bAsync(Connection(?:Pool)?|Cursor|Database|Handler|HostConnection|Hosts|Queue|Penstock)\b", r"\1"),
+    (r"\b(perform|tell_hook)_async\b", r"\1"),
     (r"\bimport async_inline\b", "import inline"),
     (r"\basync_inline\.", "inline."),
     (r"\bpenstock\.aio import queue\b", "penstock import queue"),

@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 from penstock import NewTask, Penstock, embedded
-from penstock.cli.board import SAMPLES
-from penstock.cli.top import DECISIONS, Eyes, picture
+from penstock.cli.commands.top import MAX_DECISIONS, BoardPoller, draw_screen
+from penstock.cli.terminal.board import SAMPLES
 
 ROOT = Path(__file__).parent.parent
 WIDTH, HEIGHT = 118, 22
@@ -109,9 +109,9 @@ def load(penstock: Penstock) -> None:
     penstock.queue("reports").push_many(NewTask({"day": n}, kind="report") for n in range(200))
 
 
-def watched(penstock: Penstock) -> Eyes:
+def watched(penstock: Penstock) -> BoardPoller:
     """More comes in meanwhile."""
-    eyes = Eyes(lambda: penstock.board(decisions=DECISIONS, samples=SAMPLES), 1.0)
+    eyes = BoardPoller(lambda: penstock.board(decisions=MAX_DECISIONS, samples=SAMPLES), 1.0)
     for second in range(LOOKS):
         eyes.look()
         penstock.queue("mail").push_many(NewTask({"to": second * 100 + n}, kind="welcome") for n in range(50))
@@ -121,9 +121,9 @@ def watched(penstock: Penstock) -> Eyes:
     return eyes
 
 
-def drawn(eyes: Eyes) -> str:
+def drawn(eyes: BoardPoller) -> str:
     console = Console(record=True, width=WIDTH, height=HEIGHT, file=io.StringIO(), force_terminal=True)
-    console.print(picture(eyes.view, "app at localhost", width=WIDTH, height=HEIGHT))
+    console.print(draw_screen(eyes.view, "app at localhost", width=WIDTH, height=HEIGHT))
     svg = console.export_svg(title="penstock top", code_format=SVG, unique_id="top")
     return "".join(f"{line.strip()}\n" for line in svg.splitlines() if line.strip())
 

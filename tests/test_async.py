@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import logging
 import os
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from datetime import timedelta
@@ -398,8 +400,12 @@ def connections(sql: Connection) -> int:
     return int(row[0])
 
 
-def test_one_client_in_one_event_loop_after_another(queue: Queue, dsn: str, sql: Connection) -> None:
+def test_one_client_in_one_event_loop_after_another(
+    queue: Queue, dsn: str, sql: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
     """Each has a pool of its own, and those of loops that are gone do not pile up."""
+    # A captured record of a cancelled connect would keep its traceback, and so its connection, alive.
+    caplog.set_level(logging.CRITICAL, logger="psycopg.pool")
     client = AsyncPenstock(dsn, max_connections=3)
     work = client.queue("work")
     before = connections(sql)
@@ -411,7 +417,11 @@ def test_one_client_in_one_event_loop_after_another(queue: Queue, dsn: str, sql:
         asyncio.run(main())
     gc.collect()
     assert len(client._database._homes) == 1
-    assert connections(sql) - before <= 3
+    until = time.monotonic() + 20  # PostgreSQL takes a moment to end sessions whose sockets are closed
+    while connections(sql) - before > 3:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+        gc.collect()  # psycopg leaves the connection of a cancelled connect to it
     assert queue.status().pending == 160
 
     async def last() -> None:
@@ -564,7 +574,7 @@ def shape(kind: type) -> dict[str, str]:
 def test_both_colours_have_the_same_methods(one: type, other: type) -> None:
     assert shape(one) == shape(other)
     ordinary = {"queue", "dsn", "dsn_source", "name", "settling", "look_afresh"}
-    ordinary |= {"task", "schedule", "on_start", "on_stop", "on_dead"}
+    ordinary |= {"task", "schedule", "on_start", "on_stop", "on_dead", "run_worker"}
     for name, member in inspect.getmembers(other, inspect.isfunction):
         if not name.startswith("_") and name not in ordinary:
             assert inspect.iscoroutinefunction(member), name

@@ -533,11 +533,13 @@ NULLS: dict[str, dict[str, tuple[str, str]]] = {
         "p_payloads": ("array['{{}}']", "default"),
         "p_errors": ("array['e']", "default"),
         "p_classes": ("array['c']", "default"),
+        "p_wait": ("true", "PS400 wait"),
     },
     "release": {
         "p_token": ("'{t}'::uuid", "PS400 token"),
         "p_ids": ("array[{i}]::bigint[]", "default"),
         "p_delay": ("'1 s'::interval", "default"),
+        "p_wait": ("true", "PS400 wait"),
     },
     "create_queue": {
         "p_name": ("'never'", "PS400 queue"),
@@ -599,8 +601,24 @@ NULLS: dict[str, dict[str, tuple[str, str]]] = {
         "p_requested_at": ("now()", "default"),
         "p_started_by": ("'s'", "default"),
         "p_leaving": ("false", "PS400 leaving"),
+        "p_listens": ("true", "PS400 listens"),
     },
+    "beat_all": {
+        "p_workers": ("'[]'", "PS400 workers"),
+        "p_queues": ("array['{q}']", "PS400 queues"),
+        "p_slots": ("1", "PS400 slots"),
+        "p_host": ("'h'", "PS400 host"),
+        "p_started_by": ("'s'", "default"),
+        "p_leaving": ("false", "PS400 leaving"),
+        "p_known": ("1", "default"),
+    },
+    "prepare_work": {"p_queues": ("array['{q}']", "PS400 queues"), "p_kinds": ("'{{}}'", "PS400 kinds")},
     "set_kinds": {"p_queue": ("'{q}'", "PS404 queue"), "p_kinds": ("'[]'", "PS400 kinds")},
+    "note_failures": {
+        "p_adopted": ("1", "default"),
+        "p_failed": ("'[]'", "default"),
+        "p_succeeded": ("'[]'", "default"),
+    },
     "status": {"p_queue": ("'{q}'", "default")},
     "verify": {"p_queue": ("'{q}'", "default")},
     "repair": {"p_queue": ("'{q}'", "default")},
@@ -614,10 +632,11 @@ def test_null_is_refused_or_a_default(line: str, queue: Queue, sql: Connection) 
     claim = queue.claim()
     for verb, arguments in NULLS.items():
         known = sql.execute(
-            "select proargnames[1:pronargs] from pg_proc where oid = %s::regproc",
-            (f"penstock.{verb}",),
-        ).fetchone()
-        assert known == (list(arguments),), "an argument that this test does not know"
+            "select distinct proargnames[1:pronargs] from pg_proc"
+            " where pronamespace = 'penstock'::regnamespace and proname = %s",
+            (verb,),
+        ).fetchall()
+        assert known == [(list(arguments),)], "an argument that this test does not know"
         for nulled, (_, meaning) in arguments.items():
             written = (f"{name} => {'null' if name == nulled else good}" for name, (good, _) in arguments.items())
             statement = f"select * from penstock.{verb}({', '.join(written)})"

@@ -949,4 +949,85 @@ def test_every_example_of_the_page_runs(app: Penstock, sql: Connection, dsn: str
     else:
         assert sql.execute("select name from customer").fetchall() == [("ann",)]
         (task,) = queue.claim(10).tasks
-        assert task.payload in ({"welcome": "ann"}, {"welcome": 1})
+        assert (task.kind, task.payload["to"]) in (
+            ("welcome", "ann@example.com"),
+            ("welcome", "customer-1@example.com"),
+        )
+
+
+# --- what the caller's session has set --------------------------------------------------------------------------------
+
+ELEPHANT = "Zoë 🐘"
+SET = (
+    "set array_nulls = off",
+    "set datestyle = 'German, DMY'",
+    "set intervalstyle = 'sql_standard'",
+    "set timezone = 'Pacific/Chatham'",
+    "set search_path = evil, pg_catalog",
+    "set quote_all_identifiers = on",
+)
+EVIL = """
+    create schema evil;
+    create function evil.array_replace(text[], text, text) returns text[] language sql return array['evil'];
+    create function evil.array_replace(anycompatiblearray, anycompatible, anycompatible) returns anycompatiblearray
+        language sql as 'select $1';
+    create domain evil.text as pg_catalog.bool;
+    create domain evil.timestamptz as pg_catalog.bool;
+    create domain evil.uuid as pg_catalog.bool;
+    create domain evil.jsonb as pg_catalog.bool;
+"""
+
+
+@every
+def test_the_callers_settings_change_nothing(dsn: str, queue: Queue, sql: Connection, lender: Lender) -> None:
+    sql.execute(EVIL)
+    later = datetime.now(UTC).replace(microsecond=123456) + timedelta(days=3)
+    named = [None, ELEPHANT, None, 'NULL "\\', "null", "NULL"]
+    tasks = [NewTask({"n": n, "name": ELEPHANT}, name, later if n % 2 else None) for n, name in enumerate(named)]
+    batch = uuid4()
+
+    async def act(loan: Loan) -> None:
+        await loan.begin()
+        for one in SET:
+            await loan.ask(one)
+        assert (await loan.push({"name": ELEPHANT})).result == "created"
+        assert (await loan.push_many(tasks, batch_id=batch)).created == 6
+        assert (await loan.push_many(tasks, batch_id=batch)).created == 6
+        await loan.ask("set search_path = public")
+        await loan.commit()
+
+    lent(dsn, lender, act)
+    rows = sql.execute("select subject, due, payload->>'name' from penstock.task order by id").fetchall()
+    assert rows == [(None, None, ELEPHANT), *((one.subject, one.due, ELEPHANT) for one in tasks)]
+
+
+@every
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_another_encoding_is_right_or_refused(
+    dsn: str, queue: Queue, sql: Connection, lender: Lender, encoding: str
+) -> None:
+    """Libraries write texts in the encoding of the session. What it does not have is told, not garbled."""
+    refused: dict[str, ValidationError] = {}
+
+    async def act(loan: Loan) -> None:
+        await loan.begin()
+        await loan.ask(f"set client_encoding = '{encoding}'")
+        for name in ("Ann", "Zoë", ELEPHANT):
+            try:
+                pushed = await loan.push({"name": name}, subject=name)
+                assert (pushed.result, pushed.state) == ("created", "pending")
+                assert (await loan.push_many([NewTask({}, name)])).skipped == 1
+            except ValidationError as error:
+                refused[name] = error
+        await loan.commit()
+
+    lent(dsn, lender, act)
+    rows = sql.execute("select subject, payload->>'name' from penstock.task").fetchall()
+    assert all(subject == name for subject, name in rows)
+    assert {subject for subject, _ in rows} | {*refused} == {"Ann", "Zoë", ELEPHANT}
+    assert "Ann" not in refused
+    if encoding == "LATIN1":
+        assert {*refused} == {ELEPHANT}
+    for error in refused.values():
+        assert error.message.startswith("connection: its client_encoding ")
+        assert "UTF8" in (error.hint or "")

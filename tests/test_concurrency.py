@@ -125,6 +125,47 @@ def test_the_lock_rule_over_hot_subjects(app: Penstock, dsn: str, direct_dsn: st
     drained(app)
 
 
+MOVES = {
+    "cancel": "select from penstock.cancel('hot', p_subjects => %s)",
+    "reprioritise": "select from penstock.reprioritise('hot', 5::smallint, p_subjects => %s)",
+    "reschedule": "select from penstock.reschedule('hot', now(), p_subjects => %s)",
+    "redrive": "select from penstock.redrive('hot', p_subjects => %s)",
+    "purge": "select penstock.purge('hot', array['cancelled', 'planned'], p_limit => cardinality(%s::text[]))",
+    "claim": "select from penstock.claim('hot', cardinality(%s::text[]), '100 ms')",
+    "retire": "select penstock._retire(cardinality(%s::text[]))",
+}
+
+
+def test_who_skips_what_is_locked_still_locks_in_order(app: Penstock, dsn: str) -> None:
+    """SKIP LOCKED waits where a row is updated and then locked by the next session at once (decision 38). So every verb
+    must lock documents in the order in which pushes lock them."""
+    app.create_queue("hot", lease="100ms", keep_cancelled="100ms")
+    subjects = [f"s{n:02}" for n in range(24)]
+    until = time.monotonic() + 6
+    push = "select from penstock.push_many('hot', %s, %s, p_on_conflict => 'update')"
+
+    def work(n: int) -> Counter[str]:
+        seen, dice = Counter[str](), random.Random(n)
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            while time.monotonic() < until:
+                some = dice.sample(subjects, 12)
+                verb = "push" if n % 2 else dice.choice((*MOVES,))
+                try:
+                    if verb == "push":
+                        connection.execute(push, (["{}"] * 12, some))
+                    else:
+                        connection.execute(MOVES[verb].encode(), (some,))
+                    seen[verb] += 1
+                except psycopg.errors.DeadlockDetected as error:
+                    seen[f"deadlock {verb} {error.diag.message_detail} {error.diag.context}"] += 1
+        return seen
+
+    with ThreadPoolExecutor(10) as pool:
+        total = sum(pool.map(work, range(10)), Counter[str]())
+    assert not [seen for seen in total if seen.startswith("deadlock")], total
+    assert total.keys() == {"push", *MOVES}
+
+
 def last_words(report: Pipe) -> dict[str, int]:
     """What a client counted; nothing, if it was killed."""
     try:

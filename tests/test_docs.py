@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pages import ROOT, Reading, agrees, blocks_of
+from penstock.cli.commands.work import SUPERVISORS
 from scripts import make_reference
 from stages import SPARK, STAGES, stage_of
 
@@ -35,6 +36,15 @@ def test_the_reference_is_what_the_code_says(tmp_path: Path) -> None:
     for name in make_reference.PAGES:
         written = ROOT / "docs/reference" / name
         assert written.read_text("utf-8") == (tmp_path / name).read_text("utf-8"), f"{name}: run `make reference`"
+
+
+def test_every_variable_of_the_environment_is_explained() -> None:
+    """Their names are found in the code by their text, so none is put together from parts."""
+    code = {path: path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py")}
+    assert [path for path, text in code.items() if "PENSTOCK_{" in text] == []
+    page = make_reference.settings()
+    for name in (*re.findall(r"[\"'](PENSTOCK_[A-Z_]+)[\"']", "".join(code.values())), *SUPERVISORS):
+        assert page.count(f"| `{name}` |") == 1, name
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import re
@@ -26,7 +25,7 @@ from conftest import Clock
 from penstock import Outcome, Penstock, Queue, Unavailable, doctor
 from penstock.cli import tree
 from penstock.database import Database
-from penstock.doctor import DANGERS, LOOKS, Finding, Limits, Patient, examine, judged_version
+from penstock.doctor import CHECKS, DANGERS, Finding, Inspection, Thresholds, examine, judge_version
 from penstock.embedded import Server
 from penstock.errors import PenstockError
 from penstock.migrate import init
@@ -51,7 +50,9 @@ class Findings(list[Finding]):
         return {one.check for one in self if one.level != "ok"} - {"fsync"}
 
 
-def examined(dsn: str, *, source: str = "PENSTOCK_DSN", limits: Limits = doctor.USUAL, **options: object) -> Findings:
+def examined(
+    dsn: str, *, source: str = "PENSTOCK_DSN", limits: Thresholds = doctor.DEFAULT_THRESHOLDS, **options: object
+) -> Findings:
     return Findings(examine(Database(dsn, source=source), limits=limits, **options))  # type: ignore[arg-type]
 
 
@@ -65,7 +66,7 @@ def test_a_healthy_database_has_nothing_to_tell(dsn: str, app: Penstock, queue: 
     found = examined(dsn)
     assert found.bad == set(), [one for one in found if one.level != "ok"]
     assert found.the("fsync").level == "error"
-    names = {look.check for look in LOOKS} - {"settings"} | set(DANGERS)
+    names = {check.name for check in CHECKS} - {"settings"} | set(DANGERS)
     assert {one.check for one in found} == names
     assert all((one.fix is None) == (one.level == "ok") for one in found)
     assert all(one.group and one.what == one.what.strip() for one in found)
@@ -89,15 +90,15 @@ def test_without_the_schema_the_rest_is_still_looked_at(make_database: Callable[
 def test_nothing_can_be_changed_through_a_look(dsn: str) -> None:
     database = Database(dsn)
     with database.session() as connection:
-        patient = Patient(connection, database)
+        inspection = Inspection(connection, database)
         with pytest.raises(PenstockError, match="read-only"):
-            patient.rows("create table penstock.mischief ()")
-        assert patient.row("show search_path") == ("pg_catalog, pg_temp",)
+            inspection.rows("create table penstock.mischief ()")
+        assert inspection.row("show search_path") == ("pg_catalog, pg_temp",)
         assert connection.execute("show lock_timeout").fetchone() == ("0",), "the session keeps nothing of it"
 
 
 def test_a_look_that_fails_stops_no_other(dsn: str, sql: Connection) -> None:
-    sql.execute("drop table penstock.sample")
+    sql.execute("drop table penstock.chore")
     with psycopg.connect(dsn) as other:
         other.execute("lock table penstock.worker in access exclusive mode")
         began = time.monotonic()
@@ -122,7 +123,8 @@ def test_a_cut_connection_is_not_a_finding(dsn: str, sql: Connection) -> None:
 
 
 def test_what_the_fixes_say_can_be_typed() -> None:
-    said = re.findall(r"`penstock ([^`]+)`", inspect.getsource(doctor))
+    sources = "".join(path.read_text("utf-8") for path in Path(doctor.__file__).parent.glob("*.py"))
+    said = re.findall(r"`penstock ([^`]+)`", sources)
     assert len(said) >= 6
     for line in said:
         command, words = get_command(tree()), iter(line.split())
@@ -134,7 +136,7 @@ def test_what_the_fixes_say_can_be_typed() -> None:
 
 def test_the_page_explains_every_check() -> None:
     explained = set(re.findall(r"^\| `(\w+)` \|", DOCS.read_text("utf-8"), re.MULTILINE))
-    checks = {look.check for look in LOOKS} - {"settings"} | set(DANGERS) | {"functions"}
+    checks = {check.name for check in CHECKS} - {"settings"} | set(DANGERS) | {"functions"}
     assert explained == checks
 
 
@@ -159,7 +161,7 @@ def test_where_the_dsn_came_from_and_what_was_not_used(dsn: str) -> None:
 
 
 def test_versions() -> None:
-    levels = {number: judged_version(number).level for number in (140012, 150000, 180001, 190000)}
+    levels = {number: judge_version(number).level for number in (140012, 150000, 180001, 190000)}
     assert levels == {140012: "error", 150000: "ok", 180001: "ok", 190000: "info"}
 
 
@@ -258,7 +260,7 @@ def test_migrations_that_are_missing_and_unknown(dsn: str, sql: Connection) -> N
     sql.execute("delete from penstock.migration where number = 1")
     missing = examined(dsn).the("migrations")
     assert (missing.level, missing.fix) == ("error", "Run `penstock init`.")
-    assert "0001_heart.sql" in missing.what
+    assert "0001_tables.sql" in missing.what
 
     sql.execute("insert into penstock.migration values (9999, 'future', '')")
     newer = examined(dsn).the("migrations")
@@ -426,6 +428,18 @@ def test_a_setting_of_the_database_is_told_apart(dsn: str, sql: Connection) -> N
     assert str(found.the("synchronous_commit").fix).startswith("alter database … reset synchronous_commit;")
 
 
+def test_a_database_in_another_encoding(server_dsn: str) -> None:
+    name = f"latin_{os.getpid()}"
+    with psycopg.connect(server_dsn, autocommit=True) as sql:
+        sql.execute(f"create database {name} encoding 'LATIN1' locale 'C' template template0")
+        try:
+            found = examined(make_conninfo(server_dsn, dbname=name)).the("encoding")
+        finally:
+            sql.execute(f"drop database {name} with (force)")
+    assert (found.level, "LATIN1" in found.what) == ("error", True)
+    assert "encoding 'UTF8' template template0" in (found.fix or "")
+
+
 def test_a_standby_is_not_the_place_to_be(own_server: Server) -> None:
     own_server.stop()
     signal = own_server.data / "standby.signal"
@@ -448,8 +462,8 @@ def test_a_held_snapshot_is_named_with_its_holder(dsn: str) -> None:
         holder.execute("select count(*) from penstock.task")
         pid = holder.info.backend_pid
         for limits, level in (
-            (Limits(snapshot_warning=0), "warning"),
-            (Limits(snapshot_warning=0, snapshot_error=0), "error"),
+            (Thresholds(snapshot_warning=0), "warning"),
+            (Thresholds(snapshot_warning=0, snapshot_error=0), "error"),
         ):
             (one,) = [one for one in examined(dsn, limits=limits).of("snapshots") if one.numbers.get("pid") == pid]
             assert one.level == level
@@ -458,7 +472,7 @@ def test_a_held_snapshot_is_named_with_its_holder(dsn: str) -> None:
             assert f"pg_terminate_backend({pid})" in str(one.fix)
             assert "\n" not in one.what
         assert examined(dsn).the("snapshots").level == "ok", "it is not yet old"
-    held = examined(dsn, limits=Limits(snapshot_warning=0)).of("snapshots")
+    held = examined(dsn, limits=Thresholds(snapshot_warning=0)).of("snapshots")
     assert all(one.numbers.get("pid") != pid for one in held)
 
 
@@ -467,7 +481,7 @@ def test_another_database_matters_only_when_it_writes(dsn: str, server_dsn: str)
         reader.execute("set transaction isolation level repeatable read")
         reader.execute("select 1 from pg_class")
         writer.execute("select pg_current_xact_id()")
-        held = examined(dsn, limits=Limits(snapshot_warning=0)).of("snapshots")
+        held = examined(dsn, limits=Thresholds(snapshot_warning=0)).of("snapshots")
         pids = {one.numbers.get("pid") for one in held}
         assert writer.info.backend_pid in pids
         assert reader.info.backend_pid not in pids
@@ -477,7 +491,7 @@ def test_a_prepared_transaction_holds_on_too(own_server: Server) -> None:
     with psycopg.connect(own_server.dsn, autocommit=True) as sql:
         sql.execute("begin; create table of_nobody (); prepare transaction 'it''s mine'")
         try:
-            (one,) = examined(own_server.dsn, limits=Limits(snapshot_warning=0)).of("snapshots")
+            (one,) = examined(own_server.dsn, limits=Thresholds(snapshot_warning=0)).of("snapshots")
         finally:
             sql.execute("rollback prepared 'it''s mine'")
     assert one.what.startswith('prepared transaction "it\'s mine" of penstock holds a snapshot')
@@ -489,19 +503,19 @@ def test_idle_in_transaction(dsn: str) -> None:
     with psycopg.connect(dsn, application_name="careless") as careless:
         careless.execute("select 1")
         pid = careless.info.backend_pid
-        found = examined(dsn, limits=Limits(idle=0))
+        found = examined(dsn, limits=Thresholds(idle=0))
         (one,) = [one for one in found.of("idle") if one.numbers["pid"] == pid]
         assert one.level == "warning"
         assert "in 'careless' has been idle in a transaction" in one.what
         assert "locks" not in one.what
         careless.execute("select from penstock.task for update")
-        (one,) = examined(dsn, limits=Limits(idle=0)).of("idle")
-        assert "locks on our tables" in one.what
+        (one,) = examined(dsn, limits=Thresholds(idle=0)).of("idle")
+        assert "locks on tables of Penstock" in one.what
         assert examined(dsn).the("idle").level == "ok", "not yet for a minute"
 
 
 def test_what_runs_full(dsn: str) -> None:
-    found = examined(dsn, limits=Limits(connections=0, notify=0))
+    found = examined(dsn, limits=Thresholds(connections=0, notify=0))
     assert found.bad == {"connections", "notifications"}
     assert found.the("connections").numbers["used"] >= 1
     assert found.the("connections").numbers["most"] > 100
@@ -516,13 +530,13 @@ def test_dead_rows(dsn: str, queue: Queue, sql: Connection) -> None:
     for _ in range(3):
         sql.execute("update penstock.agenda set crashes = crashes")
     sql.execute("select pg_stat_force_next_flush()")
-    switched_off, dead = examined(dsn, limits=Limits(dead_rows=20)).of("dead_rows", "warning")
+    switched_off, dead = examined(dsn, limits=Thresholds(dead_rows=20)).of("dead_rows", "warning")
     assert switched_off.fix == "alter table penstock.agenda reset (autovacuum_enabled);"
     assert re.fullmatch(r"penstock\.agenda has 30 dead rows beside \d+ live, never vacuumed", dead.what)
     assert dead.numbers["dead"] == 30
     sql.execute("vacuum penstock.agenda")
     sql.execute("alter table penstock.agenda reset (autovacuum_enabled)")
-    assert examined(dsn, limits=Limits(dead_rows=20)).the("dead_rows").level == "ok"
+    assert examined(dsn, limits=Thresholds(dead_rows=20)).the("dead_rows").level == "ok"
 
 
 def test_invalid_indexes(dsn: str, queue: Queue, sql: Connection) -> None:
@@ -541,7 +555,7 @@ def test_invalid_indexes(dsn: str, queue: Queue, sql: Connection) -> None:
 
 
 def test_an_index_that_outgrew_its_table(dsn: str) -> None:
-    found = examined(dsn, limits=Limits(index_bytes=0, index_ratio=0))
+    found = examined(dsn, limits=Thresholds(index_bytes=0, index_ratio=0))
     assert found.bad == {"index_size"}
     assert found.the("index_size").level == "info"
 
@@ -549,7 +563,7 @@ def test_an_index_that_outgrew_its_table(dsn: str) -> None:
 def test_a_log_that_nobody_squeezes(dsn: str, app: Penstock, queue: Queue) -> None:
     for _ in range(3):
         queue.push()
-    found = examined(dsn, limits=Limits(log_rows=2))
+    found = examined(dsn, limits=Thresholds(log_rows=2))
     assert found.the("counter_log").level == "warning"
     assert found.the("counter_log").numbers["rows"] >= 6
     app.upkeep()
@@ -586,6 +600,25 @@ def test_tasks_wait_and_nobody_keeps_house(dsn: str, app: Penstock, queue: Queue
     assert "`penstock upkeep`" in str(late.fix)
     queue.settle(queue.claim())
     assert examined(dsn).the("upkeep").level == "ok", "nothing waits"
+
+
+def test_a_part_of_upkeep_fails_all_the_time(
+    dsn: str, app: Penstock, queue: Queue, clock: Clock, sql: Connection
+) -> None:
+    app.upkeep()
+    sql.execute("""
+        create function penstock_test.refuse() returns trigger language plpgsql as
+            $$ begin raise exception 'nobody deletes here'; end $$;
+        create trigger refuse before delete on penstock.audit
+            for each row execute function penstock_test.refuse();
+        insert into penstock.audit (at, verb) values ('2000-01-01', 'drop');
+    """)
+    clock.advance(901)
+    app.upkeep()
+    found = examined(dsn).the("upkeep")
+    assert (found.level, found.numbers["failing"]) == ("warning", 1)
+    assert "no run has done audit entries dropped" in found.what
+    assert "`penstock upkeep`: it says what fails" in str(found.fix)
 
 
 def test_a_lease_that_nobody_took_back(dsn: str, app: Penstock, queue: Queue, clock: Clock) -> None:

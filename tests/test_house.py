@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
 
 import penstock
-from penstock import errors
+from penstock import AsyncPenstock, AsyncQueue, Penstock, Queue, errors
 from scripts.make_sync import SOURCES, sync
 
 ROOT = Path(__file__).parent.parent
@@ -29,6 +34,29 @@ def test_every_error_has_a_code_of_its_own_in_the_drawing() -> None:
 def test_public_names_are_there() -> None:
     assert all(hasattr(penstock, name) for name in penstock.__all__)
     assert list(penstock.__all__) == sorted(penstock.__all__)
+
+
+INTERNAL = {"extend_many", "write_part"}  # methods of Queue that the worker and Spark use
+
+
+def classes_of(hint: object) -> Iterator[type]:
+    if isinstance(hint, type):
+        yield hint
+    for part in get_args(hint):
+        yield from classes_of(part)
+
+
+@pytest.mark.parametrize("owner", [Penstock, AsyncPenstock, Queue, AsyncQueue])
+def test_what_public_calls_take_and_return_can_be_imported(owner: type) -> None:
+    for name, member in inspect.getmembers(owner):
+        if name.startswith("_") or name in INTERNAL:
+            continue
+        assert inspect.getdoc(member), f"{owner.__name__}.{name} has no docstring"
+        function = member.fget if isinstance(member, property) else member
+        for hint in get_type_hints(function).values():
+            for found in classes_of(hint):
+                if found.__module__.startswith("penstock"):
+                    assert getattr(penstock, found.__name__, None) is found, f"{owner.__name__}.{name}: {found}"
 
 
 def test_the_rooms_of_the_map_exist() -> None:
@@ -62,3 +90,15 @@ def test_every_link_of_the_docs_leads_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_sql_is_as_wide_as_python() -> None:
+    written = [path for path in (ROOT / "src/penstock/sql").rglob("*.sql") if path.name != "schema.sql"]
+    wide = [
+        f"{path.name}:{n}"
+        for path in written
+        for n, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if len(line) > 120
+    ]
+    assert len(written) > 20
+    assert wide == []

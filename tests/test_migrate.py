@@ -19,7 +19,7 @@ import pytest
 from psycopg import Connection
 from psycopg.conninfo import make_conninfo
 
-from penstock import AuthError, NewTask, Penstock, SchemaVersionError, migrate
+from penstock import AuthError, ConfigError, NewTask, Penstock, SchemaVersionError, Unavailable, migrate
 from penstock.embedded import Server
 from penstock.embedded.binaries import find_binaries
 from scripts.dump_schema import TARGET, dumped
@@ -59,8 +59,8 @@ def test_fresh_is_what_reviewers_read(empty: str) -> None:
 
 def test_init_is_safe_to_repeat(empty: str) -> None:
     with Penstock(empty) as penstock:
-        assert penstock.plan() == ["0001_heart.sql", "functions"]
-        assert penstock.init() == ["0001_heart.sql", "functions"]
+        assert penstock.plan() == ["0001_tables.sql", "functions"]
+        assert penstock.init() == ["0001_tables.sql", "functions"]
         assert penstock.init() == []
         assert penstock.plan() == []
 
@@ -73,7 +73,25 @@ def init(dsn: str) -> list[str]:
 def test_many_at_once_do_everything_once(empty: str) -> None:
     with ThreadPoolExecutor(6) as pool:
         done = [name for names in pool.map(init, [empty] * 6) for name in names]
-    assert sorted(done) == ["0001_heart.sql", "functions"]
+    assert sorted(done) == ["0001_tables.sql", "functions"]
+
+
+def test_the_first_step_of_another_init_ends_between_two_looks(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schema is there by then, so that to create it waits for nothing: the lock on the table must be taken."""
+    recorded = migrate.recorded
+
+    def look(connection: Connection) -> dict[int, str]:
+        monkeypatch.setattr(migrate, "recorded", recorded)
+        found = recorded(connection)
+        with psycopg.connect(empty, autocommit=True) as other:
+            assert migrate.advance(other, False) == "0001_tables.sql"
+        return found
+
+    monkeypatch.setattr(migrate, "recorded", look)
+    with psycopg.connect(empty, autocommit=True) as sql, sql.transaction():
+        migrate.exclude_others(sql)
+        locks = "select mode from pg_locks where relation = 'penstock.migration'::regclass and pid = pg_backend_pid()"
+        assert ("ShareRowExclusiveLock",) in sql.execute(locks).fetchall()
 
 
 CATALOG = """
@@ -347,6 +365,99 @@ def test_init_gives_way_to_a_long_transaction(apart: str, monkeypatch: pytest.Mo
         assert queue.status().pending == 3
 
 
+def test_init_names_who_is_in_its_way(apart: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migrate, "PAUSES", ())
+    monkeypatch.setattr(migrate, "LOCK_SECONDS", 0.2)
+    with Penstock(apart) as app, psycopg.connect(apart, application_name="night job") as long:
+        app.init(roles=False)
+        app.create_queue("work")
+        known = migrate.migrations()
+        later = migrate.Step(2, "0002_later.sql", "alter table penstock.task add column later int;")
+        monkeypatch.setattr(migrate, "migrations", lambda: [*known, later])
+        long.execute("select penstock.push('work')")
+        with pytest.raises(Unavailable, match="'night job'") as refused:
+            app.init(roles=False)
+        assert f"process {long.info.backend_pid} " in refused.value.message
+        assert f"pg_terminate_backend({long.info.backend_pid})" in (refused.value.hint or "")
+        long.commit()
+        assert app.init(roles=False) == ["0002_later.sql", "functions"]
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "upgrade"])
+def test_no_login_can_stop_init_with_an_advisory_lock(empty: str, monkeypatch: pytest.MonkeyPatch, fresh: bool) -> None:
+    with Penstock(empty) as app, psycopg.connect(empty, autocommit=True) as stranger:
+        if not fresh:
+            app.init()
+            change_functions(monkeypatch, "new")
+        stranger.execute("select pg_advisory_lock(1346719315)")
+        with ThreadPoolExecutor(1) as pool:
+            under_way = pool.submit(app.init)
+            try:
+                assert under_way.result(20) == (["0001_tables.sql", "functions"] if fresh else ["functions"])
+            finally:
+                stranger.close()
+
+
+def test_whoever_may_only_read_is_told_that_nothing_is_missing(empty: str, server_dsn: str) -> None:
+    init(empty)
+    name = f"viewer_{os.getpid()}"
+    with psycopg.connect(server_dsn, autocommit=True) as sql:
+        sql.execute(f"create role {name} login password 'secret' in role penstock_reader")
+        try:
+            assert init(make_conninfo(empty, user=name, password="secret")) == []
+        finally:
+            sql.execute(f"drop role {name}")
+
+
+# --- what the database and the session have set -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_a_database_in_another_encoding_is_refused_before_anything_is_written(bare: Server, encoding: str) -> None:
+    name = f"odd_{next(NUMBER)}"
+    with psycopg.connect(bare.dsn, autocommit=True) as sql:
+        sql.execute(f"create database {name} encoding '{encoding}' locale 'C' template template0")
+    dsn = make_conninfo(bare.dsn, dbname=name)
+    with Penstock(dsn) as app:
+        for act in (app.init, app.plan):
+            with pytest.raises(ConfigError, match=f"is {encoding}, and Penstock needs UTF8") as refused:
+                act()
+            assert "encoding 'UTF8' template template0" in (refused.value.hint or "")
+    ran = penstock("init", dsn=dsn)
+    assert (ran.code, ran.out) == (3, "")
+    assert is_one_block(ran.err)
+    with pytest.raises(AssertionError, match=f"the encoding of this database is {encoding}"):
+        psql(dsn, migrate.script())
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        assert sql.execute("select to_regnamespace('penstock')").fetchone() == (None,)
+        assert sql.execute("select count(*) from pg_roles where rolname = 'penstock_admin'").fetchone() == (0,)
+
+
+UNUSUAL = {
+    "client_encoding": "LATIN1", "datestyle": "German, DMY", "intervalstyle": "sql_standard",
+    "timezone": "Pacific/Chatham", "standard_conforming_strings": "off", "array_nulls": "off",
+    "quote_all_identifiers": "on", "default_transaction_isolation": "serializable", "extra_float_digits": "-15",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["init", "script"])
+def test_the_installers_settings_change_nothing(make_database: Callable[..., str], way: str) -> None:
+    usual, unusual = make_database("template0"), make_database("template0")
+    init(usual)
+    with psycopg.connect(unusual, autocommit=True) as sql:
+        for name, value in UNUSUAL.items():
+            sql.execute(f"alter database \"{sql.info.dbname}\" set {name} = '{value}'".encode())
+    if way == "init":
+        init(unusual)
+    else:
+        psql(unusual, migrate.script())
+    with psycopg.connect(unusual, autocommit=True) as sql:
+        for name in UNUSUAL:
+            sql.execute(f'alter database "{sql.info.dbname}" reset {name}'.encode())
+    pg_dump = find_binaries(os.environ) / "pg_dump"
+    assert dumped(pg_dump, unusual) == dumped(pg_dump, usual)
+
+
 # --- other ways in ----------------------------------------------------------------------------------------------------
 
 
@@ -360,7 +471,7 @@ def psql(dsn: str, text: str) -> None:
 @pytest.mark.parametrize("options", [(), ("--no-roles",)], ids=["roles", "no roles"])
 def test_the_script_is_the_same_as_init(options: tuple[str, ...], make_database: Callable[..., str]) -> None:
     by_init, by_psql = make_database("template0"), make_database("template0")
-    assert init(by_init) == ["0001_heart.sql", "functions"]
+    assert init(by_init) == ["0001_tables.sql", "functions"]
     written = penstock("init", "--sql", *options)
     assert written.code == 0
     assert ("create role" in written.out) is not bool(options)
@@ -393,7 +504,7 @@ def test_the_installers_search_path_captures_nothing(empty: str) -> None:
             create domain evil.jsonb as text;
         """)
     hostile = make_conninfo(empty, options="-c search_path=evil,pg_catalog")
-    assert init(hostile) == ["0001_heart.sql", "functions"]
+    assert init(hostile) == ["0001_tables.sql", "functions"]
     assert dumped(find_binaries(os.environ) / "pg_dump", empty) == dumped_elsewhere(empty)
 
 
@@ -420,7 +531,7 @@ def test_the_owner_of_a_database_needs_no_right_to_make_roles(bare: Server, monk
         assert "--no-roles" in ran.err
         assert is_one_block(ran.err)
 
-        assert penstock("init", "--no-roles", "--json", dsn=dsn).json == {"applied": ["0001_heart.sql", "functions"]}
+        assert penstock("init", "--no-roles", "--json", dsn=dsn).json == {"applied": ["0001_tables.sql", "functions"]}
         assert app.init(roles=False) == []
         live(app)
 

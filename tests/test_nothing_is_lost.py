@@ -86,7 +86,7 @@ def test_every_reported_push_is_run(dsn: str) -> None:
 @pytest.mark.unbalanced
 def test_a_broken_renew_is_noticed(dsn: str, sql: Connection) -> None:
     app, queue = make_queue(dsn)
-    (body,) = sql.execute("select pg_get_functiondef('penstock.refresh'::regproc)").fetchone() or ("",)
+    (body,) = sql.execute("select pg_get_functiondef('penstock._refresh'::regproc)").fetchone() or ("",)
     broken = body.replace("set renew = coalesce(g.due, v_now)", "set renew = null")
     assert broken != body
     sql.execute(broken.encode())
@@ -136,7 +136,7 @@ def test_a_claim_in_one_statement_is_noticed(dsn: str, sql: Connection) -> None:
 
 def test_a_slow_claim_in_two_statements_takes_no_harm(dsn: str, sql: Connection) -> None:
     app, queue = make_queue(dsn)
-    (body,) = sql.execute("select pg_get_functiondef('penstock.claim'::regproc)").fetchone() or ("",)
+    (body,) = sql.execute("select pg_get_functiondef('penstock._pick'::regproc)").fetchone() or ("",)
     slow = body.replace(
         "            from penstock.agenda as a\n",
         "            from (select pg_sleep(0.004) offset 0) as paused, penstock.agenda as a\n",

@@ -35,6 +35,7 @@ from psycopg.pq import TransactionStatus
 
 from penstock import (
     Claim,
+    Delays,
     Exponential,
     Fibonacci,
     Fixed,
@@ -45,7 +46,6 @@ from penstock import (
     Penstock,
     Progressive,
     Queue,
-    Schedule,
     Task,
 )
 from penstock.retry import Strategy
@@ -343,11 +343,12 @@ class Model:
             doc.company = max(1, max(still_open, doc.company or 64) // 8)
             self.wait(doc, now, now)
         elif said.word == "expired":  # alone: it is the one that took its worker down
+            again = doc.company == 1  # it was alone because of a crash before
             doc.attempts, doc.crashes, doc.company = doc.attempts + 1, doc.crashes + 1, 1
             if strategy is None or doc.crashes >= MOST_CRASHES or (most is not None and doc.attempts >= most):
                 self.end(doc, "dead", "crashed")
-            else:  # the strategy was only asked whether to stop
-                self.wait(doc, now, now)
+            else:  # the first time the strategy is only asked whether to stop
+                self.wait(doc, now + strategy if again else now, now)
         elif said.word == "release":  # as it was
             doc.state = "pending"
             if said.delay is not None:
@@ -404,8 +405,8 @@ EMPTY = """
     set session_replication_role = replica;
     delete from penstock.task; delete from penstock.agenda; delete from penstock.lease; delete from penstock.history;
     delete from penstock.history_dropped; delete from penstock.counter; delete from penstock.counter_log;
-    delete from penstock.sample; delete from penstock.ledger; delete from penstock.kind; delete from penstock.low;
-    delete from penstock.queue;
+    delete from penstock.sample; delete from penstock.ledger; delete from penstock.kind; delete from penstock.watermark;
+    delete from penstock.early; delete from penstock.queue;
     set session_replication_role = origin;
     alter sequence penstock.task_id_seq restart;
 """
@@ -484,10 +485,10 @@ QUEUES: Mapping[str, tuple[Terms, bool]] = {  # and whether done tasks are kept
     "spent": (Terms(3, Exponential("4s", factor=2, cap="30s", jitter=0.1)), False),
     "endless": (Terms(None, Fixed("5s")), False),
     "many": (Terms(30, Fibonacci("2s", cap="20s")), True),
-    "listed": (Terms(20, Schedule(["1s", "0.5s", "12s"])), False),
+    "listed": (Terms(20, Delays(["1s", "0.5s", "12s"])), False),
     "aging": (Terms(None, Progressive([("30s", "3s"), ("5m", "20s")])), True),
 }
-KINDS = {"brittle": Terms(2, Fixed("1s")), "patient": Terms(None, Schedule([3, 3]))}
+KINDS = {"brittle": Terms(2, Fixed("1s")), "patient": Terms(None, Delays([3, 3]))}
 
 
 class Ask(NamedTuple):
@@ -908,7 +909,7 @@ class QueueMachine(RuleBasedStateMachine):
         elif part == "promote":
             self.promote(client, at, limit)
         elif part == "squeeze":
-            self.world.raw[client].execute("select penstock.squeeze(%s)", (self.queue_ids[at],))
+            self.world.raw[client].execute("select penstock._squeeze(%s)", (self.queue_ids[at],))
         else:
             parts = self.world.apps[client].upkeep()
             assert parts["expired"] == sum(model.expire(self.now) for model in self.models)
@@ -919,7 +920,7 @@ class QueueMachine(RuleBasedStateMachine):
         model, sql = self.models[at], self.world.raw[client]
         overdue = model.overdue(self.now)
         most = 10_000 if limit is None else limit
-        (count,) = one(sql.execute("select penstock.expire(%s, %s)", (self.queue_ids[at], most)).fetchone())
+        (count,) = one(sql.execute("select penstock._expire(%s, %s)", (self.queue_ids[at], most)).fetchone())
         left = {row[0] for row in sql.execute("select token from penstock.lease").fetchall()}
         gone = [lease for lease in overdue if lease.token not in left]
         assert [lease.until for lease in gone] == [lease.until for lease in overdue[: len(gone)]]
@@ -932,7 +933,7 @@ class QueueMachine(RuleBasedStateMachine):
         model, sql = self.models[at], self.world.raw[client]
         ripe = model.ripe(self.now)
         most = 10_000 if limit is None else limit
-        (count,) = one(sql.execute("select penstock.promote(%s, %s)", (self.queue_ids[at], most)).fetchone())
+        (count,) = one(sql.execute("select penstock._promote(%s, %s)", (self.queue_ids[at], most)).fetchone())
         pending = {row[0] for row in sql.execute("select task_id from penstock.agenda where pending").fetchall()}
         moved = [doc for doc in ripe if doc.id in pending]
         assert [doc.due for doc in moved] == [doc.due for doc in ripe[:most]]
@@ -957,10 +958,11 @@ class QueueMachine(RuleBasedStateMachine):
         self.haunted = True
         self.push(client, at, [Ask(due=-(10.0**6), priority=0, kind=kind)], "in SQL")
         dead = self.models[at].totals["dead"]
-        for _ in range(2 * MOST_CRASHES):
-            if not self.do_claim(client, at, 1, may_alone=True) or self.models[at].totals["dead"] > dead:
+        for _ in range(3 * MOST_CRASHES):
+            claimed = self.do_claim(client, at, 1, may_alone=True)
+            if self.models[at].totals["dead"] > dead:
                 return
-            self.advance(11)
+            self.advance(11 if claimed else 3600)  # its retry delay
 
     @rule(
         client=EITHER,
@@ -1029,7 +1031,7 @@ class QueueMachine(RuleBasedStateMachine):
         """Whoever settles holds the lease: it is not expired under him, even when it has ended."""
         at, claim = self.draw_claim(data, self.is_live)
         model, sql = self.models[at], self.world.raw[0]
-        sql.execute("select penstock.make_history((penstock.clock() at time zone 'UTC')::date)")
+        sql.execute("select penstock._make_history((penstock.clock() at time zone 'UTC')::date)")
         outcome, said = self.said(say)
         ids = claim.ids[: data.draw(st.integers(1, len(claim)), label="how many")]
         foreseen = copy.deepcopy(model).settle(token(claim), dict.fromkeys(ids, said), self.now)
@@ -1180,6 +1182,12 @@ def test_who_crashes_alone_dies_in_the_end(machine: QueueMachine, name: str, cra
     assert (doc.state, doc.reason, doc.crashes) == ("dead", "crashed", crashes)
 
 
+def after_its_delay(machine: QueueMachine) -> list[int]:
+    """What can be claimed when the retry delay of a task that crashed alone has passed."""
+    machine.advance(3600)
+    return machine.do_claim(0, 0, 40, may_alone=True)
+
+
 def test_who_kills_its_worker_is_found_and_the_others_live(machine: QueueMachine) -> None:
     """40 together, then 8, then each alone: its batch-mates burn no attempt."""
     machine.begin(["endless", "spent"], [])
@@ -1187,7 +1195,7 @@ def test_who_kills_its_worker_is_found_and_the_others_live(machine: QueueMachine
     docs = machine.models[0].docs
     killer = sorted(docs)[17]
     sizes: list[int] = []
-    while ids := machine.do_claim(len(sizes) % 2, 0, 40, may_alone=True):
+    while ids := machine.do_claim(len(sizes) % 2, 0, 40, may_alone=True) or after_its_delay(machine):
         assert all(docs[id_].attempts == 0 for id_ in ids if id_ != killer)
         if killer in ids:
             sizes.append(len(ids))

@@ -214,7 +214,7 @@ def test_each_outcome(queue: Queue, clock: Clock, sql: Connection) -> None:
     }
     assert rows[ids[1]] == ("planned", 0, 1, None, None, due, {"n": "next"})
     assert rows[ids[2]][:5] == ("planned", 1, 0, None, "boom")
-    assert rows[ids[3]][:5] == ("dead", None, 0, "no such customer", "no such customer")
+    assert rows[ids[3]][:5] == ("dead", 1, 0, "no such customer", "no such customer")
     assert rows[ids[4]][:3] == ("pending", 0, 0)
     assert rows[ids[5]][:3] == ("pending", 0, 1)
     history: dict[int, str] = dict(sql.execute("select task_id, outcome from penstock.history").fetchall())
@@ -416,3 +416,17 @@ def test_settle_needs_outcomes_for_a_bare_token(queue: Queue) -> None:
     with pytest.raises(ValidationError):
         queue.settle(str(claim.token))
     queue.settle(str(claim.token), claim.ids)
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def test_statements_are_prepared_only_in_a_session_of_our_own(queue: Queue, dsn: str, direct_dsn: str) -> None:
+    """A pooler gives the session to others between two transactions: what was prepared in it is gone, or theirs."""
+    for _ in range(3):
+        queue.push()
+        queue.settle(queue.claim())
+    with queue._database.transaction() as connection:
+        rows = connection.execute("select statement from pg_prepared_statements").fetchall()
+    found = {verb for verb in ("push_many", "claim", "settle") for (one,) in rows if f"penstock.{verb}(" in one}
+    assert found == ({"push_many", "claim", "settle"} if dsn == direct_dsn else set())

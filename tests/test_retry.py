@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from psycopg import Connection, errors
 
-from penstock import Exponential, Fibonacci, Fixed, Penstock, Progressive, Schedule, ValidationError
+from penstock import Delays, Exponential, Fibonacci, Fixed, Penstock, Progressive, ValidationError
 from penstock.retry import Strategy, from_json, parse
 
 LONGEST = timedelta(days=3650)
@@ -36,7 +36,7 @@ SPREADS = st.sampled_from([0, 0.1, 1]) | st.floats(0, 1)
 FIBONACCI = st.builds(Fibonacci, WAITS, st.none() | WAITS)
 EXPONENTIAL = st.builds(Exponential, WAITS, FACTORS, st.none() | WAITS, SPREADS)
 FIXED = st.builds(Fixed, WAITS)
-SCHEDULE = st.builds(Schedule, st.lists(WAITS, min_size=1, max_size=12))
+SCHEDULE = st.builds(Delays, st.lists(WAITS, min_size=1, max_size=12))
 PROGRESSIVE = st.just(Progressive.default()) | st.lists(st.tuples(AGES, WAITS), min_size=1, max_size=8).map(
     lambda tiers: Progressive(sorted({age: (age, every) for age, every in tiers}.values(), key=lambda tier: tier[0]))
 )
@@ -112,7 +112,7 @@ def test_fixed_is_the_same_in_sql(sql: Connection, strategy: Fixed, asked: list[
 
 @BATCHES
 @given(SCHEDULE, ASKED)
-def test_schedule_is_the_same_in_sql(sql: Connection, strategy: Schedule, asked: list[Asked]) -> None:
+def test_schedule_is_the_same_in_sql(sql: Connection, strategy: Delays, asked: list[Asked]) -> None:
     assert_equal(sql, strategy, asked)
 
 
@@ -211,7 +211,7 @@ def test_jitter_is_a_hash_of_id_and_attempts() -> None:
 
 
 def test_schedule_stops_after_its_last() -> None:
-    assert minutes(Schedule(["1m", "5m", "1h"]), 5) == [1, 5, 60, None, None]
+    assert minutes(Delays(["1m", "5m", "1h"]), 5) == [1, 5, 60, None, None]
     assert minutes(Fixed("30s"), 3) == [0.5, 0.5, 0.5]
 
 
@@ -251,7 +251,7 @@ def test_what_is_not_stored_has_a_default() -> None:
         ("exponential:factor=3", Exponential(factor=3)),
         ("fixed:30s", Fixed(30)),
         ("fixed:250ms", Fixed(0.25)),
-        ("schedule:1m,5m,1h", Schedule([60, 300, 3600])),
+        ("schedule:1m,5m,1h", Delays([60, 300, 3600])),
         ("progressive", Progressive.default()),
         ("progressive:1d=5m,7d=1h", Progressive([("1d", "5m"), ("7d", "1h")])),
     ],
@@ -323,10 +323,10 @@ BAD: list[tuple[type, tuple[Any, ...], dict[str, Any], str]] = [
     (Exponential, (), {"jitter": False}, "jitter"),
     (Fixed, (timedelta(),), {}, "delay"),
     (Fixed, (1e12,), {}, "delay"),
-    (Schedule, ([],), {}, "delays"),
-    (Schedule, ("1m",), {}, "delays"),
-    (Schedule, ([1] * 1001,), {}, "delays"),
-    (Schedule, (["1m", 0],), {}, "delays"),
+    (Delays, ([],), {}, "delays"),
+    (Delays, ("1m",), {}, "delays"),
+    (Delays, ([1] * 1001,), {}, "delays"),
+    (Delays, (["1m", 0],), {}, "delays"),
     (Progressive, ([],), {}, "tiers"),
     (Progressive, ([("1d", "0s")],), {}, "tiers"),
     (Progressive, ([("0d", "5m")],), {}, "tiers"),
@@ -344,7 +344,7 @@ def test_a_bad_value_is_named(kind: type, args: tuple[Any, ...], named: dict[str
 
 
 @pytest.mark.parametrize("failures", [0, -1, 1.0, True, None, "1"])
-@pytest.mark.parametrize("strategy", [Fibonacci(), Exponential(), Fixed("1s"), Schedule(["1s"]), Progressive()])
+@pytest.mark.parametrize("strategy", [Fibonacci(), Exponential(), Fixed("1s"), Delays(["1s"]), Progressive()])
 def test_failures_are_counted_from_one(strategy: Strategy, failures: Any) -> None:
     with pytest.raises(ValidationError, match=r"^failures: ") as refused:
         strategy.delay(failures)

@@ -24,11 +24,11 @@ from penstock import (
     AsyncPenstock,
     ConfigError,
     Context,
-    CronSchedule,
     Handler,
     NotFound,
     Penstock,
     Queue,
+    Schedule,
     ValidationError,
 )
 from penstock.errors import PayloadTooLarge
@@ -45,7 +45,7 @@ def noon(sql: Connection, clock: Clock) -> Clock:
     return clock
 
 
-def stands(app: Penstock, name: str = "s") -> CronSchedule:
+def stands(app: Penstock, name: str = "s") -> Schedule:
     (found,) = [one for one in app.schedules() if one.name == name]
     return found
 

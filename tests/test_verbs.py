@@ -68,6 +68,21 @@ def test_cancel_by_subject_and_of_a_renewed_task(queue: Queue) -> None:
     assert queue.task(pushed.id).state == "cancelled"
 
 
+def test_one_that_is_held_does_not_keep_the_other_dead_tasks(
+    queue: Queue, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redrive and purge choose first and lock afterwards, a part of the tasks at a time."""
+    monkeypatch.setattr("penstock.statements.MOST", 2)
+    held, *others = bury(queue, "a", "b", "c", "d")
+    with psycopg.connect(dsn) as other:
+        other.execute("select from penstock.task where id = %s for update", (held,))
+        assert queue.redrive() == {held: "busy"} | dict.fromkeys(others, "redriven")
+        queue.cancel(others)
+        assert queue.purge("dead", "cancelled") == 3
+        assert [task.id for task in queue.tasks(limit=2)] == [held]
+    assert queue.purge("dead", "cancelled") == 1
+
+
 def test_what_somebody_holds_is_busy_and_nobody_waits(queue: Queue, sql: Connection, dsn: str) -> None:
     held, leased = queue.push(subject="a"), queue.push(subject="b")
     queue.claim()
@@ -290,24 +305,28 @@ def test_a_push_wakes_an_idle_worker_and_nobody_else(
         queue.push_many([{}] * 15_000)
         assert heard() == 1, "equal ones of a transaction are one"
         app.beat("w1", ["work"], slots=2, busy=2)
+        app.beat("w1", ["work"], slots=2, busy=2)
         queue.push()
-        assert heard() == 0, "it is busy"
+        assert heard() == 0, "it is busy, and was at the beat before"
         app.beat("w1", ["work"], slots=2, busy=1)
-        clock.advance(61)
+        clock.advance(11)
+        assert app.upkeep()["idle workers forgotten"] == 1
         queue.push()
-        assert heard() == 0, "it has not been heard of for a minute"
+        assert heard() == 0, "it has not beaten for ten seconds"
         app.beat("w1", ["work"], slots=2, busy=1)
         assert queue.set(notify=False).notify is False
         queue.push()
         assert heard() == 0, "switched off"
     clock.advance(301)
-    assert app.upkeep()["workers forgotten"] == 1
+    forgotten = app.upkeep()
+    assert (forgotten["idle workers forgotten"], forgotten["workers forgotten"]) == (1, 1)
 
 
 def test_a_beat_is_checked(app: Penstock, queue: Queue, sql: Connection) -> None:
     for arguments in (
         "null, '{work}'", "'', '{work}'", "'w', null", "'w', '{null}'", "'w', '{work}', 0", "'w', '{work}', 1, 2",
         "'w', '{work}', 1, -1", "'w', '{work}', null", "'w', '{work}', 1, 0, null",
+        "'w', '{work}', p_listens => null",
     ):  # fmt: skip
         with pytest.raises(psycopg.Error) as refused:
             sql.execute(f"select * from penstock.beat({arguments})")

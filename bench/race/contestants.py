@@ -79,9 +79,9 @@ CONTESTANTS = (
         "addJobs of 10,000; local queue 500, 24 jobs at once, completions batched without delay, unix socket",
         package="graphile-worker",
         open="select count(*) from graphile_worker._private_jobs",
-        returns_said="4 h, its fixed lock; sooner by hand (forceUnlockWorkers)",
+        returns_said="4 h, its fixed lock; sooner if you call forceUnlockWorkers",
         rescue=True,
-        better="at home in a JavaScript application; serial named queues",
+        better="native support for JavaScript applications; serial named queues",
     ),
     Peer(
         "pg-boss",
@@ -90,7 +90,7 @@ CONTESTANTS = (
         "insert of 5,000; batches of 5,000 fetched while full, one handler call a batch, LISTEN, unix socket",
         package="pg-boss",
         open="select count(*) from pgboss.job where state < 'completed'",
-        returns_said="15 min and up to a minute (expireInSeconds); sooner with heartbeatSeconds",
+        returns_said="15 min (expireInSeconds) and up to a minute; sooner with heartbeatSeconds",
         better="flows of dependent jobs, per-group concurrency, publish and subscribe",
     ),
     Peer(
@@ -111,7 +111,7 @@ CONTESTANTS = (
         package="procrastinate",
         open="select count(*) from procrastinate_jobs where status in ('todo', 'doing')",
         share=20,
-        returns_said="never by itself; its documentation has a periodic task of your own for it",
+        returns_said="never by itself; its documentation shows a periodic task that you can add",
         rescue=True,
         better="locks that make jobs run one after the other; a Django application with an admin page",
     ),
@@ -136,7 +136,7 @@ CONTESTANTS = (
         open=LEFT_IN_AWA,
         share=5,
         returns=100.0,
-        better="workers in Rust too, on the same queue; handlers that wait for a call from outside; a web page",
+        better="workers in Rust on the same queue; handlers that wait for an external call; a web page",
     ),
     Peer(
         "celery + redis",
@@ -148,7 +148,7 @@ CONTESTANTS = (
         redis=True,
         share=20,
         returns_said="1 h (visibility_timeout) with late acknowledgement; never at defaults, which acknowledge first",
-        better="canvases (chains, groups, chords), many brokers; and Redis answers sooner than a commit to disk can",
+        better="canvases (chains, groups, chords), many brokers; and Redis answers sooner than a commit to disk",
     ),
     Peer(
         "dramatiq + redis",
@@ -159,8 +159,8 @@ CONTESTANTS = (
         open="HLEN dramatiq:default.msgs",
         redis=True,
         share=20,
-        returns_said="1 min (heartbeat_timeout), then when one in a thousand of its calls looks for the dead",
-        better="middleware for everything, rate limits; less to set up than Celery",
+        returns_said="1 min (heartbeat_timeout), and then until one in a thousand of its calls checks for dead workers",
+        better="middleware for everything, rate limits; less setup than Celery",
     ),
     Peer(
         "limit: COPY, bare loop",

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bench.harness import judged, ratio
 from bench.race.contestants import OURS, Peer
 from bench.race.measures import Batches, Held, Lap
+from bench.support.harness import judged, ratio
 
 Bars = list[tuple[str, float, float, bool]]
 

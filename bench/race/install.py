@@ -24,7 +24,7 @@ NO_NPM = "npm is not here: install the Debian packages nodejs and npm"
 
 
 def install(peers: Iterable[Peer]) -> dict[str, str]:
-    """What can not run, and why."""
+    """What cannot run, and why."""
     wanted = [*peers]
     PLACE.mkdir(exist_ok=True)
     if any(peer.home == "python" for peer in wanted):
@@ -61,7 +61,7 @@ def with_pip() -> None:
     if said([*pip, "-r", asked]) is None:
         shutil.copy(asked, stamp)
         return
-    for line in asked.read_text().splitlines():  # one by one: one that can not be had must not keep the others away
+    for line in asked.read_text().splitlines():  # one by one: one that cannot be had must not keep the others away
         if line and not line.startswith("#") and (why := said([*pip, line])):
             print(f"  {line}: {why}", flush=True)
 

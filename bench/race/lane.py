@@ -17,11 +17,11 @@ from pathlib import Path
 
 import psycopg
 
-from bench.harness import Bench, Footprint
 from bench.race.contestants import Peer
 from bench.race.install import NODE, PLACE, PYTHON, ROOT, SCRIPTS
 from bench.race.redis import Redis, redis
-from bench.recovery import children
+from bench.support.harness import Bench, Footprint
+from bench.support.recovery import children
 
 NUMBER = count()
 STILL = 120.0  # seconds without progress: it stands

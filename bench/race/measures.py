@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import psycopg
 
-from bench.harness import Bench, Footprint
-from bench.latency import percentiles
 from bench.race.contestants import Peer
 from bench.race.lane import STILL, Lane, Marks, PeerFailed, family, lane, signalled
+from bench.support.harness import Bench, Footprint
+from bench.support.latency import percentiles
 
 STEP = 0.005
 IDLE = 3.0  # seconds after which a worker that found nothing rests
@@ -219,7 +219,7 @@ def frozen(server: Bench, peer: Peer) -> str:
             if peer.rescue:
                 mine.call("rescue")
             if not given_away(mine):
-                return f"not late: nobody else was given the task in {GIVEN_AWAY:g} s"
+                return f"not late: no other worker got the task in {GIVEN_AWAY:g} s"
             assert mine.lines("told")[1] != f"begun {late}"
             (mine.home / f"release-{late}").touch()
         finally:

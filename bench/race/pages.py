@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.race.contestants import OURS, Peer
 from bench.race.figures import Bars, Figures, Found, Series, against, drain_1, drain_2, p50, push, wal
-from penstock.scaler.chart import LINE, RIGHT, TOP, WIDTH, Axis, document, number, words
+from penstock.scaler.judge.chart import LINE, RIGHT, TOP, WIDTH, Axis, document, number, words
 
 NOTHING = "–"
 Rows = list[list[str]]
@@ -37,7 +37,7 @@ def pair(first: Sequence[float], second: Sequence[float], form: str = ",.0f") ->
 def killed(peer: Peer, one: Figures) -> str:
     if one.killed:
         return f"{statistics.median(one.killed):.0f} s"
-    return f"{peer.returns_said} (not waited for)" if peer.returns_said else NOTHING
+    return f"{peer.returns_said} (not measured)" if peer.returns_said else NOTHING
 
 
 def whole(value: float | None) -> str:
@@ -145,8 +145,8 @@ def better(found: Found, peers: Sequence[Peer]) -> str:
     for peer in peers:
         if peer.rival:
             figures = ahead(found, peer)
-            measured = f"Faster or leaner here: {', '.join(figures)}. " if figures else ""
-            lines.append(f"- **{peer.name}**: {measured}It has what we have not: {peer.better}.")
+            measured = f"It is faster or leaner here: {', '.join(figures)}. " if figures else ""
+            lines.append(f"- **{peer.name}**: {measured}It has what Penstock lacks: {peer.better}.")
     return "\n".join(lines)
 
 
@@ -201,7 +201,7 @@ def write(
         tables="\n\n".join(markdown(head, rows) for head, rows in tables(found, peers)),
         settings="\n".join(f"| {peer.name} | {told.get(peer.name, NOTHING)} | {peer.settings} |" for peer in peers),
         better=better(found, peers),
-        left_out="".join(f"\nLeft out, or out before the end: **{name}**, {why}.\n" for name, why in out.items()),
+        left_out="".join(f"\nThis run lacks **{name}**: {why}.\n" for name, why in out.items()),
         bars="\n".join(
             f"| {label} | {value:.2f} | {'≥' if least else '≤'} {bar:g} | {kept(value, bar, least)} |"
             for label, value, bar, least in said
@@ -217,13 +217,14 @@ def kept(value: float, bar: float, least: bool) -> str:
 
 PAGE = """# The race
 
-Written by `make bench-peers`. Penstock beside queues that people know, on one machine, in one run: no-op tasks with 100
-bytes of payload, each system at the fastest fair settings that we found, each in a new database of the same server.
+`make bench-peers` writes this page. It compares Penstock with well-known queues on one machine in one run. Tasks do
+nothing and have 100 bytes of payload. Each system has the fastest fair settings that we found, and a new database of
+the same server.
 
 ![tasks a second](race.svg)
 
-A cell is the median of the rounds, how far a round was from it at most, and Penstock's figure over it: above 1 ×
-Penstock is faster (for latency and WAL: slower, or more).
+A cell has the median of the rounds, the largest deviation of a round from it, and Penstock's figure divided by it.
+Above 1 × Penstock is faster; for latency it is slower, and for WAL it writes more.
 
 {tables}
 {left_out}
@@ -235,26 +236,26 @@ Penstock is faster (for latency and WAL: slower, or more).
 
 ## How it was measured
 
-{machine}. {postgres}, the same settings for all: fsync, full_page_writes and synchronous_commit on. Redis keeps
-an append-only log that is synced once a second: up to a second of tasks may be lost, which no other system here does.
+{machine}. {postgres}, with the same settings for all: fsync, full_page_writes and synchronous_commit are on. Redis
+keeps an append-only log that it syncs once a second, so it can lose up to a second of tasks; no other system here can.
 {sizes}
 
-- Every push and every worker is a process of its own, started by `bench/peers.py`; the scripts are in `bench/peers/`.
-  Systems take turns, and the order turns each round.
-- **Bulk push**: from the first call to the return of the last one, encoding included, connecting not.
-- **Drain**: from the start of the first handler until the end of the last task is *recorded* in the queue's own tables,
-  not until handlers return. Vacuumed and checkpointed before. Every task must have run exactly once, or the run does
-  not count.
-- **Push → start**: one push at a time, 50 a second, one idle worker, by the clock of one machine.
-- **WAL, commits**: by PostgreSQL's own counters around each push and drain. **Tasks a statement**: by its log of
-  statements, in a run of its own, with two processes; BEGIN, COMMIT and the like left out.
-- **Held snapshot**: a transaction with an old snapshot stays open while two processes drain; the first sixth of the
-  tasks against the last.
-- **Killed**: `kill -9` of a worker, until another one has begun its task, at default settings; what takes many minutes
-  by default was not waited for.
-- **Frozen**: a worker is stopped (SIGSTOP) until its task was given to another, then continued. Leases were made short
-  for this where they can be; where not, the clock in the row was set back, or the documented call made. Accepted means:
-  its late end was recorded while the other one still worked on the task.
+- `bench/peers.py` starts a new process for every push and every worker; the scripts are in `bench/peers/`. Systems
+  take turns, and the order rotates each round.
+- **Bulk push** is the time from the first call to the return of the last one. It includes encoding, but not connecting.
+- **Drain** is the time from the start of the first handler until the end of the last task is *recorded* in the queue's
+  own tables; it does not end when handlers return. The database is vacuumed and checkpointed first. A run counts only
+  if every task has run exactly once.
+- **Push → start** is measured with one push at a time, 50 a second, one idle worker, and the clock of one machine.
+- **WAL and commits** come from PostgreSQL's own counters around each push and drain. **Tasks a statement** come from
+  its log of statements, in a separate run with two processes; BEGIN, COMMIT and the like do not count.
+- **Held snapshot**: a transaction with an old snapshot stays open while two processes drain. The cell compares the
+  first sixth of the tasks with the last sixth.
+- **Killed**: the time from `kill -9` of a worker until another worker starts its task, at default settings. We did not
+  wait for systems that take many minutes by default.
+- **Frozen**: a worker is stopped (SIGSTOP) until its task is given to another worker, and then continued. Leases are
+  short for this test where a setting allows it; elsewhere the test sets back the clock in the row or makes the
+  documented call. "Accepted" means that the late end was recorded while the other worker still ran the task.
 
 | system | version | settings |
 | --- | --- | --- |
@@ -264,5 +265,5 @@ an append-only log that is synced once a second: up to a second of tasks may be 
 
 {better}
 
-The limit is not a queue: a COPY and two statements, with nothing that could fail, retry or count.
+The limit is not a queue: it is a COPY and two statements, with nothing that can fail, retry or count.
 """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.race.install import redis_environment, redis_server
-from bench.recovery import wait_until
+from bench.support.recovery import wait_until
 
 SETTINGS = ["--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--bind", "127.0.0.1"]
 

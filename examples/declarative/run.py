@@ -19,7 +19,7 @@ TABLES = ("promises_by_day", "costs_of_errors", "dear_promises")
 
 
 def filled_in(lake: Path, warehouse: Path) -> Path:
-    """The pipeline with its places: what Spark reads can not say them any other way."""
+    """The pipeline with its places: what Spark reads cannot say them any other way."""
     room = warehouse / "_pipeline"
     shutil.rmtree(room, ignore_errors=True)
     for source in (HERE / "spark-pipeline.yml", *sorted((HERE / "flows").glob("*.sql"))):

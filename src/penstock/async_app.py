@@ -1,16 +1,17 @@
-"""AsyncPenstock: the way in. `penstock.app` is made from this file (see `penstock.aio`)."""
+"""AsyncPenstock is the entry point of the library. `penstock.app` is made from this file (see `penstock.aio`)."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 from uuid import UUID
 
-from penstock import async_inline, backlog, migrate
+from penstock import async_inline, backlog, migrate, validate
 from penstock.aio import queue
 from penstock.aio.colour import Items, each, in_thread
 from penstock.aio.database import AsyncDatabase
@@ -18,46 +19,56 @@ from penstock.aio.queue import AsyncQueue
 from penstock.aio.queue import set_schedule as store_schedule
 from penstock.backlog import Backlog
 from penstock.dsn import find_dsn
-from penstock.errors import ConfigError, ValidationError, shown
+from penstock.errors import ConfigError, PenstockError, ValidationError, shown
 from penstock.handlers import Registry, Spec
-from penstock.handlers.registry import Asked, Hook, Mode, spec_of
+from penstock.handlers.registry import Hook, Mode, ScheduleOptions, spec_of
 from penstock.model import (
     Backfill,
     Board,
-    CronSchedule,
     Duration,
     Json,
     NewSchedule,
     NewTask,
-    NotedDecision,
     OnConflict,
     Pushed,
     PushReport,
     QueueSettings,
     QueueStatus,
     Repair,
+    Schedule,
+    StoredDecision,
+    TaskDetails,
     Verification,
 )
-from penstock.retry import Custom, Policy, Strategy
+from penstock.retry import CustomRetry, Policy, Strategy
 from penstock.schedule import checked, decide, next_run, schedule_name
-from penstock.statements import Round
+from penstock.statements import ScheduleRun, Upkeep
 from penstock.validate import at, queue_name
+from penstock.worker.in_process import InProcessWorker
+from penstock.worker.supervisor import Plan
 
 H = TypeVar("H", bound=Hook)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class AsyncPenstock:
-    """A database with queues in it. Thread-safe and fork-safe; connects when first used.
+    """A database with queues in it. It is thread-safe and fork-safe, and connects when it is first used.
 
     The DSN comes from the argument, PENSTOCK_DSN, DATABASE_URL, libpq's PG* variables, or the running embedded server
-    of this directory. A new server is started only by `dsn="embedded"`.
+    of this directory. Only `dsn="embedded"` starts a new server.
 
-    `rehearse=True`: every verb does all it does, answers, and is rolled back.
+    With `rehearse=True` every verb does its work, returns its answer, and is rolled back. With `tracebacks=False` only
+    the class and the message of a handler's error are stored.
     """
 
     def __init__(
-        self, dsn: str | None = None, *, max_connections: int = 8, timeout: float = 10.0, rehearse: bool = False
+        self,
+        dsn: str | None = None,
+        *,
+        max_connections: int = 8,
+        timeout: float = 10.0,
+        rehearse: bool = False,
+        tracebacks: bool = True,
     ) -> None:
         found, source = find_dsn(dsn, os.environ)
         self._database = AsyncDatabase(
@@ -65,6 +76,7 @@ class AsyncPenstock:
         )
         self._queues: dict[str, AsyncQueue] = {}
         self.registry = Registry()
+        self._tracebacks = tracebacks
 
     def __repr__(self) -> str:
         return f"<AsyncPenstock {self._database!r}>"
@@ -79,22 +91,25 @@ class AsyncPenstock:
 
     @property
     def dsn(self) -> str:
+        """The DSN of the database."""
         return self._database.dsn
 
     @property
     def dsn_source(self) -> str:
+        """Where the DSN came from, such as the name of an environment variable."""
         return self._database.source
 
     async def close(self) -> None:
+        """Closes the connections."""
         await self._database.close()
 
     async def init(self, *, roles: bool = True) -> list[str]:
-        """Brings the schema up to date; answers the names of what was applied. `roles=False` creates no roles, for
-        those who may not."""
+        """Brings the schema up to date and returns the names of the applied steps. `roles=False` creates no roles, for
+        database users without that right."""
         return await in_thread(migrate.init, self.dsn, self.dsn_source, roles=roles)
 
     async def plan(self, *, roles: bool = True) -> list[str]:
-        """What `init` would apply."""
+        """Returns the names of the steps that `init` would apply."""
         return await in_thread(migrate.plan, self.dsn, self.dsn_source, roles=roles)
 
     async def create_queue(
@@ -111,6 +126,7 @@ class AsyncPenstock:
         max_payload: int = 1 << 20,
         exist_ok: bool = False,
     ) -> AsyncQueue:
+        """Creates a queue and returns it. With `exist_ok=True` an existing queue is left as it is."""
         await queue.create(
             self._database,
             name,
@@ -127,7 +143,7 @@ class AsyncPenstock:
         return self.queue(name)
 
     def queue(self, name: str) -> AsyncQueue:
-        """A queue by name. It is looked up when used."""
+        """Returns a queue by name. The name is looked up when the queue is used."""
         known = self._queues.get(queue_name(name))
         if known is None:
             known = self._queues.setdefault(name, AsyncQueue(self._database, name))
@@ -146,7 +162,7 @@ class AsyncPenstock:
         *,
         queue: str = ...,
         kind: str | None = ...,
-        retry: Strategy | Policy | Custom | str | None = ...,
+        retry: Strategy | Policy | CustomRetry | str | None = ...,
         max_attempts: int | None = ...,
         timeout: Duration | None = ...,
         priority: int = ...,
@@ -161,17 +177,19 @@ class AsyncPenstock:
         *,
         queue: str = "default",
         kind: str | None = None,
-        retry: Strategy | Policy | Custom | str | None = None,
+        retry: Strategy | Policy | CustomRetry | str | None = None,
         max_attempts: int | None = None,
         timeout: Duration | None = None,
         priority: int = 5,
         batch: int | None = None,
         run: Mode | None = None,
     ) -> AsyncHandler | Callable[[Callable[..., Any]], AsyncHandler]:
-        """Makes a function the handler of a kind of tasks: sync, async, or, with `batch=n`, of up to n tasks at once.
+        """Makes a function the handler of a kind of task: a sync or async function, or, with `batch=n`, a function of
+        up to n tasks at once.
 
-        `kind` is by default the function's name. `retry`, `max_attempts` and `timeout` stand above the queue's own.
-        A sync handler runs in a thread, or, when it has a timeout, in a process that can be ended (`run=` says which).
+        `kind` is the function's name by default. `retry`, `max_attempts` and `timeout` override the queue's own
+        settings. A sync handler runs in a thread, or, if it has a timeout, in a process that can be ended; `run`
+        chooses between them.
         """
 
         def decorate(given: Callable[..., Any]) -> AsyncHandler:
@@ -185,6 +203,7 @@ class AsyncPenstock:
                 priority=priority,
                 batch=batch,
                 run=run,
+                tracebacks=self._tracebacks,
             )
             return AsyncHandler(self, self.registry.add(spec))
 
@@ -200,12 +219,12 @@ class AsyncPenstock:
         payload: Json | None = None,
         priority: int | None = None,
     ) -> Callable[[F], F]:
-        """Pushes a task for the handler at every tick of a cron line; above or below `@app.task`.
+        """Pushes a task for the handler at every tick of a cron line. The decorator works above or below `@app.task`.
 
-        Workers store it at their start. Its name is by default queue/kind. `backfill` says what becomes of ticks that
-        passed while nothing ran: none, last (the most recent one) or all.
+        Workers store the schedule when they start. Its name is queue/kind by default. `backfill` says which ticks are
+        made up for after a time in which nothing ran: none, last (the most recent one) or all.
         """
-        asked = Asked(cron, tz, name, backfill, payload, priority)
+        asked = ScheduleOptions(cron, tz, name, backfill, payload, priority)
 
         def decorate(given: F) -> F:
             if not isinstance(given, AsyncHandler):
@@ -219,31 +238,65 @@ class AsyncPenstock:
         return decorate
 
     def on_start(self, hook: H) -> H:
-        """Called in each worker process before its first task."""
+        """Registers a hook that is called in each worker process before its first task."""
         self.registry.starting.append(hook)
         return hook
 
     def on_stop(self, hook: H) -> H:
-        """Called in each worker process after its last task."""
+        """Registers a hook that is called in each worker process after its last task."""
         self.registry.stopping.append(hook)
         return hook
 
     def on_dead(self, hook: H) -> H:
-        """Called as hook(task, error) in the worker that settled a task when that made it dead. Best effort: of a task
-        that dies because it killed its workers, nobody is left to tell."""
+        """Registers a hook that is called as hook(task, error) in the worker whose settle made a task dead. This is
+        best effort: if a task dies because it killed its workers, no worker is left to call the hook."""
         self.registry.dying.append(hook)
         return hook
 
-    async def drain_inline(self, *queues: str, most: int | None = None) -> dict[str, int]:
-        """Runs what is due now, here, without a worker: for your tests. All queues with handlers, or these. Answers how
-        many tasks ended in which state."""
+    async def drain_inline(self, *queues: str, most: int | None = None, raise_errors: bool = True) -> dict[str, int]:
+        """Runs the tasks that are due now in this process, without a worker, for your tests. It drains the given
+        queues, or all queues with handlers, and returns how many tasks ended in each state.
+
+        An error of a handler or an `on_dead` hook is raised here, after its task was settled as in a worker; tasks that
+        were not begun go back. With `raise_errors=False` the call goes on after an error, so that tests can look at the
+        failed task.
+        """
         self._database.refuse_rehearsal("drain_inline")
         names = queues or tuple(self.registry.queues())
         for name in names:
             self.registry.check_served(name)
-        return dict(await async_inline.drain(self.registry, [self.queue(name) for name in names], most))
+        served = [self.queue(name) for name in names]
+        return dict(await async_inline.drain(self.registry, served, most, raise_errors=raise_errors))
 
-    # --- tables that are not ours -----------------------------------------------------------------------------------
+    @asynccontextmanager
+    async def run_worker(
+        self, *queues: str, concurrency: int = 10, grace: Duration = "30s"
+    ) -> AsyncIterator[InProcessWorker]:
+        """Runs tasks in threads of this process while the block runs, for scripts and notebooks. It serves the given
+        queues, or all that have handlers. At the end of the block it starts no more tasks, waits for running ones as
+        long as `grace` allows, and puts the others back.
+
+        Use `penstock work` in production: it replaces processes that crash or hang, which a thread cannot do.
+        """
+        self._database.refuse_rehearsal("run_worker")
+        plan = Plan(
+            target="",
+            dsn=self.dsn,
+            queues=dict.fromkeys(queues or self.registry.queues(), 1),
+            concurrency=validate.whole(concurrency, "concurrency", 1, validate.MOST_CONCURRENT),
+            grace=validate.grace(grace),
+        )
+        worker = InProcessWorker(self.registry, plan)
+        await in_thread(worker.start)
+        try:
+            yield worker
+        except BaseException:
+            with suppress(PenstockError):
+                await in_thread(worker.stop)
+            raise
+        await in_thread(worker.stop)
+
+    # --- adopted tables ---------------------------------------------------------------------------------------------
 
     async def adopt(
         self,
@@ -252,7 +305,7 @@ class AsyncPenstock:
         key: str | Sequence[str] | None = None,
         status: str = "status",
         inserted: str = "date_inserted",
-        ready: Sequence[str | int] | str | int = ("NEW",),
+        ready: Sequence[str | int | None] | str | int = ("NEW",),
         retry: Sequence[str | int] | str | int = (),
         done: str | int = "SUCCESS",
         failed: str | int | None = None,
@@ -265,12 +318,23 @@ class AsyncPenstock:
         sla: Duration | None = None,
         name: str | None = None,
         tz: str | None = None,
+        count_key: bool = False,
     ) -> Backlog:
-        """A table that somebody has already, to be drained where it is. Which column is which, what its statuses mean,
-        and when what failed is tried again; noted in one row of ours, and nothing in the table is changed.
+        """Adopts an existing table, to drain it where it is. The arguments say which column is which, what its statuses
+        mean, and when failed records are tried again. They are stored in one row of Penstock's own; the table itself is
+        not changed.
 
-        With `failures` and `last_failure`, columns of the table, failures are counted there; without them beside it, or
-        not at all if the strategy is Progressive. `mode="observe"` only looks. Moments without a zone are read in `tz`.
+        If `failures` and `last_failure` name columns of the table, failures are counted there. Without them, failures
+        are counted beside the table, or not at all if the strategy is Progressive. `mode="observe"` only reads the
+        table. Moments without a time zone are read in `tz`.
+
+        `inserted` is a column of type timestamptz, timestamp or date, or an index of the table whose first key is an
+        expression of such a type.
+
+        With `ready=[None]`, records without a status (NULL) are ready.
+
+        `key` names columns with a unique index; the default is the primary key. With `count_key=True` a count of all
+        records may prove uniqueness instead.
         """
         self._database.refuse_rehearsal("adopt")
         return await in_thread(
@@ -294,65 +358,87 @@ class AsyncPenstock:
             sla=sla,
             name=name,
             tz=tz,
+            count_key=count_key,
         )
 
     async def backlog(self, name: str) -> Backlog:
-        """A table that was adopted before, by its name."""
+        """Returns a table that was adopted before, by its name."""
         return await in_thread(backlog.load, self.dsn, self.dsn_source, name)
 
     async def backlogs(self) -> list[Backlog]:
-        """All adopted tables."""
+        """Returns all adopted tables."""
         return await in_thread(backlog.every, self.dsn, self.dsn_source)
 
     # --- all queues -------------------------------------------------------------------------------------------------
 
+    async def find_task(self, id: int) -> TaskDetails:  # noqa: A002 - the parameter has this name everywhere
+        """Returns one task of any queue, with everything that is known of it: its state, or, if it is done and removed,
+        when it ended. A removed task is found as long as history is kept (30 days by default)."""
+        return await queue.find_task(self._database, id)
+
     async def queues(self) -> list[QueueSettings]:
+        """Returns the settings of all queues."""
         return await queue.settings(self._database)
 
     async def status(self) -> list[QueueStatus]:
-        """All queues in one snapshot."""
+        """Returns the counts of all queues in one snapshot."""
         return await queue.status(self._database)
 
     async def board(self, queue_name: str | None = None, *, decisions: int = 10, samples: int = 0) -> Board:
-        """Queues, workers and decisions at one moment, for people to look at."""
+        """Returns queues, workers and decisions at one moment, for display."""
         return await queue.board(self._database, queue_name, decisions=decisions, samples=samples)
 
-    async def decisions(self, name: str, *, at: datetime | None = None, limit: int = 20) -> list[NotedDecision]:
-        """What scalers decided for a queue up to a moment, the newest first."""
+    async def decisions(self, name: str, *, at: datetime | None = None, limit: int = 20) -> list[StoredDecision]:
+        """Returns the decisions of scalers for a queue up to a moment, newest first."""
         return await queue.decisions(self._database, name, at=at, limit=limit)
 
     async def verify(self) -> Verification:
-        """Recounts everything and compares it with the books."""
+        """Recounts everything and compares it with the counters."""
         return await queue.verify(self._database)
 
     async def repair(self, name: str | None = None) -> list[Repair]:
-        """Puts right what verify finds, and says what it did."""
+        """Repairs what `verify` finds, and returns what it changed."""
         return await queue.repair(self._database, name)
 
     async def forget_reader(self, name: str) -> None:
-        """Keeps no history for a reader that will not come again: a lake, by the name that doctor gives it."""
+        """Stops keeping history for a reader that will not return, such as a lake; `penstock doctor` shows its name."""
         await queue.forget_reader(self._database, name)
 
     async def rebase_history(self) -> int:
-        """After a restore into another cluster: history can be read again. Answers how many rows were changed."""
+        """Makes history readable after a restore into another cluster, and returns how many rows were changed."""
         return await queue.rebase_history(self._database)
 
-    async def upkeep(self) -> dict[str, int]:
-        """What anybody may do at any time: expire, promote, squeeze, sample, history's days, retention, schedules."""
-        parts = await queue.upkeep(self._database)
+    async def upkeep(self) -> Upkeep:
+        """Runs all upkeep that is due: it expires leases, promotes tasks, folds counters, takes samples, creates and
+        drops days of history, removes old tasks, and runs schedules. Each part is a transaction of its own. Returns the
+        rows of each part; `failed` contains the parts that failed, and why."""
+        report = await queue.upkeep(self._database)
         fired = await self.run_schedules()
-        return parts | {"scheduled": fired.pushed, "schedules failed": len(fired.failed)}
+        report.update({"scheduled": fired.pushed, "schedules failed": len(fired.failed)})
+        return report
+
+    async def retentions(self) -> dict[str, timedelta | None]:
+        """Returns how long upkeep keeps history, samples, decisions, ledger, rejects and audit; None means for ever."""
+        return await queue.retentions(self._database)
+
+    async def set_retention(self, what: str, keep: Duration | None) -> None:
+        """Sets how long upkeep keeps one of them: at least a day, or None for ever. All upkeep uses the new value from
+        now on, including that of workers."""
+        await queue.set_retention(self._database, what, keep)
 
     async def beat(
         self, worker: str, queues: list[str], *, slots: int = 1, busy: int = 0, host: str = "", pid: int | None = None
     ) -> dict[str, str]:
-        """A worker lives: idle ones are woken by pushes. Answers the channel of each queue, to LISTEN on."""
+        """Records that a worker is alive, and returns a channel for each queue, which is the same for all of them.
+        While the worker is idle, pushes wake it on that channel: LISTEN on it; a notification contains the name of the
+        queue."""
         found = await queue.beat(self._database, worker, queues, slots=slots, busy=busy, host=host, pid=pid)
         return {name: standing.channel for name, standing in found.items()}
 
     # --- schedules --------------------------------------------------------------------------------------------------
 
-    async def schedules(self) -> list[CronSchedule]:
+    async def schedules(self) -> list[Schedule]:
+        """Returns all schedules."""
         return await queue.schedules(self._database)
 
     async def set_schedule(
@@ -366,32 +452,33 @@ class AsyncPenstock:
         tz: str = "UTC",
         backfill: Backfill = "last",
         priority: int = 5,
-    ) -> CronSchedule:
-        """A task like this at every tick of a cron line: a new schedule, or this one changed. Another line or time zone
-        counts from now; a paused one stays paused."""
+    ) -> Schedule:
+        """Creates or changes a schedule, which pushes a task like this at every tick of a cron line. A changed line or
+        time zone counts from now; a paused schedule stays paused."""
         new = checked(NewSchedule(name, queue, cron, tz, kind, payload, priority, backfill))
         return await store_schedule(self._database, new, next_run)
 
     async def drop_schedule(self, name: str) -> None:
-        """It pushes nothing any more; what it pushed stays."""
+        """Removes a schedule; the tasks that it pushed stay."""
         await queue.drop_schedule(self._database, schedule_name(name))
 
-    async def pause_schedule(self, name: str) -> CronSchedule:
-        """No ticks until `resume_schedule`; those that pass meanwhile are not made up for."""
+    async def pause_schedule(self, name: str) -> Schedule:
+        """Pauses a schedule until `resume_schedule`; ticks that pass meanwhile are not made up for."""
         return await queue.pause_schedule(self._database, schedule_name(name))
 
-    async def resume_schedule(self, name: str) -> CronSchedule:
-        """It goes on from now."""
+    async def resume_schedule(self, name: str) -> Schedule:
+        """Resumes a schedule from now on."""
         return await queue.resume_schedule(self._database, schedule_name(name), next_run)
 
-    async def run_schedules(self) -> Round:
-        """Pushes the tasks of all schedules that are due. Workers do it by themselves, and so does `upkeep`; any number
-        at once push one task per tick. Of one schedule at most 1,000 a call: the rest is due again at once."""
+    async def run_schedules(self) -> ScheduleRun:
+        """Pushes the tasks of all schedules that are due. Workers and `upkeep` do this by themselves; if several
+        processes do it at once, exactly one task is pushed per tick. One call pushes at most 1,000 tasks of one
+        schedule; the rest is due again at once."""
         return await queue.run_schedules(self._database, decide)
 
 
 class AsyncHandler:
-    """A decorated function: called, it runs here and now; pushed, it is a task for a worker."""
+    """A decorated function. A call runs it here and now; `push` makes a task of it for a worker."""
 
     def __init__(self, app: AsyncPenstock, spec: Spec) -> None:
         functools.update_wrapper(self, spec.function)
@@ -409,17 +496,20 @@ class AsyncHandler:
         *arguments: Any,
         subject: str | None = None,
         due: datetime | None = None,
+        delay: Duration | None = None,
         priority: int | None = None,
         on_conflict: OnConflict = "skip",
         connection: object | None = None,
         **named: Any,
     ) -> Pushed:
-        """One task, with the arguments of a call: those it would not take are refused here."""
+        """Pushes one task with the arguments of a call, and refuses arguments that the handler would not accept. The
+        task may run at once, from `due` on, or after `delay`."""
         return await self.app.queue(self.spec.queue).push(
             self.spec.payload(arguments, named),
             subject=subject,
             kind=self.spec.kind,
             due=due,
+            delay=delay,
             priority=self.spec.priority if priority is None else priority,
             on_conflict=on_conflict,
             connection=connection,
@@ -434,8 +524,8 @@ class AsyncHandler:
         progress: Callable[[int], None] | None = None,
         connection: object | None = None,
     ) -> PushReport:
-        """Many: each a dict of arguments, or a NewTask with them as its payload. One that the handler would not take
-        refuses the whole call."""
+        """Pushes many tasks. Each item is a dict of arguments, or a NewTask with them as its payload. One item that the
+        handler would not accept refuses the whole call."""
         return await self.app.queue(self.spec.queue).push_many(
             each(items, self._one),
             on_conflict=on_conflict,

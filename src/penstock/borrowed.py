@@ -1,9 +1,9 @@
-"""Somebody else's connection. Whatever library it is of, a statement runs in the transaction it is in: nothing is
-begun, committed, rolled back or retried on it. What our own SQL refuses is our error; every other error is passed on
-as it is.
+"""Runs statements on the caller's own connection. Whatever its library, a statement runs in the connection's present
+transaction: Penstock begins, commits, rolls back and retries nothing on it. A refusal by Penstock's SQL becomes a
+PenstockError; every other error is passed on unchanged.
 
-psycopg, SQLAlchemy (connection and session) and Django (an alias, or a connection of `django.db`).
-The same for asyncio is in `penstock.aio.borrowed`.
+The connection is one of psycopg, SQLAlchemy (connection and session) or Django (an alias, or a connection of
+`django.db`). `penstock.aio.borrowed` does the same for asyncio.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ Run = Callable[[str, Values], Rows]
 
 
 def borrow(connection: object) -> Run:
-    """How a statement is run on it: one with $1, $2, …, each a text, once and in order."""
+    """Returns a function that runs statements on the connection. A statement has the placeholders $1, $2, …, each a
+    text, each used once and in order."""
     if isinstance(connection, str):
         connection = django_connection(connection)
     runs = {"psycopg": run_psycopg, "sqlalchemy": run_sqlalchemy, "django": run_django}
     return partial(runs[library(connection, SYNC, ASYNC)], connection)
 
 
-# --- whose it is ------------------------------------------------------------------------------------------------------
+# --- which library a connection is of ---------------------------------------------------------------------------------
 
 
 class Client(NamedTuple):
-    """What the client of a colour takes. Classes go by library and name: only the caller's own library is imported."""
+    """The connections that the sync or the async client takes. Classes are known by library and name, so that only the
+    caller's own library is imported."""
 
     name: str
     takes: str
@@ -76,7 +78,7 @@ ASYNC = Client(
 
 
 def library(connection: object, mine: Client, other: Client) -> str:
-    """The library a connection is of, if this client takes it."""
+    """Returns the library of a connection, if this client takes it."""
     kind = type(connection)
     ancestors = {(base.__module__.partition(".")[0], base.__name__) for base in kind.__mro__}
     for found, _ in mine.classes & ancestors:
@@ -92,7 +94,8 @@ def library(connection: object, mine: Client, other: Client) -> str:
 
 
 def check_postgresql(connection: Any, found: str) -> None:
-    """A session only knows when it has run something, and then says so itself."""
+    """Refuses a connection to another database. A SQLAlchemy session knows its database only once it has run a
+    statement, and then fails by itself."""
     vendor = "postgresql"
     if found == "django":
         vendor = getattr(connection, "vendor", "something else")
@@ -103,14 +106,16 @@ def check_postgresql(connection: Any, found: str) -> None:
 
 
 def refused(words: str, hint: str) -> ValidationError:
+    """Returns the error for a connection that is not accepted."""
     return ValidationError(f"connection: {words}", hint=hint, field="connection")
 
 
 def django_connection(alias: str) -> Any:
-    # Somebody may take this for the place of a DSN, with a password in it: only what looks like an alias is shown.
+    """Returns Django's connection for an alias."""
+    # A caller may pass a DSN here by mistake, with a password in it: the message shows only what looks like an alias.
     name = shown(alias) if alias.replace("-", "_").isidentifier() else "a text"
     try:
-        from django.db import connections  # type: ignore[import-untyped]  # noqa: PLC0415 - only whoever names one
+        from django.db import connections  # type: ignore[import-untyped]  # noqa: PLC0415 - Django is optional
     except ImportError:
         raise ConfigError(
             f"connection: {name} would be a Django alias, but Django is not installed",
@@ -121,12 +126,12 @@ def django_connection(alias: str) -> Any:
     return connections[alias]
 
 
-# --- what our SQL refuses ---------------------------------------------------------------------------------------------
+# --- refusals by Penstock's SQL ---------------------------------------------------------------------------------------
 
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """An error that our SQL raised becomes ours; all others are the caller's, untouched."""
+    """Turns an error that Penstock's SQL raised into a PenstockError, and leaves all other errors untouched."""
     try:
         yield
     except Exception as error:
@@ -137,11 +142,14 @@ def refusals() -> Iterator[None]:
 
 
 def refusal(error: BaseException) -> PenstockError | None:
-    """Our own error, however deep it is wrapped: SQLAlchemy has the driver's in `orig`, Django in `__cause__`."""
+    """Returns the PenstockError for an error, however deep it is wrapped: SQLAlchemy has the driver's error in `orig`,
+    Django in `__cause__`. A text that the session's encoding cannot represent never leaves the driver."""
     link: Any = error
     while link is not None:
+        if isinstance(link, UnicodeEncodeError):
+            return refused(f"its client_encoding ({link.encoding}) has no way to write a text of the task", UTF8)
         state = getattr(link, "sqlstate", None) or getattr(link, "pgcode", None) or ""
-        said = getattr(link, "diag", None)  # psycopg; asyncpg has it in the error itself
+        said = getattr(link, "diag", None)  # psycopg has this; asyncpg has the message in the error itself
         message = getattr(link, "message", None) if said is None else said.message_primary
         if state in OURS and message:
             return OURS[state](message, hint=getattr(link, "hint", None) if said is None else said.message_hint)
@@ -149,42 +157,50 @@ def refusal(error: BaseException) -> PenstockError | None:
     return None
 
 
-# --- how each runs a statement ----------------------------------------------------------------------------------------
+UTF8 = "Set client_encoding to UTF8 for this connection."
+
+
+# --- how each library runs a statement --------------------------------------------------------------------------------
 
 
 def percent(statement: str) -> str:
-    """Placeholders as psycopg and Django write them."""
+    """Returns the statement with placeholders as psycopg and Django write them."""
     return PLACEHOLDER.sub("%s", statement)
 
 
 def named(statement: str) -> str:
-    """Placeholders as SQLAlchemy's text() writes them."""
+    """Returns the statement with placeholders as SQLAlchemy's text() writes them."""
     return PLACEHOLDER.sub(r":p\1", statement)
 
 
 def parameters(values: Values) -> dict[str, str | None]:
+    """Returns the values by the names that `named` gives to the placeholders."""
     return {f"p{n}": value for n, value in enumerate(values, 1)}
 
 
-# The caller may stream large results; ours are read at once.
+# The caller may stream large results; Penstock's results are read at once.
 AT_ONCE = {"stream_results": False}
 
 
 def run_psycopg(connection: Any, statement: str, values: Values) -> Rows:
-    # A plain cursor, whatever kind of cursor and rows the connection makes; nothing prepared: a pooler may be between.
+    """Runs a statement on a psycopg connection."""
+    # The cursor is a plain one, whatever cursors and rows the connection makes. Nothing is prepared, because a pooler
+    # may stand between.
     with Cursor(connection, row_factory=tuple_row) as cursor:
         cursor.execute(percent(statement).encode(), values, prepare=False)
         return cursor.fetchall()
 
 
 def run_sqlalchemy(connection: Any, statement: str, values: Values) -> Rows:
-    from sqlalchemy import text  # noqa: PLC0415 - only whoever has one gets here
+    """Runs a statement on a SQLAlchemy connection or session."""
+    from sqlalchemy import text  # noqa: PLC0415 - SQLAlchemy is optional
 
     rows = connection.execute(text(named(statement)), parameters(values), execution_options=AT_ONCE)
     return [tuple(row) for row in rows]
 
 
 def run_django(connection: Any, statement: str, values: Values) -> Rows:
+    """Runs a statement on a Django connection."""
     with connection.cursor() as cursor:
         cursor.execute(percent(statement), values)
         return [tuple(row) for row in cursor.fetchall()]

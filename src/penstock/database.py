@@ -1,5 +1,5 @@
 # Made from src/penstock/aio/database.py by scripts/make_sync.py (`make generate`): edit that, never this.
-"""Connections and transactions. The only place that begins or commits anything."""
+"""Connections and transactions. No other module begins or commits a transaction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import logging
 import random
 import select
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -15,41 +17,63 @@ import psycopg_pool
 from psycopg import pq
 from psycopg.rows import TupleRow, tuple_row
 
-from penstock.colour import Guard, Lock, Place, deserted, guard, here, sleep, to_the_end
+from penstock.colour import Guard, Lock, Place, Watchdog, deserted, guard, here, repeat, sleep, to_the_end
 from penstock.errors import CommitUnknown, HandlerMisuse, Unavailable, ValidationError
+from penstock.hosts import WATCH_EVERY, HostConnection, Hosts
 from penstock.wire import (
+    BEGIN,
     CONTRACT,
+    PROBE,
+    READ_ONLY,
+    Session,
     as_ours,
     check_contract,
     check_dsn,
     configure,
     described,
+    hang_up,
     raw_loaders,
-    settings_for,
+    set_usual,
     translated,
 )
 
-# A connection that was cut is replaced, and that is all: without a logging set-up it shall not reach standard error.
+# A connection that was cut is replaced. Without a logging set-up, psycopg's warnings do not reach standard error.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
 Connection = psycopg.Connection[TupleRow]
 Once = Callable[[str, Sequence[Any]], list[TupleRow]]
+# For writes that are repeated if they are lost: they wait neither for the disk nor for a synchronous standby that is
+# away.
+RELAXED = f"{BEGIN}; set local synchronous_commit = off"
+# For writes that can be put off: if another transaction holds a row for longer, the call raises Unavailable with the
+# reason "retry".
+IMPATIENT = f"{BEGIN}; set local lock_timeout = '500ms'"
+WHEN_ASKED = 2**31  # psycopg prepares a statement after so many runs, or when told to
 
 
 class Home:
-    """What one process, and in asyncio one event loop, has for itself."""
+    """The state that belongs to one process, and in asyncio to one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, dsn: str) -> None:
+        self.hosts = Hosts(dsn)
         self.lock = Lock()
-        self.pool: psycopg_pool.ConnectionPool[Connection] | None = None
-        self.guard: Guard | None = None  # of the pool
-        self.read_committed = False  # is what a transaction has here if nobody says otherwise
+        self.pool: psycopg_pool.ConnectionPool[HostConnection] | None = None
+        self.guards: list[Guard] = []  # the guards of the pool
+        self.watchdog = Watchdog()
+        self.plain = False  # whether a statement may be a transaction by itself
+        self.sets: list[str] = []  # the settings that Penstock's transactions make at their beginning
+        self.probed_at = 0.0
+        self.renewed_at = 0.0  # connections made before this are not used again
 
 
 class Database:
-    """A pool over one DSN. Safe among threads, and after a fork: the child gets a pool of its own.
+    """A connection pool for one DSN. It is safe to use from several threads and after a fork: the child gets a pool of
+    its own.
 
-    No session state, so that a pooler in transaction mode may stand between: every transaction says its own isolation
-    level, and nothing is prepared (the plans live inside the functions).
+    It uses no session state, so that a pooler in transaction mode can stand between: every transaction sets its own
+    isolation level. Without such a pooler, the few statements that each task needs are prepared.
+
+    With a `deadline`, a connection that does not answer within so many seconds is closed, and its statement fails with
+    Unavailable: TCP alone never notices a proxy that hangs. Statements of handlers have no deadline.
     """
 
     def __init__(
@@ -59,6 +83,7 @@ class Database:
         source: str = "dsn",
         max_connections: int = 8,
         timeout: float = 10.0,
+        deadline: float | None = None,
         rehearse: bool = False,
     ) -> None:
         self.dsn = dsn
@@ -66,66 +91,101 @@ class Database:
         self.source = source
         self._max_connections = max_connections
         self._timeout = timeout
-        # After a fork the parent's home stays in here, and is never closed: its sockets are not ours.
+        self._deadline = deadline
+        # After a fork the parent's home stays here and is never closed, because its sockets belong to the parent.
         self._homes: dict[Place, Home] = {}
 
     def __repr__(self) -> str:
         return f"<Database {described(self.dsn)}>"
 
+    @property
+    def rehearses(self) -> bool:
+        """Whether every transaction is rolled back at its end."""
+        return self._end == "rollback"
+
     @contextmanager
-    def transaction(self) -> Iterator[Connection]:
-        """One transaction, READ COMMITTED whatever the session's default. An idle connection that died meanwhile (a
-        restarted server) fails at BEGIN, when nothing has happened yet: another one is taken."""
-        with self._connection() as connection, committed(connection, self._end):
+    def transaction(self, begin: str = BEGIN, deadline: float | None = None) -> Iterator[Connection]:
+        """Runs one transaction, which is READ COMMITTED and resolves names in pg_catalog first, whatever the session's
+        defaults are. An idle connection that has died (after a server restart) fails at BEGIN, before anything has
+        happened; then another connection is taken."""
+        with (
+            self._connection(partial(self._begun, begin, True)) as connection,
+            committed(connection, self._end, self.answering(connection, deadline)),
+        ):
             yield connection
 
+    @contextmanager
+    def answering(self, connection: Connection, deadline: float | None = None) -> Iterator[None]:
+        """Closes the connection when it does not answer within the deadline."""
+        seconds = deadline or self._deadline
+        if seconds is None:
+            yield
+            return
+        late: list[bool] = []
+
+        def end() -> None:
+            late.append(True)
+            hang_up(connection)
+
+        try:
+            with self._home().watchdog.watch(seconds, end):
+                yield
+        except CommitUnknown:
+            raise
+        except Unavailable as error:
+            if not late:
+                raise
+            raise Unavailable(f"PostgreSQL did not answer within {seconds:g} s", reason="deadline") from error
+
     def once(self, query: str, parameters: Sequence[Any]) -> list[TupleRow]:
-        """One statement that is a transaction by itself, in one round trip instead of three; its rows as PostgreSQL
-        sent them (see `raw_loaders`). If the connection breaks meanwhile nobody knows whether it happened: for what may
-        happen once more."""
-        pool = self._open_pool()
-        home = self._homes[here()]
-        if self._end != "commit" or not home.read_committed:
+        """Runs one statement that is a transaction by itself, in one round trip instead of three, and returns its rows
+        as PostgreSQL sent them (see `raw_loaders`). If the connection breaks, the outcome is unknown, so use it only
+        for statements that may run twice."""
+        self._open_pool()
+        if self._end != "commit" or not self._home().plain:
             with self.transaction() as connection:
                 return fetch_raw(connection, query, parameters)
-        with self._lively(pool) as connection:
+        with self._connection(said_nothing) as connection:
             try:
-                with translated():
+                with self.answering(connection), translated():
                     return fetch_raw(connection, query, parameters)
             except Unavailable as error:
-                if connection.broken or connection.closed:
+                if error.reason != "deadline" and (connection.broken or connection.closed):
                     raise unknown() from error
                 raise
 
     @contextmanager
     def lent(self, mark: str) -> Iterator[Connection]:
-        """A transaction for somebody else's statements. Their errors stay theirs; only we may end it: `still_lent`
-        knows it by the mark, which ends with it."""
-        with self._connection() as connection:
+        """Opens a transaction for statements of a handler. Errors and settings of those statements remain the
+        handler's. Only Penstock may end the transaction: `still_lent` recognises it by the mark, which exists only
+        within it."""
+        with self._connection(partial(self._begun, BEGIN, False)) as connection:
             try:
-                with committed(connection, self._end, ours=False):
-                    connection.execute("select set_config('penstock.lent', %s, true)", (mark,))
+                with committed(connection, self._end, self.answering(connection), ours=False):
+                    connection.execute("select pg_catalog.set_config('penstock.lent', %s, true)", (mark,))
                     try:
                         yield connection
                     finally:
                         as_before(connection)
             finally:
-                cleaned(connection)
+                with self.answering(connection):
+                    cleaned(connection)
 
     def reconnect(self) -> None:
-        """Waits until PostgreSQL can be reached, then begins with new connections: the pool would wait longer and
-        longer between its tries."""
+        """Waits until PostgreSQL can be reached. Connections that were made before this call are not used again."""
+        began = monotonic()
         while True:
             try:
                 self.connect().close()
                 break
             except Unavailable:
-                sleep(random.uniform(0.1, 0.5))  # noqa: S311 - so that a fleet does not come all at once
-        self.close()
+                sleep(random.uniform(0.1, 0.5))  # noqa: S311 - so that a fleet does not reconnect all at once
+        self._home().renewed_at = began
 
     @contextmanager
-    def session(self) -> Iterator[Connection]:
-        """A connection outside the pool, for what needs a session (advisory locks around several transactions)."""
+    def session(self) -> Iterator[HostConnection]:
+        """Opens a connection outside the pool, for work that needs a session (advisory locks around several
+        transactions)."""
         connection = self.connect()
         try:
             with translated():
@@ -134,153 +194,225 @@ class Database:
             connection.close()
 
     def refuse_rehearsal(self, verb: str) -> None:
-        """For what is done in several transactions: undone one by one, they would find the same again and again."""
-        if self._end == "rollback":
-            raise ValidationError(f"rehearse: {verb} is done in several transactions, and can not be rehearsed")
+        """Refuses a verb that uses several transactions: if each were rolled back, the verb would find the same tasks
+        again and again."""
+        if self.rehearses:
+            raise ValidationError(f"rehearse: {verb} is done in several transactions, and cannot be rehearsed")
 
-    def connect(self) -> Connection:
+    def connect(self) -> HostConnection:
+        """Opens and configures a connection outside the pool."""
         check_dsn(self.dsn, self.source)
         with translated(source=self.source, dsn=self.dsn):
-            connection: Connection = psycopg.Connection.connect(self.dsn, **settings_for(self.dsn))
-            configure(connection)
-            return connection
+            connection = self._home().hosts.connect()
+        connection.asked_at = monotonic()
+        with self.answering(connection), translated(source=self.source, dsn=self.dsn):
+            configured(connection)
+        return connection
+
+    def check_writable(self) -> None:
+        """Raises if PostgreSQL cannot be reached, accepts no writes, or does not have the Penstock schema."""
+        with self.session() as connection:
+            row = connection.execute("show transaction_read_only").fetchone()
+            if row != ("off",):
+                raise Unavailable(
+                    "the server accepts no writes: it is a standby, or default_transaction_read_only is on",
+                    hint=READ_ONLY.hint,
+                    reason="read_only",
+                )
+            check_contract(connection.execute(CONTRACT).fetchone())
 
     def close(self) -> None:
+        """Closes the pool of this process, and in asyncio of this event loop."""
         home = self._homes.get(here())
         if home is None:
             return
-        with home.lock:  # somebody may be opening it
-            pool, watched, home.pool, home.guard = home.pool, home.guard, None, None
+        with home.lock:  # another caller may be opening the pool
+            pool, guards, home.pool, home.guards = home.pool, home.guards, None, []
         if pool is not None:
             pool.close()
-        if watched is not None:
-            watched.cancel()
+        for one in guards:
+            one.cancel()
+        home.watchdog.close()
 
     @contextmanager
-    def _connection(self) -> Iterator[Connection]:
-        """With a transaction begun."""
-        pool = self._open_pool()
+    def _connection(self, is_usable: Callable[[Connection], bool]) -> Iterator[Connection]:
+        """Takes a connection of the pool that has not died while it was idle. If it leads to a standby, the other
+        connections may too: none of them is used again, and new ones are made to the present primary."""
+        pool, home = self._open_pool(), self._home()
         for _ in range(self._max_connections + 1):
             connection = self._taken(pool)
+            connection.asked_at = monotonic()
             try:
-                if begun(connection):
-                    yield connection
-                    return
-            finally:
-                to_the_end(pool.putconn, connection)
-        raise Unavailable("PostgreSQL closes every connection at once", hint="Look at its log.")
-
-    @contextmanager
-    def _lively(self, pool: psycopg_pool.ConnectionPool[Connection]) -> Iterator[Connection]:
-        """None that died while it was idle: nothing has been said on it yet."""
-        for _ in range(self._max_connections + 1):
-            connection = self._taken(pool)
-            try:
-                if said_nothing(connection):
+                if connection.made_at >= home.renewed_at and is_usable(connection):
                     yield connection
                     return
                 connection.close()
+            except (Unavailable, psycopg.Error) as error:
+                if is_read_only(error):
+                    home.renewed_at = monotonic()
+                raise
             finally:
+                connection.asked_at = None
                 to_the_end(pool.putconn, connection)
         raise Unavailable("PostgreSQL closes every connection at once", hint="Look at its log.")
 
-    def _taken(self, pool: psycopg_pool.ConnectionPool[Connection]) -> Connection:
+    def _begun(self, begin: str, ours: bool, connection: Connection) -> bool:
+        """Begins a transaction; with `ours` it also sets what Penstock's own statements rely on. Returns False if the
+        connection died while it was idle."""
+        statement = "; ".join([begin, *self._home().sets]) if ours else begin
+        try:
+            with self.answering(connection), translated():
+                connection.execute(statement.encode())
+        except Unavailable as error:
+            if error.reason == "deadline":
+                raise
+            return False
+        return True
+
+    def _taken(self, pool: psycopg_pool.ConnectionPool[HostConnection]) -> HostConnection:
         try:
             return pool.getconn()
         except psycopg_pool.PoolClosed:
             raise Unavailable("the client was closed meanwhile", reason="closed") from None
         except psycopg_pool.PoolTimeout:
-            self.connect().close()  # says why, if it is the server
+            failed = self._home().hosts.last_error
+            if failed is not None:
+                raise as_ours(failed, self.source, self.dsn) from failed
+            self.connect().close()  # raises the reason, if the server is the cause
             raise Unavailable(
                 f"all {self._max_connections} connections stayed busy for {self._timeout:g} s",
                 hint="Raise max_connections, or do less at once.",
                 reason="pool",
             ) from None
 
-    def _open_pool(self) -> psycopg_pool.ConnectionPool[Connection]:
-        home = self._homes.get(here()) or self._move_in()
+    def _open_pool(self) -> psycopg_pool.ConnectionPool[HostConnection]:
+        home = self._home()
         pool = home.pool
-        if pool is None:
+        if pool is None or home.probed_at < home.renewed_at:
             with home.lock:
+                if home.pool is None or home.probed_at < home.renewed_at:
+                    began = monotonic()
+                    found = self._probe()
+                    home.plain, home.sets, home.probed_at = found.plain, found.sets, began
                 pool = home.pool = home.pool or self._new_pool(home)
         return pool
 
+    def _home(self) -> Home:
+        return self._homes.get(here()) or self._move_in()
+
     def _move_in(self) -> Home:
-        """Pools of event loops that are closed are let go; that closes their connections."""
+        """Creates the home of this place. It drops the pools of closed event loops, which closes their connections."""
         for place in [*self._homes]:
             if deserted(place):
                 self._homes.pop(place, None)
-        return self._homes.setdefault(here(), Home())
+        return self._homes.setdefault(here(), Home(self.dsn))
 
-    def _new_pool(self, home: Home) -> psycopg_pool.ConnectionPool[Connection]:
-        home.read_committed = self._probe() == "read committed"
+    def _new_pool(self, home: Home) -> psycopg_pool.ConnectionPool[HostConnection]:
         pool = psycopg_pool.ConnectionPool(
             self.dsn,
-            kwargs=settings_for(self.dsn),
-            configure=configured,
+            connection_class=HostConnection,
+            kwargs={"hosts": home.hosts},
+            configure=self._prepare,
             min_size=0,
             max_size=self._max_connections,
             timeout=self._timeout,
-            reconnect_timeout=1.0,  # then the next who asks tries anew; by itself it would wait longer and longer
+            # Without this the pool would wait longer and longer between its attempts.
+            reconnect_timeout=0.2,
+            reconnect_failed=try_again,
             open=False,
         )
         pool.open()
-        home.guard = guard(pool.name)
+        home.guards = [guard(pool.name)]
+        if home.hosts.several:
+            home.guards.append(repeat(home.hosts.watch, WATCH_EVERY))
         return pool
 
-    def _probe(self) -> str:
-        """A wrong password or a schema of another version is an error at once, not a time-out or a riddle later. The
-        isolation of transactions for which nobody says it."""
+    def _prepare(self, connection: Connection) -> None:
+        """Configures a connection of the pool. Statements may be prepared if no pooler shares the session: a pooler
+        tells its clients another backend number than PostgreSQL does."""
+        with self.answering(connection), translated():
+            configured(connection)
+            row = connection.execute("select pg_catalog.pg_backend_pid()").fetchone()
+            if row == (connection.info.backend_pid,):
+                connection.prepare_threshold = WHEN_ASKED
+
+    def _probe(self) -> Session:
+        """Connects once and returns the settings of the role, the database and the DSN. A wrong password or a schema of
+        another version becomes an error at once, and not a time-out or an obscure error later."""
         connection = self.connect()
         try:
-            with translated():
+            with self.answering(connection), translated():
                 check_contract(connection.execute(CONTRACT).fetchone())
-                row = connection.execute("show default_transaction_isolation").fetchone()
-                return str(row and row[0])
+                row = connection.execute(PROBE).fetchone()
+                assert row is not None
+                return Session(*row)
         finally:
             connection.close()
 
 
-def begun(connection: Connection) -> bool:
-    """False: it died while it was idle."""
-    try:
-        connection.execute("begin isolation level read committed")
-    except psycopg.OperationalError:
-        return False
-    return True
+def try_again(pool: psycopg_pool.ConnectionPool[HostConnection]) -> None:
+    """Tries again soon after the pool gave up making a connection, if a caller waits for one: otherwise that caller
+    would wait for its whole time-out although PostgreSQL is back."""
+    if pool.get_stats().get("requests_waiting"):
+        sleep(random.uniform(0.05, 0.2))  # noqa: S311 - so that a fleet does not reconnect all at once
+        pool.check()
+
+
+def is_read_only(error: Exception) -> bool:
+    """Returns whether the error says that the server is a standby. Handlers get psycopg's own error."""
+    ours = isinstance(error, Unavailable) and error.reason == "read_only"
+    return ours or isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
 
 
 def configured(connection: Connection) -> None:
+    """Prepares a new connection for Penstock's statements."""
     configure(connection)
+    made_usual(connection)
+
+
+def made_usual(connection: Connection) -> None:
+    """Sets the session settings that Penstock needs, if they have other values."""
+    statement = set_usual(connection)
+    if statement is not None:
+        connection.execute(statement)
 
 
 @contextmanager
-def committed(connection: Connection, end: str, *, ours: bool = True) -> Iterator[None]:
-    """COMMIT at the end (ROLLBACK, if it is a rehearsal), ROLLBACK on any error; an error while COMMIT is under way is
-    told apart."""
-    try:
-        with translated() if ours else nullcontext():
-            yield
-    except BaseException:
-        rollback(connection)
-        raise
-    try:
-        connection.execute(end.encode())
-    except psycopg.OperationalError as error:
-        if connection.broken or connection.closed:
-            raise unknown() from error
-        raise as_ours(error) from error
-    except psycopg.Error as error:
-        raise as_ours(error) from error
+def committed(
+    connection: Connection, end: str, answering: AbstractContextManager[None], *, ours: bool = True
+) -> Iterator[None]:
+    """Commits at the end of the block (or rolls back, in a rehearsal), and rolls back on any error. An error during
+    COMMIT has an error class of its own. Penstock's own statements, and every COMMIT, have the deadline."""
+    with ExitStack() as stack:
+        if ours:
+            stack.enter_context(answering)
+        try:
+            with translated() if ours else nullcontext():
+                yield
+        except BaseException:
+            rollback(connection)
+            raise
+        if not ours:
+            stack.enter_context(answering)
+        try:
+            connection.execute(end.encode())
+        except psycopg.OperationalError as error:
+            if connection.broken or connection.closed:
+                raise unknown() from error
+            raise as_ours(error) from error
+        except psycopg.Error as error:
+            raise as_ours(error) from error
 
 
 def unknown() -> CommitUnknown:
+    """Returns the error for a COMMIT whose outcome is unknown."""
     said = "the connection broke during COMMIT: it happened or it did not"
     return CommitUnknown(said, hint="Look before you repeat.")
 
 
 def said_nothing(connection: Connection) -> bool:
-    """What a server says to an idle connection is mostly farewell."""
+    """Returns whether the connection is open and has no unread data: a message from the server to an idle connection
+    mostly announces its end."""
     if connection.closed:
         return False
     poll = select.poll()
@@ -289,34 +421,51 @@ def said_nothing(connection: Connection) -> bool:
 
 
 def as_before(connection: Connection) -> None:
-    """Whoever had it may like dicts for rows; we do not."""
+    """Resets the row and cursor factories, which a handler may have changed."""
     connection.row_factory = tuple_row
     connection.cursor_factory = psycopg.Cursor
 
 
 def still_lent(connection: Connection, mark: str) -> None:
-    """Refuses a connection that was closed, or whose transaction was ended, by whom it was lent to."""
+    """Raises HandlerMisuse if the handler closed the connection or ended its transaction."""
     as_before(connection)
     if connection.closed or connection.info.transaction_status == pq.TransactionStatus.IDLE:
         raise HandlerMisuse(ENDED, hint="Leave it open: it is committed, with the task, at the end of the block.")
-    row = connection.execute("select current_setting('penstock.lent', true)").fetchone()
+    row = connection.execute("select pg_catalog.current_setting('penstock.lent', true)").fetchone()
     if row != (mark,):
         raise HandlerMisuse(ENDED, hint="Leave it open: it is committed, with the task, at the end of the block.")
+    made_usual(connection)  # for the statement that follows: the handler may have set another encoding
 
 
 ENDED = "the handler closed the connection of transaction(), or ended its transaction"
 
 
+# Resets what DISCARD ALL resets, but keeps Penstock's prepared statements and their plans: psycopg does not notice the
+# second DISCARD ALL of a connection, and goes on to use statements that are gone. Returns whether a handler's SQL
+# prepared other statements.
+CLEAN = """
+    select exists (select from pg_catalog.pg_prepared_statements as p where p.from_sql)
+    from pg_catalog.pg_advisory_unlock_all();
+    close all; set session authorization default; reset all; unlisten *; discard temp; discard sequences
+"""
+
+
 def cleaned(connection: Connection) -> None:
-    """What somebody set in a session that goes back to the pool: claims and settles would run with it."""
+    """Resets a session before it goes back to the pool: otherwise claims and settles would run with the settings of a
+    handler."""
     try:
         if not connection.closed:
-            connection.execute("discard all")
+            row = connection.execute(CLEAN).fetchone()
+            if row != (False,):  # the next handler would find a prepared statement of that name
+                connection.close()
+            else:
+                made_usual(connection)
     except psycopg.Error:
         connection.close()
 
 
 def rollback(connection: Connection) -> None:
+    """Rolls back the open transaction, and closes the connection if that fails."""
     try:
         if not connection.closed and connection.info.transaction_status != pq.TransactionStatus.IDLE:
             connection.execute("rollback")
@@ -325,8 +474,8 @@ def rollback(connection: Connection) -> None:
 
 
 def fetch_raw(connection: Connection, query: str, parameters: Sequence[Any]) -> list[TupleRow]:
-    """Rows as PostgreSQL sent them (see `raw_loaders`)."""
+    """Runs a statement and returns its rows as PostgreSQL sent them (see `raw_loaders`)."""
     with connection.cursor(binary=True) as cursor:
         raw_loaders(cursor)
-        cursor.execute(query.encode(), parameters)
+        cursor.execute(query.encode(), parameters, prepare=True)
         return cursor.fetchall()

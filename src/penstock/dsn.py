@@ -1,5 +1,5 @@
-"""Where the DSN comes from. A fresh server is started only when somebody says "embedded": a forgotten variable in
-production must be an error, never an empty database."""
+"""Finds the DSN. A new server is started only for the explicit DSN "embedded": a forgotten variable in production must
+be an error, never an empty database."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ LIBPQ = ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
 
 
 def find_dsn(given: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
-    """The DSN and where it came from."""
+    """Returns the DSN and where it came from."""
     if given == "embedded":
         server = embedded.Server.start(embedded.home(environ), environ=environ)
         return server.dsn, "the embedded server"
     if given:
-        # SQLAlchemy names the driver too; libpq does not know it.
+        # SQLAlchemy's URLs also name the driver, which libpq does not understand.
         return re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", given), "the dsn given"
     for name in ("PENSTOCK_DSN", "DATABASE_URL"):
         if environ.get(name):

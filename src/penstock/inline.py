@@ -1,8 +1,9 @@
 # Made from src/penstock/async_inline.py by scripts/make_sync.py (`make generate`): edit that, never this.
-"""Draining where the caller is, for people's tests."""
+"""Draining in the caller's process, for tests of applications."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
@@ -12,19 +13,46 @@ from penstock.handlers import Held, Registry, Spec
 from penstock.model import Claim, Outcome, Task
 from penstock.queue import Queue
 from penstock.worker.execution import EXITS, LOST, SETTLED, UNKNOWN_KIND
-from penstock.worker.performing import perform
+from penstock.worker.performing import perform, tell_hook
 
+LOG = logging.getLogger("penstock.worker")
 BATCH = 100
 
 
-def drain(registry: Registry, queues: list[Queue], most: int | None) -> Counter[str]:
-    """Runs what is due, queue by queue and again, until nothing is, `most` tasks were run, or a handler wanted to end
-    the process. Answers how many of them ended in which state; lost: they were no longer ours."""
+class Errors:
+    """Collects the errors of handlers and hooks. With `stops`, no task is begun after the first error."""
+
+    def __init__(self, *, stops: bool) -> None:
+        self._stops = stops
+        self._first: BaseException | None = None
+
+    @property
+    def stop(self) -> bool:
+        """Whether no further task may begin."""
+        return self._stops and self._first is not None
+
+    def note(self, task: Task, error: BaseException) -> None:
+        """Keeps the first error, with a note of the task that raised it."""
+        if self._first is None:
+            self._first = error
+            if self._stops:
+                error.add_note(f"Raised by the handler of task {task.id}, kind {task.kind!r}.")
+
+    def raise_first(self) -> None:
+        """Raises the first error, if errors stop the drain."""
+        if self._stops and self._first is not None:
+            raise self._first
+
+
+def drain(registry: Registry, queues: list[Queue], most: int | None, *, raise_errors: bool = True) -> Counter[str]:
+    """Runs due tasks, queue by queue and in rounds, until none is due, `most` tasks were run, or a handler wanted to
+    end the process. Returns how many tasks ended in each state; `lost` counts those whose lease was lost."""
     leases: dict[str, float] = {}
     for queue in queues:
         queue.set_kinds(registry.stored(queue.name))
         leases[queue.name] = queue.lease()
     states: Counter[str] = Counter()
+    errors = Errors(stops=raise_errors)
     before = -1
     while states.total() > before:
         before = states.total()
@@ -34,32 +62,50 @@ def drain(registry: Registry, queues: list[Queue], most: int | None) -> Counter[
                 if not claim:
                     break
                 held = Held(claim, leases[queue.name])
-                states.update(worked_off(registry, queue, held))
+                states.update(worked_off(registry, queue, held, errors))
+                errors.raise_first()
                 if held.stopping:
                     return states
     return states
 
 
-def worked_off(registry: Registry, queue: Queue, held: Held) -> Counter[str]:
+def worked_off(registry: Registry, queue: Queue, held: Held, errors: Errors) -> Counter[str]:
+    """Runs the tasks of one claim, settles them and calls the `on_dead` hooks. Returns how many tasks ended in each
+    state."""
     outcomes: dict[int, Outcome] = {}
     for spec, tasks in by_handler(registry, held.claim):
-        if held.stopping:
+        if held.stopping or errors.stop:
             found = {task.id: Outcome.release() for task in tasks}
         elif spec is None:
             found = {task.id: UNKNOWN_KIND for task in tasks}
         else:
-            found = perform(spec, tasks, held, queue)
+            found = perform(spec, tasks, held, queue, errors.note)
             held.stopping = any(one.word == "release" and one.error_class in EXITS for one in found.values())
         outcomes.update(found)
     told = {id_: outcome for id_, outcome in outcomes.items() if outcome not in (LOST, SETTLED)}
-    states = Counter((settled(queue, held.claim, told)).values())
+    now = settled(queue, held.claim, told)
+    states = Counter(now.values())
     for id_ in outcomes.keys() - told.keys():
         states["lost" if outcomes[id_] is LOST else state_now(queue, id_)] += 1
+    for task in held.claim.tasks:
+        if now.get(task.id) == "dead":
+            call_dead_hooks(registry, task, told[task.id].error or "", errors)
     return states
 
 
+def call_dead_hooks(registry: Registry, task: Task, error: str, errors: Errors) -> None:
+    """Calls the `on_dead` hooks as a worker does, and notes the errors that they raise."""
+    for hook in registry.dying:
+        try:
+            tell_hook(hook, task, error)
+        except Exception as wrong:  # noqa: BLE001 - a hook may raise anything
+            LOG.warning("on_dead hook failed", extra={"task": task.id, "error_class": type(wrong).__name__})
+            errors.note(task, wrong)
+
+
 def settled(queue: Queue, claim: Claim, told: dict[int, Outcome]) -> dict[int, str]:
-    """The state each is in now. As in a worker, an outcome that PostgreSQL refuses becomes a failure."""
+    """Settles tasks and returns the new state of each. As in a worker, an outcome that PostgreSQL refuses becomes a
+    failure."""
     try:
         return queue.settle(claim, told)
     except LeaseLost as error:
@@ -76,14 +122,15 @@ def settled(queue: Queue, claim: Claim, told: dict[int, Outcome]) -> dict[int, s
 
 
 def state_now(queue: Queue, id_: int) -> str:
+    """Returns the present state of a task."""
     try:
         return (queue.task(id_)).state
     except NotFound:
-        return "done"  # and not kept
+        return "done"  # done tasks are not kept
 
 
 def by_handler(registry: Registry, claim: Claim) -> Iterator[tuple[Spec | None, list[Task]]]:
-    """The tasks of a claim in their order, together as far as one handler takes them together."""
+    """Yields the tasks of a claim in their order, grouped as far as one handler takes them together."""
     for kind, tasks in groupby(claim.tasks, lambda task: task.kind):
         spec = registry.find(claim.queue, kind)
         found = [*tasks]

@@ -1,5 +1,6 @@
-"""A connection that listens. When it has heard of something it is awake, and so are we: whatever is to be done about it
-is quickest by the same one; and it may be prepared, since who hears has a session of his own."""
+"""A LISTEN connection that can also run statements. The connection and its thread are awake when a notification
+arrives, so running the resulting statement on the same connection is fastest. Its statements can be prepared, because a
+listener has a session of its own."""
 
 from __future__ import annotations
 
@@ -7,56 +8,78 @@ import select
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from time import monotonic
 from typing import Any
 
 from psycopg import sql
 from psycopg.rows import TupleRow
 
-from penstock.database import Connection, Database, fetch_raw
-from penstock.wire import translated
+from penstock.database import Database, fetch_raw
+from penstock.hosts import HostConnection
+from penstock.wire import PROBE, Session, translated
+
+ECHO = "select pg_catalog.pg_notify(%s, '')"
 
 
 @contextmanager
 def listening(database: Database, channels: Iterable[str]) -> Iterator[Line]:
-    """Behind a pooler by transactions nothing is ever heard."""
+    """Opens a connection that listens on channels. Behind a pooler in transaction mode it never receives a
+    notification."""
     with database.session() as connection:
-        row = connection.execute("show default_transaction_isolation").fetchone()
-        for channel in channels:
-            connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+        with database.answering(connection), translated():
+            row = connection.execute(PROBE).fetchone()
+            assert row is not None
+            for channel in channels:
+                connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
         connection.prepare_threshold = 0
         bell, rope = socket.socketpair()
         with bell, rope:
-            yield Line(connection, bell, rope, may_speak=row == ("read committed",))
+            yield Line(database, connection, bell, rope, may_speak=Session(*row).plain)
 
 
 class Line:
-    """For one thread; only `ring` is for others."""
+    """A connection that listens, for one thread; only `ring` may be called from others."""
 
-    def __init__(self, connection: Connection, bell: socket.socket, rope: socket.socket, *, may_speak: bool) -> None:
+    def __init__(
+        self,
+        database: Database,
+        connection: HostConnection,
+        bell: socket.socket,
+        rope: socket.socket,
+        *,
+        may_speak: bool,
+    ) -> None:
+        self._database = database
         self._connection = connection
         self._bell = bell
         self._rope = rope
-        self.may_speak = may_speak  # what is said by it is a transaction by itself, which begins as the session's do
+        self.may_speak = may_speak  # whether a statement alone is a transaction with the settings that we need
         self._poll = select.poll()
         self._poll.register(connection.fileno(), select.POLLIN)
         self._poll.register(bell, select.POLLIN)
 
-    def heard(self) -> set[str]:
-        """The channels on which somebody notified since this was last asked. Waits until there is one, or somebody
-        rings."""
+    def heard(self, seconds: float) -> set[str]:
+        """Returns the payloads of the notifications since the last call. It waits for one for at most so many seconds,
+        or until `ring` is called."""
+        until = monotonic() + seconds
         while True:
-            found = {notice.channel for notice in self._connection.notifies(timeout=0)}
+            found = {notice.payload for notice in self._connection.notifies(timeout=0)}
             if found:
                 return found
-            if any(end == self._bell.fileno() for end, _ in self._poll.poll()):
+            ready = self._poll.poll(1000 * max(0.0, until - monotonic()))
+            if any(end == self._bell.fileno() for end, _ in ready):
+                self._bell.recv(64)
+                return set()
+            if not ready:
                 return set()
 
     def once(self, query: str, parameters: Sequence[Any]) -> list[TupleRow]:
-        """One statement that is a transaction by itself; see `Database.once`."""
-        with translated():
+        """Runs one statement that is a transaction by itself; see `Database.once`."""
+        self._connection.asked_at = monotonic()
+        with self._database.answering(self._connection), translated():
             return fetch_raw(self._connection, query, parameters)
 
     def ring(self) -> None:
-        """From any thread: there is something else to do."""
-        with suppress(OSError):  # it is closed
+        """Wakes the thread that waits in `heard`; any thread may call this."""
+        with suppress(OSError):  # the socket is closed
             self._rope.send(b"!")

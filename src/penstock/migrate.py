@@ -1,6 +1,6 @@
-"""Applies sql/: migrations once, functions whenever their text changed. Each step in a transaction of its own, under an
-advisory lock, so that any number of processes may start at once; nothing belongs to the session, so that a pooler may
-stand between."""
+"""Applies the files of sql/: migrations once, functions whenever their text changed. Each step is a transaction of its
+own, under a lock on the schema's own table, so that any number of processes may start at once. It uses no session
+state, so that a pooler may stand between."""
 
 from __future__ import annotations
 
@@ -10,71 +10,106 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from penstock.database import Connection, Database
-from penstock.errors import AuthError, SchemaVersionError, Unavailable
+from penstock.errors import AuthError, ConfigError, SchemaVersionError, Unavailable
 from penstock.wire import CONTRACT, OUR_CONTRACT, check_contract, translated
 
-LOCK = 0x50454E53  # "PENS"
-LOCK_SECONDS = 2
+LOCK_SECONDS: float = 2
 PAUSES = (0.5, 1, 2, 4, 8, 8, 8, 8, 8, 8)  # seconds between tries
-FUNCTIONS = 0  # the row in penstock.migration that remembers which text the functions came from
-ROLES = -1  # not in penstock.migration: roles belong to the cluster
+FUNCTIONS = 0  # the row in penstock.migration with the checksum of the functions
+ROLES = -1  # it is not in penstock.migration, because roles belong to the cluster
 ROLE_NAMES = ("penstock_producer", "penstock_worker", "penstock_reader", "penstock_admin")
 SQL = files("penstock") / "sql"
-# Names mean PostgreSQL's own, whatever else the installer's search_path offers.
-SAFELY = "set local search_path = pg_catalog, pg_temp; set local check_function_bodies = off;"
+# Names resolve to PostgreSQL's own, and texts are read as written, whatever the installer's session has set.
+SAFELY = (
+    "set local search_path = pg_catalog, pg_temp; set local check_function_bodies = off; "
+    "set local client_encoding = 'UTF8'; set local standard_conforming_strings = on; "
+    "set local quote_all_identifiers = off; set local array_nulls = on;"
+)
+# This runs before anything is written: otherwise half of the schema would exist in another encoding when the first text
+# fails.
+REFUSE_ENCODING = """do $$
+begin
+    if pg_catalog.current_setting('server_encoding') operator(pg_catalog.<>) 'UTF8' then
+        raise exception 'the encoding of this database is %, and Penstock needs UTF8',
+            pg_catalog.current_setting('server_encoding')
+            using hint = 'Create a database with: create database name encoding ''UTF8'' template template0;';
+    end if;
+end
+$$;"""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """One file of SQL to apply, or all functions together."""
+
     number: int
     name: str
     text: str
 
     @property
     def checksum(self) -> str:
+        """The SHA-256 of the text."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def migrations() -> list[Step]:
+    """Returns all migrations in their order."""
     found = sorted((SQL / "migrations").iterdir(), key=lambda file: file.name)
     texts = [(file.name, file.read_text("utf-8")) for file in found if file.name.endswith(".sql")]
     return [Step(int(name[:4]), name, text) for name, text in texts]
 
 
 def functions() -> Step:
-    """All functions, and who may call them."""
+    """Returns the step that contains all functions and their grants."""
     found = sorted((SQL / "functions").iterdir(), key=lambda file: file.name)
     parts = [file.read_text("utf-8") for file in found if file.name.endswith(".sql")]
     return Step(FUNCTIONS, "functions", "\n".join([*parts, (SQL / "grants.sql").read_text("utf-8")]))
 
 
 def roles_step() -> Step:
+    """Returns the step that creates the roles."""
     return Step(ROLES, "roles", (SQL / "roles.sql").read_text("utf-8"))
 
 
 def plan(dsn: str, source: str = "dsn", *, roles: bool = True) -> list[str]:
-    """What `init` would apply, in order; nothing: the schema is up to date."""
-    with Database(dsn, source=source).session() as connection:
+    """Returns the names of the steps that `init` would apply, in order; an empty list means that the schema is up to
+    date."""
+    with Database(dsn, source=source).session() as connection, connection.transaction():
+        check_encoding(connection)
+        connection.execute("set local search_path = pg_catalog, pg_temp")
         return [step.name for step in missing(connection, roles)]
 
 
 def init(dsn: str, source: str = "dsn", *, roles: bool = True) -> list[str]:
-    """Brings the schema up to date; answers the names of what it applied."""
+    """Brings the schema up to date and returns the names of the steps that it applied."""
     applied: list[str] = []
     with Database(dsn, source=source).session() as connection:
+        check_encoding(connection)
         while (name := patiently(connection, roles)) is not None:
             applied.append(name)
     return applied
 
 
 def script(*, roles: bool = True) -> str:
-    """All of it as one text, for people who apply their own migrations."""
+    """Returns all steps as one text, for projects that apply their own migrations."""
     steps = [*([roles_step()] if roles else []), *migrations(), functions()]
     parts = [*(step.text for step in steps), *(note(step) for step in steps if step.number != ROLES)]
-    return f"begin;\n{SAFELY}\n\n" + "\n".join(parts) + "\ncommit;\n"
+    return f"begin;\n{SAFELY}\n{REFUSE_ENCODING}\n\n" + "\n".join(parts) + "\ncommit;\n"
+
+
+def check_encoding(connection: Connection) -> None:
+    """Refuses a database that cannot hold every text. PostgreSQL reports its encoding when a connection begins."""
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise ConfigError(
+            f"the encoding of database {connection.info.dbname} is {encoding}, and Penstock needs UTF8",
+            hint="Create another one: create database … encoding 'UTF8' template template0.",
+        )
 
 
 def missing(connection: Connection, roles: bool) -> list[Step]:
+    """Returns the steps that are not applied yet, and raises SchemaVersionError if the schema is newer or was
+    edited."""
     applied = recorded(connection)
     known = migrations()
     unknown = [number for number in applied if number > known[-1].number]
@@ -84,7 +119,7 @@ def missing(connection: Connection, roles: bool) -> list[Step]:
             hint="Upgrade Penstock: pip install -U penstock.",
         )
     if (theirs := contract(connection)) > OUR_CONTRACT:
-        check_contract((theirs,))  # or an old client's init would take new functions back to old ones
+        check_contract((theirs,))  # otherwise the init of an old client would replace new functions with old ones
     for step in known:
         if step.number in applied and applied[step.number] != step.checksum:
             raise SchemaVersionError(
@@ -99,17 +134,20 @@ def missing(connection: Connection, roles: bool) -> list[Step]:
 
 
 def has_roles(connection: Connection) -> bool:
+    """Returns whether the cluster has all roles of Penstock."""
     row = connection.execute("select count(*) from pg_roles where rolname = any(%s)", (list(ROLE_NAMES),)).fetchone()
     return row == (len(ROLE_NAMES),)
 
 
 def has_grants(connection: Connection) -> bool:
-    """Without them: applied before there were roles, or restored with --no-privileges."""
+    """Returns whether the roles have their grants. They are missing if the schema was applied before the roles existed,
+    or was restored with --no-privileges."""
     usage = "select has_schema_privilege(oid, 'penstock', 'usage') from pg_roles where rolname = %s"
     return connection.execute(usage, (ROLE_NAMES[0],)).fetchone() == (True,)
 
 
 def recorded(connection: Connection) -> dict[int, str]:
+    """Returns the checksums of the applied steps, by number."""
     present = connection.execute("select to_regclass('penstock.migration') is not null").fetchone()
     if not present or not present[0]:
         return {}
@@ -118,32 +156,64 @@ def recorded(connection: Connection) -> dict[int, str]:
 
 
 def contract(connection: Connection) -> int:
-    """Of the functions that are there; 0: none are."""
+    """Returns the contract version of the installed functions, or 0 if none are installed."""
     present = connection.execute("select to_regprocedure('penstock.contract()') is not null").fetchone()
     row = connection.execute(CONTRACT).fetchone() if present and present[0] else None
     return int(row[0]) if row else 0
 
 
 def patiently(connection: Connection, roles: bool) -> str | None:
-    """A step makes nobody wait for long: when it gets no lock in time, it lets all others pass and tries again."""
+    """Applies the next step without blocking others for long: if it gets no lock in time, it lets all others pass and
+    tries again."""
     for pause in (*PAUSES, None):
         try:
             with translated():
                 return advance(connection, roles)
         except Unavailable as error:
-            if error.reason != "retry" or pause is None:
+            if error.reason != "retry":
                 raise
+            if pause is None:
+                raise blocked(connection, error) from error
             time.sleep(pause)
     raise AssertionError
 
 
+HOLDER = """
+    select l.pid, a.usename, a.application_name, c.relname
+    from pg_catalog.pg_locks as l
+    join pg_catalog.pg_class as c on c.oid operator(pg_catalog.=) l.relation
+    join pg_catalog.pg_stat_activity as a on a.pid operator(pg_catalog.=) l.pid
+    where c.relnamespace operator(pg_catalog.=) pg_catalog.to_regnamespace('penstock') and c.relkind in ('r', 'p')
+      and l.granted and a.datname operator(pg_catalog.=) pg_catalog.current_database()
+      and l.pid operator(pg_catalog.<>) pg_catalog.pg_backend_pid()
+    order by a.xact_start, l.pid
+    limit 1
+"""
+
+
+def blocked(connection: Connection, error: Unavailable) -> Unavailable:
+    """Returns an error that names the session that blocked `init`, if it can be seen."""
+    row = connection.execute(HOLDER).fetchone()
+    if row is None:
+        return error
+    pid, role, program, table = row
+    return Unavailable(
+        f"init could not get its locks: process {pid} of role {role} ({program!r}) holds penstock.{table}",
+        hint=f"Let its transaction end, or end it with `select pg_terminate_backend({pid})`; then run init again.",
+        reason="retry",
+    )
+
+
 def advance(connection: Connection, roles: bool) -> str | None:
-    """Applies the first of the steps that are missing, and answers its name; None: there is none."""
+    """Applies the first missing step and returns its name, or None if no step is missing."""
     with connection.transaction():
-        # What another init did while we waited for it must be seen.
+        # This transaction must see what another init did while it waited for that one.
         connection.execute("set transaction isolation level read committed")
         connection.execute("set local search_path = pg_catalog, pg_temp")
-        connection.execute("select pg_advisory_xact_lock(%s)", (LOCK,))
+        connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'".encode())
+        if not missing(connection, roles):
+            return None
+        exclude_others(connection)
         steps = missing(connection, roles)
         if not steps:
             return None
@@ -157,23 +227,34 @@ def advance(connection: Connection, roles: bool) -> str | None:
         return steps[0].name
 
 
+def exclude_others(connection: Connection) -> None:
+    """Waits for any other init, and makes later ones wait until this transaction ends. It locks a table that only the
+    owner may lock: any login could take, and keep, an advisory lock."""
+    if not recorded(connection):
+        connection.execute("create schema if not exists penstock")
+    if recorded(connection):  # another init may have created it since the first look, when nothing was locked
+        connection.execute("lock table penstock.migration in share row exclusive mode")
+
+
 def apply(connection: Connection, step: Step) -> None:
+    """Applies one step and records it."""
     with connection.transaction():
         connection.execute(SAFELY.encode())
         connection.execute("set local client_min_messages = warning")
         connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'".encode())
         connection.execute(step.text.encode())
         if step.number > FUNCTIONS:
-            # After a migration the functions and grants come anew, changed or not.
+            # After a migration the functions and grants are applied again, changed or not.
             connection.execute("delete from penstock.migration where number = %s", (FUNCTIONS,))
         if step.number != ROLES:
             connection.execute(note(step).encode())
 
 
 def note(step: Step) -> str:
+    """Returns the statement that records a step."""
     name = step.name.replace("'", "''")
     values = f"{step.number}, '{name}', '{step.checksum}'"
     return (
-        f"insert into penstock.migration (number, name, checksum) values ({values})"  # noqa: S608 - our own file
+        f"insert into penstock.migration (number, name, checksum) values ({values})"  # noqa: S608 - the values come from the package's own file
         " on conflict (number) do update set checksum = excluded.checksum, applied_at = clock_timestamp();"
     )

@@ -1,11 +1,13 @@
-"""The values that cross rooms. Frozen, no I/O.
+"""The values that the parts of Penstock exchange. They are frozen, and this module does no I/O.
 
-Those made once per task are named tuples: a frozen dataclass costs seven times as much to build (decision 0004).
+Values that are made once per task are named tuples: a frozen dataclass costs seven times as much to build (decision
+0004).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal, NamedTuple
@@ -21,17 +23,19 @@ GAUGES = ("planned", "pending", "active", "done", "dead", "cancelled")
 
 
 class NewTask(NamedTuple):
-    """What a push says of one task. `due` is a moment with a time zone; without one it may run at once."""
+    """One task to push. `due` is a moment with a time zone, and `delay` a length of time from the push; without either,
+    the task may run at once."""
 
     payload: Json | None = None
     subject: str | None = None
     due: datetime | None = None
     priority: int = 5
     kind: str = "default"
+    delay: Duration | None = None
 
 
 class Pushed(NamedTuple):
-    """What became of one pushed task."""
+    """The result of pushing one task."""
 
     id: int
     result: str
@@ -40,7 +44,8 @@ class Pushed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PushReport:
-    """What became of a bulk push. The six counts add up to the number of tasks given."""
+    """The result of a bulk push. The six counts add up to the number of tasks given. `skipped_dead` counts the skipped
+    ones whose task is dead: such a task does not run until it is redriven or updated."""
 
     batch_id: UUID
     created: int = 0
@@ -49,13 +54,22 @@ class PushReport:
     reopened: int = 0
     skipped: int = 0
     superseded: int = 0
+    skipped_dead: int = 0
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{count:,} {word}" for word, count in self.counts.items() if count) or "nothing to push"
+        if not self.skipped_dead:
+            return said
+        return f"{said} ({self.skipped_dead:,} of them dead: redrive them, or push with on_conflict='update')"
 
     @property
     def counts(self) -> dict[str, int]:
+        """The six counts by name."""
         return {name: getattr(self, name) for name in PUSH_RESULTS}
 
     @property
     def total(self) -> int:
+        """The number of tasks given."""
         return sum(self.counts.values())
 
 
@@ -63,15 +77,15 @@ EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def from_micros(micros: int) -> datetime:
-    """PostgreSQL's own count of time, microseconds since 2000."""
+    """Converts PostgreSQL's own count of time, microseconds since 2000, to a datetime."""
     return EPOCH + timedelta(microseconds=micros)
 
 
 class Task(NamedTuple):
-    """One claimed task. `attempt` counts from 1; `iterations` are the successful runs before this one.
+    """One claimed task. `attempt` counts from 1; `iterations` is the number of successful runs before this one.
 
-    The moments are kept as PostgreSQL sent them and become datetimes when somebody looks: most handlers never do, and
-    making them was a fifth of a claim's cost.
+    Moments are kept as PostgreSQL sent them and become datetimes when they are read: most handlers never read them, and
+    converting them was a fifth of a claim's cost.
     """
 
     id: int
@@ -87,31 +101,34 @@ class Task(NamedTuple):
 
     @property
     def due(self) -> datetime:
+        """When the task was due."""
         return from_micros(self.due_micros)
 
     @property
     def created(self) -> datetime:
+        """When the task was created."""
         return from_micros(self.created_micros)
 
     @property
     def since(self) -> datetime:
-        """When its age began: at its push, re-opening or redrive, or at its last success."""
+        """When the age of the task began: at its push, re-opening or redrive, or at its last success."""
         return from_micros(self.created_micros if self.since_micros is None else self.since_micros)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A lease and the tasks it covers. Whoever holds the token may settle them; nobody else can."""
+    """A lease and the tasks that it covers. Only a holder of the token can settle them."""
 
     queue: str
     token: UUID | None
     until: datetime | None
     tasks: tuple[Task, ...]
-    pid: int | None = None  # the process it was made in; a fork of it may not settle
-    alone: bool = False  # its task took a worker down with it before: take nothing else until it is settled
+    pid: int | None = None  # the process that made the claim; a fork of it may not settle
+    alone: bool = False  # its task crashed a worker before: claim nothing else until it is settled
 
     @property
     def ids(self) -> list[int]:
+        """The ids of the tasks."""
         return [task.id for task in self.tasks]
 
     def __bool__(self) -> bool:
@@ -122,8 +139,8 @@ class Claim:
 
 
 class Standing(NamedTuple):
-    """What a worker is told of a queue when it beats: where pushes wake it, whether a task waits there that must be
-    alone in its process, and whether the worker shall go."""
+    """What a beat tells a worker about a queue: the channel on which pushes wake it, whether a task waits there that
+    must be alone in its process, and whether the worker should stop."""
 
     channel: str
     alone: bool
@@ -131,21 +148,27 @@ class Standing(NamedTuple):
 
 
 class Extended(NamedTuple):
-    """The new end of a lease, and the tasks that were cancelled under it meanwhile."""
+    """The new end of a lease, and the tasks in it that were cancelled meanwhile."""
 
     until: datetime
     revoked: tuple[int, ...]
 
 
 class Kept(NamedTuple):
-    """One of many leases that were extended together. No end: somebody settles it this moment; ask again."""
+    """One of many leases that were extended together. `until` is None while another call settles the lease; ask again
+    then."""
 
     until: datetime | None
     revoked: tuple[int, ...]
 
 
+# The outcomes that a handler makes inside its transaction() block, where it may not return one. None means that there
+# is no such block.
+made_inside: ContextVar[list[Outcome] | None] = ContextVar("made_inside", default=None)
+
+
 class Outcome(NamedTuple):
-    """What a settle says of one task. Made by the five class methods."""
+    """The outcome of one task, for a settle. Use its five class methods to make one."""
 
     word: str
     due: datetime | None = None
@@ -156,39 +179,49 @@ class Outcome(NamedTuple):
 
     @classmethod
     def done(cls) -> Outcome:
+        """The task succeeded."""
         return DONE
 
     @classmethod
     def again(
         cls, due: datetime | None = None, *, delay: Duration | None = None, payload: Json | None = None
     ) -> Outcome:
-        """It succeeded and shall run again: at `due`, after `delay`, or at once."""
-        return cls("again", due=due, delay=delay, payload=payload)
+        """The task succeeded and should run again: at `due`, after `delay`, or at once."""
+        return note_made(cls("again", due=due, delay=delay, payload=payload))
 
     @classmethod
     def failed(
         cls, error: str | BaseException, *, delay: Duration | None = None, error_class: str | None = None
     ) -> Outcome:
-        """It failed. Without a delay the retry strategy of its kind or queue decides when it is tried again."""
+        """The task failed. Without a delay, the retry strategy of its kind or queue decides when it is tried again."""
         if isinstance(error, BaseException):
-            return cls("failed", delay=delay, error=str(error), error_class=error_class or type(error).__name__)
-        return cls("failed", delay=delay, error=error, error_class=error_class)
+            error, error_class = str(error), error_class or type(error).__name__
+        return note_made(cls("failed", delay=delay, error=error, error_class=error_class))
 
     @classmethod
     def dead(cls, reason: str, *, error_class: str | None = None) -> Outcome:
-        return cls("dead", error=reason, error_class=error_class)
+        """The task failed for good, and is not tried again."""
+        return note_made(cls("dead", error=reason, error_class=error_class))
 
     @classmethod
     def release(cls, *, delay: Duration | None = None, error_class: str | None = None) -> Outcome:
-        """Put back as it was, no attempt burned; not before `delay` has passed, if one is given."""
-        return cls("release", delay=delay, error_class=error_class)
+        """The task goes back as it was, without counting an attempt, and waits for `delay` if one is given."""
+        return note_made(cls("release", delay=delay, error_class=error_class))
 
 
 DONE = Outcome("done")
 
 
+def note_made(outcome: Outcome) -> Outcome:
+    """Tells the transaction() block in which an outcome is made about it."""
+    made = made_inside.get()
+    if made is not None:
+        made.append(outcome)
+    return outcome
+
+
 class Held(NamedTuple):
-    """A consumer group in a driver's hands, and the batch that it was given last."""
+    """A consumer group that a driver holds, and the batch that the driver was given last."""
 
     stream: int
     epoch: int
@@ -197,7 +230,7 @@ class Held(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a consumer group is given; `early` are the tasks that were due by the moment asked for."""
+    """One batch of a consumer group; `early` counts the tasks that were due by the requested moment."""
 
     number: int
     tasks: int
@@ -206,7 +239,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """A queue as it was created."""
+    """The settings of a queue."""
 
     queue: str
     lease: timedelta
@@ -224,7 +257,7 @@ class QueueSettings:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """How a queue stands, exactly, in one snapshot."""
+    """The exact counts of a queue in one snapshot."""
 
     queue: str
     planned: int
@@ -241,18 +274,31 @@ class QueueStatus:
 
     @property
     def waiting(self) -> int:
+        """The number of tasks that wait, planned or pending."""
         return self.planned + self.pending
 
 
-class Listed(NamedTuple):
-    """A task as `tasks` shows it. `due` and `attempts` only while it waits."""
+TRACEBACK = "Traceback (most recent call last):"
+
+
+def split_error(text: str | None) -> tuple[str | None, str | None]:
+    """Splits a stored error into its message and its traceback."""
+    if text is None:
+        return None, None
+    message, found, rest = text.partition(f"\n{TRACEBACK}\n")
+    return message, f"{TRACEBACK}\n{rest}" if found else None
+
+
+class TaskInfo(NamedTuple):
+    """A task as `tasks` lists it. It has a `due` only while it waits, and `attempts`, the failed ones, while it waits
+    and when it is dead. `error` is the error of the last failed attempt: its message, then a traceback."""
 
     id: int
     queue: str
     kind: str
     subject: str | None
     state: str
-    priority: int
+    priority: int | None  # None if the task is removed
     due: datetime | None
     attempts: int | None
     iterations: int
@@ -260,12 +306,35 @@ class Listed(NamedTuple):
     last_iteration: datetime | None
     ended_at: datetime | None
     reason: str | None
+    error_class: str | None
     error: str | None
-    payload: Json | None  # None: nested deeper than Python can read
+    payload: Json | None  # None if the task is removed, or the payload is nested deeper than Python can read
+
+    @property
+    def message(self) -> str | None:
+        """The error without its traceback."""
+        return split_error(self.error)[0]
+
+    @property
+    def traceback(self) -> str | None:
+        """The traceback of the error, or None."""
+        return split_error(self.error)[1]
+
+
+class TaskDetails(NamedTuple):
+    """Everything about one task, including which worker runs it, since when, and when its lease ends. A `removed` task
+    is known from history only: `worker` and `claimed_at` are those of its last attempt, and its payload and priority
+    are gone."""
+
+    task: TaskInfo
+    worker: str | None
+    claimed_at: datetime | None
+    lease_until: datetime | None
+    removed: bool = False
 
 
 class NewSchedule(NamedTuple):
-    """What is asked of a schedule: a task like this one at every tick of a cron line."""
+    """A schedule to create: a task like this one is pushed at every tick of a cron line."""
 
     name: str
     queue: str
@@ -278,14 +347,14 @@ class NewSchedule(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CronSchedule:
-    """A schedule as it stands `at` a moment. Up to `mark` every tick is decided; `last_tick` is the last one that was
-    pushed; at `next_at` somebody has to look again."""
+class Schedule:
+    """A schedule as it is at the moment `at`. Every tick up to `mark` is decided; `last_tick` is the last tick that was
+    pushed; the schedule is due at `next_at`."""
 
     name: str
     queue: str
     kind: str
-    payload: Json | None  # None: nested deeper than Python can read
+    payload: Json | None  # None if it is nested deeper than Python can read
     priority: int
     cron: str
     tz: str
@@ -302,7 +371,8 @@ class CronSchedule:
 
 
 class Firing(NamedTuple):
-    """What becomes of a schedule's ticks: these are pushed, all up to `decided` are decided, the next is `next_at`."""
+    """A decision about a schedule's ticks: `ticks` are pushed, every tick up to `decided` is decided, and the next one
+    is `next_at`."""
 
     ticks: list[datetime]
     decided: datetime
@@ -310,17 +380,20 @@ class Firing(NamedTuple):
 
 
 class Horizon(NamedTuple):
-    """How far history can be read: below transaction `xid` of a database of a cluster, all is written. `dropped`: the
-    last drop of a day that was known then."""
+    """How far history can be read: all transactions below `xid`, of one database of one cluster, are complete. `branch`
+    is the timeline and the server start since which transaction ids are given without a break. `dropped` is the last
+    drop of a day that was known then."""
 
     system: str
     database: int
+    branch: str
     xid: int
     dropped: int
 
 
 class StoredProfile(NamedTuple):
-    """What the pipeline learnt about a queue. `made` is None: it has no profile, and then nothing else is known."""
+    """What the pipeline learnt about a queue. If `made` is None, the queue has no profile and the other fields are None
+    too."""
 
     queue: str
     version: int | None
@@ -332,7 +405,8 @@ class StoredProfile(NamedTuple):
 
 
 class Running(NamedTuple):
-    """Tasks that run, by how long: `bucket` is ten times the logarithm of its shortest, in seconds."""
+    """Running tasks, grouped by how long they have run: `bucket` is ten times the logarithm of its shortest time, in
+    seconds."""
 
     queue: str
     kind: str
@@ -342,7 +416,7 @@ class Running(NamedTuple):
 
 
 class Latency(NamedTuple):
-    """Seconds from asking for a worker to its first task."""
+    """The seconds from the request for a worker to its first task."""
 
     queue: str
     workers: int
@@ -351,7 +425,8 @@ class Latency(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Rows of history: those that the transactions from `start` to below `end` wrote, of a queue, of some days."""
+    """A selection of history: the rows that the transactions from `start` to below `end` wrote, of a queue and of some
+    days."""
 
     start: Horizon
     end: Horizon
@@ -361,7 +436,7 @@ class Window(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Pages of one day of history. `relation` tells the day from another one of its name."""
+    """Some pages of one day of history. `relation` tells the day's table from another one of the same name."""
 
     day: date
     relation: int
@@ -370,7 +445,7 @@ class Span(NamedTuple):
 
 
 class ScalingHold(NamedTuple):
-    """A queue in a scaler's hands: its epoch there, and what the one before wanted and remembered."""
+    """A queue that a scaler holds: its epoch, and the memory and target of the scaler before it."""
 
     queue: str
     epoch: int
@@ -379,7 +454,7 @@ class ScalingHold(NamedTuple):
 
 
 class QueueScaler(NamedTuple):
-    """Who scales a queue, until when without another word, and how many workers it wants."""
+    """The scaler of a queue, when its hold ends unless it is renewed, and how many workers it wants."""
 
     queue: str
     holder: str
@@ -390,8 +465,8 @@ class QueueScaler(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class NotedDecision:
-    """What a scaler decided for a queue, as it was noted. `workers` is the target, `actual` those there were."""
+class StoredDecision:
+    """A scaler's decision for a queue, as it was stored. `workers` is the target, `actual` the number at that time."""
 
     id: int
     queue: str
@@ -411,7 +486,8 @@ class NotedDecision:
 
 
 class Asked(NamedTuple):
-    """What a scaler wants to know of a queue: how far ahead, how many of the oldest at most, how finely by age."""
+    """A scaler's question about a queue: how far ahead to look, how many of the oldest tasks to read, and how finely to
+    group them by age."""
 
     queue: str
     horizon: float = 60.0  # seconds
@@ -421,7 +497,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SeenQueue:
-    """How a queue stands, for a scaler. What is counted is counted since the beginning of time."""
+    """The state of a queue for a scaler. `ended` and `left` are totals of all time."""
 
     queue: str
     paused: bool
@@ -429,18 +505,18 @@ class SeenQueue:
     planned: int
     pending: int
     active: int
-    ended: int  # attempts that came to an end of their own
+    ended: int  # attempts that finished by themselves
     left: int  # attempts that were released, cancelled, or expired
     waiting: tuple[tuple[float, int], ...] = ()  # (age, tasks) of the oldest, oldest first
-    newest: float | None = None  # age of the newest, if there are more than those
-    ahead: tuple[tuple[int, int], ...] = ()  # (second since 1970, tasks) that are planned
+    newest: float | None = None  # age of the newest, if more tasks wait than `waiting` contains
+    ahead: tuple[tuple[int, int], ...] = ()  # (second since 1970, planned tasks)
     running: tuple[tuple[float, int], ...] = ()  # (seconds, tasks) of some leases
-    rate: float | None = None  # tasks a second of one worker, where nobody counts what runs
+    rate: float | None = None  # tasks a second of one worker, if running tasks are not counted
 
 
 @dataclass(frozen=True, slots=True)
 class SeenWorker:
-    """A process in the registry."""
+    """A process in the registry of workers."""
 
     name: str
     queues: tuple[str, ...]
@@ -448,25 +524,25 @@ class SeenWorker:
     busy: int
     started_by: str | None
     leaving: bool
-    silent: float  # seconds since it said that it lives
+    silent: float  # seconds since its last beat
     began: float  # seconds since 1970
-    latency: float  # seconds from when it was asked for until then
+    latency: float  # seconds from the request for it until then
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ScalerSnapshot:
     """What a scaler sees at one moment of PostgreSQL's clock."""
 
     at: float  # seconds since 1970
     queues: tuple[SeenQueue, ...]
     workers: tuple[SeenWorker, ...]
     connections: int  # of all clients of the server
-    most_connections: int  # that it allows
-    schedule: float | None = None  # seconds until one is due
+    most_connections: int  # that the server allows
+    schedule: float | None = None  # seconds until a schedule is due
 
 
 class Sampled(NamedTuple):
-    """One sample of a queue. `totals` are of all time."""
+    """One sample of a queue. `totals` are counts of all time."""
 
     at: float  # seconds since 1970
     pending: int
@@ -478,19 +554,19 @@ class Sampled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """Who scales a queue, and what was wanted last."""
+    """The scaler of a queue, and its last target."""
 
     queue: str
     holder: str
     policy: str
     target: int | None
-    alive: bool  # it holds the queue at this moment
-    decided: float | None  # seconds ago
+    alive: bool  # whether it holds the queue at this moment
+    decided: float | None  # how many seconds ago
 
 
 @dataclass(frozen=True, slots=True)
 class BoardWorker:
-    """A worker process, as it says of itself."""
+    """A worker process, as it reports itself."""
 
     name: str
     host: str
@@ -499,26 +575,26 @@ class BoardWorker:
     slots: int
     busy: int
     age: float  # seconds since it started
-    silent: float  # seconds since it last said that it lives
-    claimed: bool  # False: it has not begun a task yet
+    silent: float  # seconds since its last beat
+    claimed: bool  # whether it has begun a task
     leaving: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """Queues, workers and decisions at one moment, for people."""
+    """Queues, workers and decisions at one moment, for display."""
 
     at: float  # seconds since 1970
     queues: tuple[QueueStatus, ...]
     scaling: Mapping[str, Scaled]
     workers: tuple[BoardWorker, ...]
-    decisions: tuple[NotedDecision, ...]  # newest first
-    latest: Mapping[str, NotedDecision]  # of each queue
+    decisions: tuple[StoredDecision, ...]  # newest first
+    latest: Mapping[str, StoredDecision]  # of each queue
     samples: Mapping[str, tuple[Sampled, ...]]  # oldest first
 
 
 class Repair(NamedTuple):
-    """Something repair put right."""
+    """One repair: the queue, what was repaired, and how many rows."""
 
     queue: str
     what: str
@@ -526,7 +602,7 @@ class Repair(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """Something verify found to be off: what it counted, and what the books say."""
+    """One difference that `verify` found: the recounted number and the stored one."""
 
     queue: str
     what: str
@@ -536,8 +612,9 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """`drift`: counters that differ from a recount; `orphans`: tasks in no place or in two; `history`: totals that
-    differ from history; `balance`: queues whose pushed total is not where the tasks are now."""
+    """The result of `verify`. `drift` counts counters that differ from a recount; `orphans`, tasks that are in no place
+    or in two; `history`, totals that differ from history; `balance`, queues whose pushed total does not match where
+    their tasks are now."""
 
     drift: int
     orphans: int
@@ -548,4 +625,5 @@ class Verification:
 
     @property
     def ok(self) -> bool:
+        """Whether no difference was found."""
         return not (self.drift or self.orphans or self.history or self.balance)

@@ -1,5 +1,5 @@
 # Made from src/penstock/aio/queue.py by scripts/make_sync.py (`make generate`): edit that, never this.
-"""The seam: one method per SQL function. Everything else talks to PostgreSQL through here."""
+"""This module is the seam: it has one method per SQL function, and all other code talks to PostgreSQL through it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -19,7 +19,15 @@ from penstock import statements as say
 from penstock import validate
 from penstock.borrowed import Run, borrow, refusals
 from penstock.colour import Items, batches, sleep
-from penstock.database import Connection, Database, Once, fetch_raw, still_lent
+from penstock.database import (
+    IMPATIENT,
+    RELAXED,
+    Connection,
+    Database,
+    Once,
+    fetch_raw,
+    still_lent,
+)
 from penstock.errors import (
     LeaseLost,
     NotFound,
@@ -34,7 +42,6 @@ from penstock.model import (
     Batch,
     Board,
     Claim,
-    CronSchedule,
     Duration,
     Extended,
     Firing,
@@ -43,11 +50,8 @@ from penstock.model import (
     Json,
     Kept,
     Latency,
-    Listed,
-    Look,
     NewSchedule,
     NewTask,
-    NotedDecision,
     OnConflict,
     Outcome,
     Pushed,
@@ -57,16 +61,21 @@ from penstock.model import (
     QueueStatus,
     Repair,
     Running,
+    ScalerSnapshot,
     ScalingHold,
+    Schedule,
     Span,
     Standing,
     State,
+    StoredDecision,
     StoredProfile,
+    TaskDetails,
+    TaskInfo,
     Verification,
     Window,
 )
 from penstock.spool import BATCH, Chunk, Spool, task_columns
-from penstock.wire import TextArray, translated
+from penstock.wire import BEGIN, TextArray, translated
 
 Progress = Callable[[int], None]
 Write = Callable[..., dict[str, int]]
@@ -75,7 +84,7 @@ RETRIES = 6
 
 
 class Queue:
-    """One queue. Thread-safe; cheap to make, but keep it: it remembers where in the queue to look next."""
+    """One queue. It is thread-safe. It is cheap to make, but keep it: it remembers where in the queue to look next."""
 
     def __init__(self, database: Database, name: str) -> None:
         self.name = validate.queue_name(name)
@@ -87,6 +96,7 @@ class Queue:
 
     @property
     def dsn(self) -> str:
+        """The DSN of the database that the queue is in."""
         return self._database.dsn
 
     # --- push -------------------------------------------------------------------------------------------------------
@@ -98,15 +108,19 @@ class Queue:
         subject: str | None = None,
         kind: str = "default",
         due: datetime | None = None,
+        delay: Duration | None = None,
         priority: int = 5,
         on_conflict: OnConflict = "skip",
         connection: object | None = None,
     ) -> Pushed:
-        """One task. When this returns, it survives a crash of anything.
+        """Pushes one task. When the call returns, the task survives a crash of any process or server. The task may run
+        at once, from `due` on, or after `delay`, counted by the clock of this machine.
 
-        With `connection`, yours (psycopg, asyncpg, SQLAlchemy, a Django alias), it is written in your transaction and
-        is there when you commit; we begin, commit and retry nothing on it.
+        With `connection`, a connection of yours (psycopg, asyncpg, SQLAlchemy or a Django alias), the task is written
+        in your transaction and exists once you commit. Penstock begins, commits and retries nothing on that connection.
         """
+        if delay is not None:
+            due = validate.due_after(delay, due)
         task = validate.new_task(NewTask(payload, subject, due, priority, kind))
         raw = validate.payload(task.payload, validate.LARGEST_EVER)
         if connection is not None:
@@ -114,7 +128,7 @@ class Queue:
             return self._write_borrowed(borrow(connection), chunk, say.conflict(on_conflict))[0]
         parameters = (self.name, raw.decode(), subject, kind, task.due, priority, say.conflict(on_conflict))
         with self._database.transaction() as own:
-            row = own.execute(say.PUSH, parameters).fetchone()
+            row = own.execute(say.PUSH, parameters, prepare=True).fetchone()
         assert row is not None
         return Pushed(*row)
 
@@ -127,11 +141,13 @@ class Queue:
         progress: Progress | None = None,
         connection: object | None = None,
     ) -> PushReport:
-        """Any number of tasks, in bounded memory, all or nothing: an item we do not accept refuses the whole call.
+        """Pushes any number of tasks in bounded memory, all or nothing: one item that is not accepted refuses the whole
+        call.
 
-        Without subjects, and with `on_conflict="error"`, it is one transaction. Else it is one per chunk; if PostgreSQL
-        fails between two, `PartialPush` carries the `batch_id` with which the same call completes it, doubling nothing.
-        With `connection` everything happens in your transaction (see `push`).
+        Without subjects, or with `on_conflict="error"`, the push is one transaction. Otherwise each chunk is a
+        transaction. If PostgreSQL fails between two chunks, the call raises `PartialPush`; repeat the call with its
+        `batch_id` to complete the push without writing any task twice. With `connection`, everything happens in your
+        transaction (see `push`).
         """
         batch = uuid4() if batch_id is None else validate.token(batch_id, "batch_id")
         say.conflict(on_conflict)
@@ -157,8 +173,8 @@ class Queue:
         progress: Progress | None = None,
         connection: object | None = None,
     ) -> PushReport:
-        """`push_many` that brings what exists up to date: a waiting task gets the new payload, kind, priority and due;
-        one that runs now runs again with them afterwards; an ended one begins anew."""
+        """Pushes tasks like `push_many` and updates the ones that exist: a waiting task gets the new payload, kind,
+        priority and due; a running task runs again with them afterwards; an ended task starts anew."""
         return self.push_many(items, on_conflict="update", batch_id=batch_id, progress=progress, connection=connection)
 
     def _push_borrowed(
@@ -169,12 +185,12 @@ class Queue:
         batch: UUID | None,
         progress: Progress | None,
     ) -> Counter[str]:
-        """Chunk by chunk in the caller's transaction. The ledger is kept only for a batch id that was asked for: else
-        that transaction is all or nothing already."""
+        """Writes the items chunk by chunk in the caller's transaction. The ledger is used only if the caller gave a
+        batch id: without one, that transaction is all or nothing already."""
         totals: Counter[str] = Counter()
         with Spool(largest=validate.LARGEST_EVER) as spool:
             fill(spool, items)
-            if spool.parts > 1:  # under autocommit nothing undoes the chunks before the one that is refused
+            if spool.parts > 1:  # under autocommit, a refused chunk does not undo the chunks before it
                 with refusals():
                     ((_, largest),) = run(say.LIMIT_AS_TEXT, [self.name])
                 spool.check_sizes(largest)
@@ -186,30 +202,30 @@ class Queue:
 
     def _merge_borrowed(self, run: Run, chunk: Chunk, on_conflict: str, batch: UUID | None) -> dict[str, int]:
         if batch is None:
-            return Counter(one.result for one in self._write_borrowed(run, chunk, on_conflict))
+            return say.counted(self._write_borrowed(run, chunk, on_conflict))
         with refusals():
             entry = [str(one) for one in (self.name, batch, chunk.part, len(chunk.payloads), chunk.checksum)]
             ((known,),) = run(say.ENTER_AS_TEXT, entry)
         if known is not None:
             return dict(orjson.loads(known))
-        counts = Counter(one.result for one in self._write_borrowed(run, chunk, on_conflict))
+        counts = say.counted(self._write_borrowed(run, chunk, on_conflict))
         run(say.NOTE_AS_TEXT, [str(batch), str(chunk.part), orjson.dumps(dict(counts)).decode()])
         return counts
 
     def _write_borrowed(self, run: Run, chunk: Chunk, on_conflict: str) -> list[Pushed]:
         with say.counted_from(chunk.first), refusals():
             rows = run(say.PUSH_AS_TEXT, say.text_columns(self.name, chunk, on_conflict))
-        return [Pushed(id_, result, state) for _, id_, result, state in rows]
+        return say.pushed(rows)
 
     def _check_sizes(self, spool: Spool) -> int:
-        """The queue's id, if its limit allows everything in the spool."""
+        """Returns the queue's id, if its limit allows every payload in the spool."""
         queue_id, largest = self.limits()
         spool.check_sizes(largest)
         return queue_id
 
     def _push_plain(self, spool: Spool, queue_id: int, batch: UUID, progress: Progress | None) -> PushReport:
-        """COPY into the documents; their trigger writes the agenda. Chunk by chunk, so that the trigger's view of what
-        is new stays in memory; one transaction."""
+        """Writes the tasks with COPY into the documents, whose trigger writes the agenda. It copies chunk by chunk, so
+        that the trigger's view of the new rows stays in memory, and it uses one transaction."""
         counts = {"created": spool.rows}
         with self._database.transaction() as connection:
             if self._enter(connection, (batch, 0, spool.rows, spool.checksum), counts) is None:
@@ -222,8 +238,9 @@ class Queue:
     def _push_by_parts(
         self, spool: Spool, queue_id: int, batch: UUID, on_conflict: str, progress: Progress | None
     ) -> PushReport:
-        """One transaction per chunk. By COPY while no subject is taken; by the function that knows what to do then, at
-        twice the cost, from the first one that is until a chunk was all new. An upsert expects to meet some."""
+        """Writes each chunk in a transaction of its own. It uses COPY while no subject is taken. From the first taken
+        subject on it uses the SQL function that resolves conflicts, which costs twice as much, until a chunk is all new
+        again. An upsert expects taken subjects and starts with the function."""
         totals: Counter[str] = Counter()
         copying = on_conflict != "update"
         for chunk in spool.chunks():
@@ -253,7 +270,7 @@ class Queue:
         return self._alone(self._merge_part, chunk, on_conflict, batch)
 
     def _alone(self, write: Write, *arguments: object) -> dict[str, int]:
-        """One part in a transaction of its own."""
+        """Writes one part in a transaction of its own."""
 
         def attempt() -> dict[str, int]:
             with self._database.transaction() as connection:
@@ -262,8 +279,9 @@ class Queue:
         return persistently(attempt)
 
     def _push_strictly(self, spool: Spool, queue_id: int, batch: UUID, progress: Progress | None) -> PushReport:
-        """`on_conflict="error"`: a taken subject undoes everything, so everything is one transaction. Subjects are in
-        order only within a chunk: two such pushes may meet in a deadlock; PostgreSQL ends one, and it is repeated."""
+        """Pushes with `on_conflict="error"`: a taken subject undoes everything, so everything is one transaction.
+        Subjects are sorted only within a chunk, so two such pushes may deadlock; PostgreSQL ends one of them, and that
+        one is repeated."""
 
         def attempt(write: Write, target: object) -> Counter[str]:
             totals: Counter[str] = Counter()
@@ -280,8 +298,9 @@ class Queue:
             return PushReport(batch, **persistently(lambda: attempt(self._merge_part, "error")))
 
     def _copy_part(self, connection: Connection, chunk: Chunk, queue_id: int, batch: UUID) -> dict[str, int]:
-        """Raises Taken for a subject that is. In the order of subjects, as everybody writes them, so that two pushes
-        never wait for each other in a circle; with ids in the order given, so that the first runs first."""
+        """Copies one chunk, and raises Taken if one of its subjects exists. Rows are in the order of subjects, the same
+        in every writer, so that two pushes never wait for each other in a circle. Ids are in the order given, so that
+        the first task runs first."""
         if not say.distinct(chunk.subjects):
             raise Taken("a subject is given twice")
         counts = {"created": len(chunk.payloads)}
@@ -302,21 +321,22 @@ class Queue:
         parameters = (self.name, *say.merge_columns(chunk), on_conflict)
         with say.counted_from(chunk.first), translated():
             rows = connection.execute(say.PUSH_MANY, parameters).fetchall()
-        return {str(word): int(count) for word, count in rows}
+        return say.merged(rows)
 
     def _enter(
         self, connection: Connection, entry: tuple[UUID, int, int, int], counts: Mapping[str, int]
     ) -> dict[str, int] | None:
-        """Notes batch, part, rows and checksum in the ledger. Answers what was reported if it was there already."""
+        """Notes batch, part, rows and checksum in the ledger. Returns the earlier report if the part is there
+        already."""
         parameters = (self.name, *entry, orjson.dumps(counts).decode())
         row = connection.execute(say.ENTER_PART, parameters).fetchone()
         assert row is not None
         return None if row[0] is None else orjson.loads(row[0])
 
-    # --- bulk writers that run in many places at once ---------------------------------------------------------------
+    # --- bulk writers that run in many processes at once ------------------------------------------------------------
 
     def limits(self) -> tuple[int, int]:
-        """The queue's id, and the largest payload it takes."""
+        """Returns the queue's id and the size of the largest payload that it accepts."""
         with self._database.transaction() as connection:
             row = connection.execute(say.LIMIT, (self.name,)).fetchone()
         assert row is not None
@@ -335,10 +355,13 @@ class Queue:
         reject_table: str | None = None,
         places: int | None = None,
     ) -> dict[str, int]:
-        """One part of a job: noted in the ledger, its tasks and what it rejects, in one transaction. One that is there
-        already is left as it is, and its report answered. Chunks with subjects have none twice; `counted` is what
-        became of those. By COPY, if that is worth a try, while no subject is taken. `places`: so many of a job's parts
-        may be written at once; if they are, NoPlace is raised."""
+        """Writes one part of a job in one transaction: its ledger entry, its tasks and its rejects. A part that is in
+        the ledger already is left as it is, and its report is returned.
+
+        Chunks with subjects contain no subject twice; `counted` says what happened to the duplicates. The part is
+        written with COPY while no subject is taken, unless `copying` is false. At most `places` parts of a job are
+        written at once; NoPlace is raised when that many are being written.
+        """
 
         def attempt(*, copying: bool) -> dict[str, int]:
             counts = Counter(counted)
@@ -351,6 +374,7 @@ class Queue:
                 for chunk in chunks():
                     if chunk.subjects is not None and not copying:
                         counts.update(self._merge(connection, chunk, on_conflict))
+                        del counts["skipped_dead"]
                         continue
                     copy_named(connection, queue_id, chunk)
                     counts["created"] += len(chunk.payloads)
@@ -373,7 +397,7 @@ class Queue:
     def seal_job(
         self, job: UUID, partitions: int, rows: int, checksum: str, counts: Mapping[str, int]
     ) -> dict[str, int]:
-        """The end of a job, whose parts are all written. A repeat that differs is a Conflict that says in what."""
+        """Ends a job whose parts are all written. A repeat that differs raises Conflict, which names the difference."""
         parameters = (self.name, job, partitions, rows, checksum, orjson.dumps(dict(counts)).decode())
 
         def attempt() -> dict[str, int]:
@@ -385,56 +409,61 @@ class Queue:
         return persistently(attempt)
 
     def job_report(self, job: UUID) -> dict[str, int] | None:
-        """What became of a job; None: it is not sealed."""
+        """Returns the counts of a sealed job, or None if the job is not sealed."""
         with self._database.transaction() as connection:
             row = connection.execute(say.JOB_REPORT, (job,)).fetchone()
         return None if row is None or row[0] is None else dict(orjson.loads(row[0]))
 
     def judge(self, payloads: list[bytes]) -> dict[int, str]:
-        """What PostgreSQL has against payloads, by their position."""
+        """Returns why PostgreSQL refuses payloads, by their position."""
         with self._database.transaction() as connection:
             rows = connection.execute(say.JUDGE, (TextArray(payloads),)).fetchall()
         return {int(n): str(reason) for n, reason in rows}
 
     def prepare_rejects(self, table: str) -> None:
-        """A table of somebody's own for what can not be a task: there, and as we need it, or made."""
+        """Creates a reject table of the given name, or checks that the existing one has the columns that Penstock
+        needs."""
         needed = {"queue", "job", "partition", *say.REJECTED}
-        with self._database.transaction() as connection:
-            named = say.quoted(table)
-            connection.execute("select pg_advisory_xact_lock(hashtext('penstock.reject'))")
-            found = {name for (name,) in connection.execute(say.REJECT_COLUMNS, (named,)).fetchall()}
-            if not found:
-                connection.execute(say.MAKE_REJECTS.format(named).encode())
-            elif not needed <= found:
-                raise ValidationError(
-                    f"rejectTable: {table} has no {', '.join(sorted(needed - found))}",
-                    hint="Name a table that is not there yet: it is made.",
-                    field="rejectTable",
-                )
+        named = say.quoted(table)
+
+        def attempt() -> None:
+            with self._database.transaction() as connection:
+                found = {name for (name,) in connection.execute(say.REJECT_COLUMNS, (named,)).fetchall()}
+                if not found:
+                    connection.execute(say.MAKE_REJECTS.format(named).encode())
+                elif not needed <= found:
+                    raise ValidationError(
+                        f"rejectTable: {table} has no {', '.join(sorted(needed - found))}",
+                        hint="Name a table that is not there yet: it is made.",
+                        field="rejectTable",
+                    )
+
+        persistently(attempt)
 
     # --- claim, extend, settle, release -----------------------------------------------------------------------------
 
     def claim(
         self, limit: int = 1, *, lease: Duration | None = None, worker: str = "", may_alone: bool = True
     ) -> Claim:
-        """Up to `limit` tasks, ours until the lease ends. An empty claim is not an empty queue: ask `status`.
+        """Claims up to `limit` tasks and leases them to the caller. An empty claim does not mean that the queue is
+        empty: use `status` for that.
 
-        Say `may_alone=False` while other tasks of this worker are running: a task that once took a worker down with it
-        is only given to one that has nothing else to lose.
+        Pass `may_alone=False` while other tasks of this worker are running: a task that once crashed its worker is
+        given only to a worker that runs nothing else.
         """
         hint = self._hint.current()
         return self._claim(self._database.once, say.Wanted(self.name, limit, lease, worker, hint, may_alone))
 
     def claim_heard(self, once: Once, limit: int, *, lease: Duration | None, worker: str, may_alone: bool) -> Claim:
-        """The same for who has just heard of a push, by the connection that heard of it. What expired or is due by now
-        is looked after twice a second, not each time."""
+        """Claims tasks like `claim`, on the connection that has just received the notification of a push. It expires
+        leases and promotes due tasks twice a second, not in every call."""
         hint = self._hint.heard()
         return self._claim(once, say.Wanted(self.name, limit, lease, worker, hint, may_alone))
 
     def _claim(self, once: Once, wanted: say.Wanted) -> Claim:
         parameters = wanted.checked()
         began = time.perf_counter()
-        rows = once(say.CLAIM, parameters)  # a claim that is lost ends by itself
+        rows = once(say.CLAIM, parameters)  # a claim whose reply is lost expires
         self._hint.note(rows, wanted.limit, wanted.hint is None, time.perf_counter() - began)
         claim = say.claimed(self.name, rows)
         unreadable = say.unreadable(claim)
@@ -444,74 +473,86 @@ class Queue:
         return claim
 
     def look_afresh(self) -> None:
-        """The next claim begins at the start of the queue, where it also expires and promotes."""
+        """Makes the next claim start at the beginning of the queue, where it also expires leases and promotes due
+        tasks."""
         self._hint.forget()
 
     def extend(self, claim: Claim | UUID | str, *, lease: Duration | None = None) -> Extended:
-        """The lease goes on from now. LeaseLost: it is somebody else's, or everything in it was cancelled."""
+        """Extends the lease from now on. Raises LeaseLost if another worker has the tasks, or if all of them were
+        cancelled."""
         parameters = (say.token_of(claim, self.name), validate.lease(lease))
         with self._database.transaction() as connection:
             row = connection.execute(say.EXTEND, parameters).fetchone()
         return say.extended(row, claim)
 
-    def extend_many(self, tokens: Iterable[UUID | str], *, lease: Duration | None = None) -> dict[str, Kept]:
-        """Many leases of the queue go on from now; those that are lost are not in the answer."""
+    def extend_many(
+        self, tokens: Iterable[UUID | str], *, lease: Duration | None = None, deadline: float | None = None
+    ) -> dict[str, Kept]:
+        """Extends many leases of the queue from now on; the answer leaves out those that are lost. It does not wait for
+        the disk, because an extension that a crash of PostgreSQL undoes only ends the lease earlier."""
         asked = [str(validate.token(token)) for token in tokens]
-        with self._database.transaction() as connection:
+        with self._database.transaction(RELAXED, deadline) as connection:
             rows = connection.execute(say.EXTEND_MANY, (asked, validate.lease(lease))).fetchall()
         return {str(token): Kept(until, tuple(revoked)) for token, until, revoked in rows}
 
     def settle(
-        self, claim: Claim | UUID | str, outcomes: Mapping[int, Outcome] | Iterable[int] | None = None
+        self,
+        claim: Claim | UUID | str,
+        outcomes: Mapping[int, Outcome] | Iterable[int] | None = None,
+        *,
+        wait: bool = True,
     ) -> dict[int, str]:
-        """Says what became of claimed tasks: a mapping of id to Outcome, or the ids that are done, or nothing: all of
-        the claim is done. Answers the state each is in now: done, planned, pending or dead.
+        """Records the outcomes of claimed tasks: pass a mapping of id to Outcome, or the ids that are done, or nothing
+        if the whole claim is done. Returns the new state of each task: done, planned, pending or dead.
 
-        What is no longer ours changes nothing and raises LeaseLost, after the rest is applied.
+        Tasks that the claim no longer holds are not changed, and LeaseLost is raised after the others are settled. If
+        another transaction holds a task's document, the call waits for it. With `wait=False` such a task is answered as
+        `busy`, stays in the claim, and can be settled later.
         """
         parameters = say.settle_parameters(claim, outcomes, self.name)
         if parameters is None:
             return {}
-        with self._database.transaction() as connection:
-            rows = connection.execute(say.SETTLE, parameters, binary=True).fetchall()
+        with self._database.transaction(BEGIN if wait else IMPATIENT) as connection:
+            rows = (connection.execute(say.SETTLE, (*parameters, wait), binary=True, prepare=True)).fetchall()
         return say.settled(rows)
 
-    def release(self, claim: Claim | UUID | str, *, delay: Duration | None = None) -> dict[int, str]:
-        """Puts back what is still open of the claim, as it was: no attempt burned."""
-        wait = validate.delay(delay)
+    def release(self, claim: Claim | UUID | str, *, delay: Duration | None = None, wait: bool = True) -> dict[int, str]:
+        """Puts the open tasks of the claim back as they were, without counting an attempt. For `wait` see `settle`."""
+        later = validate.delay(delay)
         if isinstance(claim, Claim) and not claim:
             return {}
         token = say.token_of(claim, self.name)
-        with self._database.transaction() as connection:
-            rows = connection.execute(say.RELEASE, (token, wait)).fetchall()
+        with self._database.transaction(BEGIN if wait else IMPATIENT) as connection:
+            rows = connection.execute(say.RELEASE, (token, later, wait)).fetchall()
         if not rows:
             raise LeaseLost(say.LOST, refused=say.ids_of(claim))
         return say.settled(rows)
 
     @contextmanager
     def settling(self, claim: Claim, id_: int, outcome: Callable[[], Outcome] = Outcome.done) -> Iterator[Connection]:
-        """A transaction for your own writes that settles a task as its last statement: both happen, or neither.
+        """Opens a transaction for your own writes and settles a task as its last statement: both happen, or neither.
 
-        LeaseLost, and nothing was written, if the task is no longer ours. It is committed here: who commits, rolls back
-        or closes it gets HandlerMisuse, and the task is not settled.
+        Raises LeaseLost, and writes nothing, if the claim no longer holds the task. The transaction is committed here:
+        code that commits it, rolls it back or closes the connection gets HandlerMisuse, and the task is not settled.
         """
         mark = uuid4().hex
         with self._database.lent(mark) as connection:
             yield connection
-            with translated():
+            with self._database.answering(connection), translated():
                 still_lent(connection, mark)
                 parameters = say.settle_parameters(claim, {id_: outcome()}, self.name)
                 assert parameters is not None
-                rows = connection.execute(say.SETTLE, parameters, binary=True).fetchall()
+                rows = connection.execute(say.SETTLE, (*parameters, True), binary=True).fetchall()
                 say.settled(rows)
 
-    # --- what people do to tasks that are there ---------------------------------------------------------------------
+    # --- changes to existing tasks ----------------------------------------------------------------------------------
 
     def cancel(
         self, ids: Iterable[int] | None = None, *, subjects: Iterable[str] | None = None, reason: str = "cancelled"
     ) -> dict[int, str]:
-        """Ends tasks unfinished. By id: cancelled, revoked (somebody works on it, and is told at the next extend or
-        settle), ended (before), busy (somebody holds it this moment: try again), unknown."""
+        """Ends tasks unfinished. Returns by id: cancelled; revoked (a worker runs it, and learns of it at its next
+        extend or settle); ended (it had ended before); busy (another transaction holds it at this moment: try again);
+        or unknown."""
         return self._each("cancel", ids, subjects, reason=say.storable(reason))
 
     def redrive(
@@ -524,8 +565,9 @@ class Queue:
         since: datetime | None = None,
         limit: int | None = None,
     ) -> dict[int, str]:
-        """Gives dead tasks another life: these (cancelled ones too), or all dead ones of a kind, with this text in
-        their error, since then. Attempts and age begin anew. By id: redriven, live (waits or runs), busy, unknown."""
+        """Makes dead tasks wait again: the given ones (also cancelled ones), or all dead ones that match a kind, a text
+        in their error and `since`. Their attempts and age start anew. Returns by id: redriven, live (it waits or runs),
+        busy or unknown."""
         since = None if since is None else validate.moment(since, "since")
         texts = say.filters(kind=kind, error=error)
         if ids is not None or subjects is not None:
@@ -537,22 +579,23 @@ class Queue:
             most = say.MOST if left is None else min(left, say.MOST)
             some = self._each("redrive", None, None, **texts, since=since, limit=most)
             found |= some
-            if len(some) < most:
+            redriven = sum(result == "redriven" for result in some.values())
+            if len(some) < most or not redriven:  # what is left is busy
                 break
-            left = None if left is None else left - len(some)
+            left = None if left is None else left - redriven
         return found
 
     def reschedule(
         self, due: datetime, ids: Iterable[int] | None = None, *, subjects: Iterable[str] | None = None
     ) -> dict[int, str]:
-        """Gives waiting tasks another due. By id: rescheduled, active, ended, busy, unknown."""
+        """Gives waiting tasks another due. Returns by id: rescheduled, active, ended, busy or unknown."""
         return self._each("reschedule", ids, subjects, due=validate.moment(due))
 
     def reprioritise(
         self, priority: int, ids: Iterable[int] | None = None, *, subjects: Iterable[str] | None = None
     ) -> dict[int, str]:
-        """Gives tasks another priority; one that runs now has it from its next attempt on. By id: reprioritised, ended,
-        busy, unknown."""
+        """Gives tasks another priority; a running task gets it for its next attempt. Returns by id: reprioritised,
+        ended, busy or unknown."""
         return self._each("reprioritise", ids, subjects, priority=validate.whole(priority, "priority", 0, 9))
 
     def purge(
@@ -564,7 +607,7 @@ class Queue:
         before: datetime | None = None,
         limit: int | None = None,
     ) -> int:
-        """Removes tasks in these states for good (never active ones); answers how many."""
+        """Removes tasks in these states for good, but never active ones, and returns how many it removed."""
         which = say.chosen(self.name, ids, None) | {
             "states": list(states),
             **say.filters(kind=kind, error=error),
@@ -579,7 +622,7 @@ class Queue:
                 row = connection.execute(say.VERBS["purge"].encode(), which | {"limit": most}).fetchone()
             assert row is not None
             gone += row[0]
-            if row[0] < most:
+            if row[0] == 0:  # fewer than `most` may also mean that some were busy
                 break
         return gone
 
@@ -600,54 +643,63 @@ class Queue:
         error: str | None = None,
         after: int | None = None,
         limit: int = 100,
-    ) -> list[Listed]:
-        """Tasks as they are, in the order of their ids; go on with `after` the last one."""
+    ) -> list[TaskInfo]:
+        """Lists tasks with their present state, ordered by id; for the next page pass the last id as `after`."""
         after = None if after is None else validate.whole(after, "after", 0, 2**63 - 1)
         which = say.filters(kind=kind, subject=subject, error=error) | {"state": say.known_state(state), "after": after}
         return self._list(id=None, limit=validate.whole(limit, "limit", 1, say.MOST), **which)
 
-    def task(self, id: int) -> Listed:  # noqa: A002 - it is what it is called everywhere
-        """One task."""
+    def task(self, id: int) -> TaskInfo:  # noqa: A002 - the parameter has this name everywhere
+        """Returns one task by its id."""
         anything = dict.fromkeys(("state", "kind", "subject", "error", "after"))
         found = self._list(id=validate.ids([id])[0], limit=1, **anything)
         if not found:
-            raise NotFound(f"id: there is no task {id} in queue {self.name!r}")
+            raise NotFound(
+                f"id: there is no task {id} in queue {self.name!r}",
+                hint="A done task is removed, unless its queue has keep_done; `app.find_task(id)` finds it in history.",
+            )
         return found[0]
 
-    def _list(self, **which: Any) -> list[Listed]:
-        statement = say.list_tasks(which["state"])
+    def _list(self, **which: Any) -> list[TaskInfo]:
+        named = which["id"] is not None or which["subject"] is not None
         with self._database.transaction() as connection:
-            connection.execute(say.LIMIT, (self.name,))  # a queue that is not there is told apart from an empty one
+            # Raises NotFound for a queue that does not exist.
+            size = connection.execute(say.SIZE, (self.name,)).fetchone()
+            statement = say.list_tasks(which["state"], size[0] if size else 0, named=named)
             rows = connection.execute(statement, {"queue": self.name, **which}).fetchall()
         return say.listed(rows)
 
     # --- the queue itself -------------------------------------------------------------------------------------------
 
     def settings(self) -> QueueSettings:
+        """Returns the settings of the queue."""
         found = settings(self._database, self.name)
         if not found:
             self.status()  # raises NotFound, with the nearest name
         return found[0]
 
     def set(self, **changes: Any) -> QueueSettings:
-        """Changes any of lease, max_attempts, retry, sla, keep_done, keep_dead, keep_cancelled, max_payload, paused."""
+        """Changes settings: any of lease, max_attempts, retry, sla, keep_done, keep_dead, keep_cancelled, max_payload
+        and paused."""
         wanted = say.queue_changes(changes)
         with self._database.transaction() as connection:
             connection.execute(say.SET_QUEUE, (self.name, wanted))
         return self.settings()
 
     def pause(self) -> None:
-        """Claims answer nothing until `resume`. Pushes go on; what runs now may settle."""
+        """Pauses the queue: claims return nothing until `resume`. Pushes go on, and running tasks may settle."""
         self.set(paused=True)
 
     def resume(self) -> None:
+        """Resumes a paused queue."""
         self.set(paused=False)
 
     def drop(self, *, force: bool = False) -> int:
-        """Removes the queue. Tasks in it are a reason to refuse, unless forced; answers how many went with it."""
+        """Removes the queue and returns how many tasks were removed with it. It refuses if the queue has tasks, unless
+        `force` is given."""
         gone = 0
         if force:
-            # In short transactions first: the drop itself makes all queues stand still.
+            # Tasks are removed in short transactions first, because the drop itself blocks all queues.
             self.pause()
             gone = self.purge("planned", "pending", "done", "dead", "cancelled")
         with self._database.transaction() as connection:
@@ -656,35 +708,39 @@ class Queue:
         return gone + int(row[0])
 
     def lease(self) -> float:
-        """Seconds that a claim is ours. Any worker may ask."""
+        """Returns the length of the queue's lease in seconds. Every worker may call this."""
         with self._database.transaction() as connection:
             row = connection.execute(say.LEASE, (self.name,)).fetchone()
         assert row is not None
         return float(row[0])
 
     def set_kinds(self, kinds: list[Json]) -> int:
-        """What the code knows of its kinds (retry, max_attempts, timeout), so that settle and expiry agree with it.
-        Workers do this at their start. Answers how many changed."""
+        """Stores the settings that the code gives to its kinds (retry, max_attempts, timeout), so that settle and
+        expiry use the same ones. Workers do this when they start. Returns how many kinds changed."""
         with self._database.transaction() as connection:
             row = connection.execute(say.SET_KINDS, (self.name, orjson.dumps(kinds).decode())).fetchone()
         return int(row[0]) if row else 0
 
     def status(self) -> QueueStatus:
+        """Returns the counts of the queue in one snapshot."""
         return status(self._database, self.name)[0]
 
     def verify(self) -> Verification:
+        """Recounts the queue and compares the result with its counters."""
         return verify(self._database, self.name)
 
 
 def fill(spool: Spool, items: Items[Json | NewTask | None]) -> None:
+    """Adds all items to the spool and finishes it."""
     for some in batches(items, BATCH):
         spool.add(some)
     spool.finish()
 
 
 def copy_named(connection: Connection, queue_id: int, chunk: Chunk) -> None:
-    """Raises Taken for a subject that is. In the order of subjects, as everybody writes them, with ids in the order
-    given, so that the first runs first; without subjects the ids come by themselves."""
+    """Copies one chunk, and raises Taken if one of its subjects exists. Rows are in the order of subjects, the same in
+    every writer. Ids are in the order given, so that the first task runs first; without subjects PostgreSQL assigns the
+    ids."""
     ids = None
     if chunk.subjects is not None:
         rows = connection.execute(say.RESERVE, (len(chunk.payloads),)).fetchall()
@@ -693,12 +749,14 @@ def copy_named(connection: Connection, queue_id: int, chunk: Chunk) -> None:
 
 
 def copy(connection: Connection, columns: str, data: bytes) -> None:
+    """Writes rows into the task table with COPY."""
     with connection.cursor().copy(f"copy penstock.task ({columns}) from stdin".encode()) as into:
         into.write(data)
 
 
 def persistently(attempt: Callable[[], T]) -> T:
-    """Repeats what a ledger makes repeatable, while PostgreSQL restarts or a COMMIT's reply is lost."""
+    """Repeats an attempt that the ledger makes repeatable, while PostgreSQL restarts or the reply to a COMMIT is
+    lost."""
     for n in range(RETRIES):
         try:
             return attempt()
@@ -709,36 +767,60 @@ def persistently(attempt: Callable[[], T]) -> T:
     raise AssertionError
 
 
-# --- all queues and their books -------------------------------------------------------------------------------------
+# --- all queues and their counters ----------------------------------------------------------------------------------
 
 
 def create(database: Database, name: str, *, exist_ok: bool = False, **options: Any) -> bool:
-    """Creates a queue; False: it was there already (and was left as it is)."""
+    """Creates a queue. Returns False if it existed already; then it is left as it is."""
     statement, parameters = say.create_queue(name, exist_ok, options)
     with database.transaction() as connection:
         row = connection.execute(statement, parameters).fetchone()
     return bool(row and row[0])
 
 
+def find_task(database: Database, id_: int) -> TaskDetails:
+    """Returns one task of any queue, with everything that is known of it. Removed tasks are found in history."""
+    (asked,) = validate.ids([id_])
+    with database.transaction() as connection:
+        row = connection.execute(say.FIND, (asked,)).fetchone()
+        if removed := row is None:
+            # This second query uses a later snapshot, so one of the two finds a task that ends in between.
+            row = connection.execute(say.FIND_REMOVED, (asked,)).fetchone()
+    return say.found_task(row, asked, removed=removed)
+
+
 def settings(database: Database, name: str | None = None) -> list[QueueSettings]:
+    """Returns the settings of one queue or of all queues."""
     with database.transaction() as connection:
         return say.settings_of(connection.execute(say.SETTINGS_OF, (name, name)).fetchall())
 
 
 def kind_settings(database: Database) -> list[tuple[str, str, Json | None, int | None]]:
-    """(queue, kind, retry strategy, max_attempts) of the kinds that have something of their own; None: the queue's."""
+    """Returns (queue, kind, retry strategy, max_attempts) of the kinds that have settings of their own; None means that
+    the queue's setting applies."""
     with database.transaction() as connection:
         rows = connection.execute(say.KINDS_OF).fetchall()
     return [(queue, kind, None if retry is None else orjson.loads(retry), most) for queue, kind, retry, most in rows]
 
 
 def status(database: Database, name: str | None = None) -> list[QueueStatus]:
+    """Returns the counts of one queue or of all queues, in one snapshot."""
     asked = None if name is None else validate.queue_name(name)
     with database.transaction() as connection:
         return say.statuses(connection.execute(say.STATUS, (asked,)).fetchall())
 
 
+def statuses(database: Database, names: Sequence[str]) -> list[QueueStatus]:
+    """Returns the counts of these queues in one statement. A queue that does not exist is left out, unless it is the
+    only one."""
+    if len(names) == 1:
+        return status(database, names[0])
+    with database.transaction() as connection:
+        return say.statuses(connection.execute(say.STATUS_OF, ([*names],)).fetchall())
+
+
 def verify(database: Database, name: str | None = None) -> Verification:
+    """Recounts one queue or all queues, and compares the result with their counters."""
     with database.transaction() as connection:
         rows = connection.execute(say.VERIFY, (name,)).fetchall()
         dropped = connection.execute(say.DROPPED, (name,)).fetchone()
@@ -746,15 +828,56 @@ def verify(database: Database, name: str | None = None) -> Verification:
 
 
 def repair(database: Database, name: str | None = None) -> list[Repair]:
+    """Repairs what `verify` finds in one queue or in all queues, and returns what it changed."""
     name = None if name is None else validate.queue_name(name)
     with database.transaction() as connection:
         return [Repair(*row) for row in connection.execute(say.REPAIR, (name,)).fetchall()]
 
 
-def upkeep(database: Database) -> dict[str, int]:
+def upkeep(database: Database, *, due_only: bool = False, seconds: float = say.UPKEEP_SECONDS) -> say.Upkeep:
+    """Runs the parts of upkeep, each in a transaction of its own. A part that fails does not stop the others; the
+    report's `failed` names it.
+
+    `due_only` leaves out the parts that another process ran a few seconds ago. A part that has more to do than fits in
+    one transaction is repeated until `seconds` have passed.
+    """
+    ends = time.monotonic() + seconds
+    report = say.Upkeep()
+    for (part,) in database.once(say.UPKEEP_PARTS, (due_only,)):
+        try:
+            report[part] = upkeep_part(database, part, due_only=due_only, ends=ends)
+        except Unavailable as error:
+            if error.reason != "retry":
+                raise
+            report.failed[part] = error
+        except PenstockError as error:
+            report.failed[part] = error
+    return report
+
+
+def upkeep_part(database: Database, part: str, *, due_only: bool, ends: float) -> int:
+    """Runs one part until nothing is left to do or the time is up. Each statement is a transaction, so a frozen client
+    holds no locks."""
+    total, more = 0, True
+    while more:
+        ((rows, more),) = database.once(say.UPKEEP_PART, (part, due_only))
+        total += rows or 0
+        if database.rehearses or time.monotonic() > ends:
+            break
+    return total
+
+
+def retentions(database: Database) -> dict[str, timedelta | None]:
+    """Returns how long upkeep keeps things; None means for ever."""
     with database.transaction() as connection:
-        rows = connection.execute(say.UPKEEP).fetchall()
-    return {str(part): int(count) for part, count in rows}
+        return dict(connection.execute(say.RETENTIONS).fetchall())
+
+
+def set_retention(database: Database, what: str, keep: Duration | None) -> None:
+    """Sets how long upkeep keeps something."""
+    length = None if keep is None else validate.positive(keep, what)
+    with database.transaction() as connection:
+        connection.execute(say.SET_RETENTION, (what, length))
 
 
 def beat(
@@ -770,21 +893,88 @@ def beat(
     started_by: str | None = None,
     leaving: bool = False,
 ) -> dict[str, Standing]:
-    """A worker lives."""
+    """Records that a worker is alive, and returns its standing in each queue."""
     parameters = (worker, queues, slots, busy, host, pid, requested_at, started_by, leaving)
-    with database.transaction() as connection:
+    with database.transaction(RELAXED) as connection:
         rows = connection.execute(say.BEAT, parameters).fetchall()
     return {str(queue): Standing(*standing) for queue, *standing in rows}
 
 
+def beat_all(
+    database: Database,
+    workers: Sequence[Json],
+    queues: Sequence[str],
+    *,
+    slots: int,
+    host: str = "",
+    started_by: str | None = None,
+    leaving: bool = False,
+    known: int | None = None,
+) -> tuple[say.Beaten, say.FoundWork]:
+    """Records that the workers of a supervisor are alive, and looks for work, all in one statement. `known` is the
+    value that the last beat returned: leases that have not changed since then are not sent again."""
+    named = [*queues]
+    parameters = (orjson.dumps(workers).decode(), named, slots, host, started_by, leaving, known, named)
+    with database.transaction(RELAXED) as connection:
+        row = connection.execute(say.BEAT_ALL, parameters).fetchone()
+    assert row is not None
+    return say.beaten(row)
+
+
+def find_work(database: Database, queues: Sequence[str]) -> say.FoundWork:
+    """Looks for work in all of these queues."""
+    with database.transaction() as connection:
+        row = connection.execute(say.FIND_WORK, ([*queues],)).fetchone()
+    assert row is not None
+    return say.FoundWork(*row)
+
+
+def prepare_work(
+    database: Database, queues: Sequence[str], kinds: Mapping[str, list[Json]]
+) -> dict[str, tuple[float, bool]]:
+    """Returns the lease of each queue in seconds and whether the queue is paused, and raises NotFound for a queue that
+    does not exist. It also stores the settings of the kinds of each queue (see `set_kinds`)."""
+    parameters = ([*queues], orjson.dumps(kinds).decode())
+    with database.transaction() as connection:
+        rows = connection.execute(say.PREPARE_WORK, parameters).fetchall()
+    return {str(name): (float(lease), bool(paused)) for name, lease, paused in rows}
+
+
+def pass_on(database: Database, worker: str, queue: str) -> None:
+    """Wakes another worker, because the worker that was woken has no free slot."""
+    database.once(say.WAKE_ANOTHER, (worker, queue))
+
+
+def take_quarantine(database: Database, queue: str, worker: str) -> bool:
+    """Returns whether this worker is the one that must become empty, to run a quarantined task of the queue alone."""
+    with database.transaction(RELAXED) as connection:
+        row = connection.execute(say.TAKE_QUARANTINE, (queue, worker)).fetchone()
+    return row == (True,)
+
+
+def expire_leases(database: Database, queues: Sequence[str]) -> int:
+    """Puts the tasks of expired leases back to waiting, and returns how many there were."""
+    with database.transaction(RELAXED) as connection:
+        row = connection.execute(say.EXPIRE_LEASES, ([*queues],)).fetchone()
+    return int(row[0]) if row else 0
+
+
+def end_leases(database: Database, tokens: Sequence[str]) -> tuple[int, int]:
+    """Puts the tasks of these leases back to waiting now, because their worker is dead. Returns how many attempts
+    failed by this of tasks that are tried again, and how many tasks are dead."""
+    with database.transaction(RELAXED) as connection:
+        row = connection.execute(say.END_LEASES, ([*tokens],)).fetchone()
+    return (int(row[0]), int(row[1])) if row else (0, 0)
+
+
 def leave(database: Database, worker: str) -> None:
-    """A worker goes."""
+    """Removes a worker that stops from the registry. Tasks that it still holds come back when their leases end."""
     with database.transaction() as connection:
         connection.execute(say.LEAVE, (worker,))
 
 
 # --- scaling --------------------------------------------------------------------------------------------------------
-# A queue is scaled by one at a time. Who lost it is refused (Conflict).
+# One scaler at a time holds a queue. A scaler that lost a queue is refused (Conflict).
 
 
 def hold_scaling(
@@ -796,8 +986,8 @@ def hold_scaling(
     lease: Duration,
     instead_of: Sequence[str] = (),
 ) -> dict[str, ScalingHold]:
-    """Takes queues to scale them, all or none. Conflict: another scaler holds one, and is none of those known to be
-    dead."""
+    """Takes queues in order to scale them, all or none. Raises Conflict if another scaler holds one of them and is not
+    among those known to be dead (`instead_of`)."""
     parameters = ([*queues], holder, policy, validate.lease(lease), [*instead_of])
     with database.transaction() as connection:
         rows = connection.execute(say.HOLD_SCALING, parameters).fetchall()
@@ -805,32 +995,34 @@ def hold_scaling(
 
 
 def scalers(database: Database, queues: Sequence[str] | None = None) -> list[QueueScaler]:
-    """Who scales queues now."""
+    """Returns which scaler holds each queue now."""
     asked = None if queues is None else [*queues]
     with database.transaction() as connection:
         return [QueueScaler(*row) for row in connection.execute(say.SCALERS, (asked,)).fetchall()]
 
 
 def decide(database: Database, decided: Sequence[Json], *, holder: str, lease: Duration) -> list[str]:
-    """What a scaler wants; its hold goes on. Answers the queues whose decision was noted, being new."""
+    """Stores the decisions of a scaler and extends its hold. Returns the queues whose decision was noted because it is
+    new."""
     parameters = (holder, validate.lease(lease), orjson.dumps(decided).decode())
     with database.transaction() as connection:
         return [str(name) for (name,) in connection.execute(say.DECIDE, parameters).fetchall()]
 
 
 def leave_scaling(database: Database, holder: str) -> None:
+    """Gives up the queues that a scaler holds."""
     with database.transaction() as connection:
         connection.execute(say.LEAVE_SCALING, (holder,))
 
 
-def decisions(database: Database, queue: str, *, at: datetime | None = None, limit: int = 20) -> list[NotedDecision]:
-    """What was decided for a queue up to a moment, the newest first."""
+def decisions(database: Database, queue: str, *, at: datetime | None = None, limit: int = 20) -> list[StoredDecision]:
+    """Returns the decisions for a queue up to a moment, newest first."""
     with database.transaction() as connection:
         return say.decisions(connection.execute(say.DECISIONS, (queue, at, limit)).fetchall())
 
 
 def board(database: Database, queue: str | None = None, *, decisions: int = 10, samples: int = 0) -> Board:
-    """Queues, workers and decisions, in one round trip."""
+    """Returns queues, workers and decisions in one round trip."""
     with database.transaction() as connection:
         row = connection.execute(say.BOARD, (queue, decisions, samples)).fetchone()
     assert row is not None
@@ -838,7 +1030,7 @@ def board(database: Database, queue: str | None = None, *, decisions: int = 10, 
 
 
 def target_workers(database: Database, queue: str) -> tuple[int, float | None]:
-    """How many workers a queue shall have, and how many seconds ago that was decided (None: never)."""
+    """Returns how many workers a queue should have, and how many seconds ago that was decided (None means never)."""
     with database.transaction() as connection:
         row = connection.execute(say.TARGET_WORKERS, (queue, queue)).fetchone()
     assert row is not None
@@ -846,55 +1038,60 @@ def target_workers(database: Database, queue: str) -> tuple[int, float | None]:
 
 
 def dismiss(database: Database, workers: Sequence[str]) -> int:
-    """Workers that a scaler started shall finish and go."""
+    """Tells workers that a scaler started to finish and stop, and returns how many there were."""
     with database.transaction() as connection:
         row = connection.execute(say.DISMISS, ([*workers],)).fetchone()
     return int(row[0]) if row else 0
 
 
-def look(database: Database, asked: Sequence[Asked]) -> Look:
-    """What a scaler has to know of some queues; what is due is promoted first."""
+def scaler_snapshot(database: Database, asked: Sequence[Asked]) -> ScalerSnapshot:
+    """Returns what a scaler needs to know of some queues; due tasks are promoted first."""
     with database.transaction() as connection:
-        row = connection.execute(say.LOOK, say.asked(asked)).fetchone()
+        row = connection.execute(say.SCALER_SNAPSHOT, say.asked(asked)).fetchone()
     assert row is not None
-    return say.look(row[0])
+    return say.read_scaler_snapshot(row[0])
 
 
 # --- schedules ------------------------------------------------------------------------------------------------------
-# When a cron line fires is not known here: `next_run` and `decide` are given (see penstock.schedule).
+# This module does not know when a cron line fires: the caller passes `next_run` and `decide` (see penstock.schedule).
 
 
-def schedules(database: Database, name: str | None = None) -> list[CronSchedule]:
+def schedules(database: Database, name: str | None = None) -> list[Schedule]:
+    """Returns one schedule or all schedules."""
     with database.transaction() as connection:
         return say.schedules(connection.execute(say.SCHEDULES, (name,)).fetchall())
 
 
-def set_schedule(database: Database, new: NewSchedule, next_run: Callable[[CronSchedule], datetime]) -> CronSchedule:
-    """A schedule, new or changed. Another line counts from now: what was decided stays so."""
+def set_schedule(database: Database, new: NewSchedule, next_run: Callable[[Schedule], datetime]) -> Schedule:
+    """Creates or changes a schedule. A changed cron line counts from now; ticks that were decided stay decided."""
     with database.transaction() as connection:
         connection.execute(say.SET_SCHEDULE, say.set_schedule(new))
         return aimed(connection, new.name, next_run)
 
 
 def drop_schedule(database: Database, name: str) -> None:
+    """Removes a schedule."""
     with database.transaction() as connection:
         connection.execute(say.DROP_SCHEDULE, (name,))
 
 
-def pause_schedule(database: Database, name: str) -> CronSchedule:
+def pause_schedule(database: Database, name: str) -> Schedule:
+    """Pauses a schedule and returns it."""
     with database.transaction() as connection:
         connection.execute(say.PAUSE_SCHEDULE, (name,))
         return say.schedules(connection.execute(say.SCHEDULES, (name,)).fetchall())[0]
 
 
-def resume_schedule(database: Database, name: str, next_run: Callable[[CronSchedule], datetime]) -> CronSchedule:
+def resume_schedule(database: Database, name: str, next_run: Callable[[Schedule], datetime]) -> Schedule:
+    """Resumes a schedule from now on and returns it."""
     with database.transaction() as connection:
         connection.execute(say.RESUME_SCHEDULE, (name,))
         return aimed(connection, name, next_run)
 
 
-def aimed(connection: Connection, name: str, next_run: Callable[[CronSchedule], datetime]) -> CronSchedule:
-    """Its next tick, if that has to be worked out, while what changed it still holds it."""
+def aimed(connection: Connection, name: str, next_run: Callable[[Schedule], datetime]) -> Schedule:
+    """Computes the next tick of a schedule, if that is needed, while the transaction that changed the schedule still
+    holds it."""
     (found,) = say.schedules(connection.execute(say.SCHEDULES, (name,)).fetchall())
     if found.paused or found.next_at > found.at:
         return found
@@ -904,14 +1101,15 @@ def aimed(connection: Connection, name: str, next_run: Callable[[CronSchedule], 
 
 
 def next_schedule(database: Database) -> float | None:
-    """Seconds until a schedule is due; None: none is waiting."""
+    """Returns the seconds until a schedule is due, or None if no schedule is waiting."""
     with database.transaction() as connection:
         row = connection.execute(say.NEXT_SCHEDULE).fetchone()
     return None if row is None or row[0] is None else float(row[0])
 
 
-def run_schedules(database: Database, decide: Callable[[CronSchedule], Firing]) -> say.Round:
-    """Fires what is due, each in a transaction of its own: one that can not be fired holds up no other."""
+def run_schedules(database: Database, decide: Callable[[Schedule], Firing]) -> say.ScheduleRun:
+    """Fires the schedules that are due, each in a transaction of its own: a schedule that cannot be fired does not
+    delay the others."""
     with database.transaction() as connection:
         found = say.schedules(connection.execute(say.DUE_SCHEDULES).fetchall())
     pushed, failed = 0, dict[str, PenstockError]()
@@ -926,20 +1124,34 @@ def run_schedules(database: Database, decide: Callable[[CronSchedule], Firing]) 
             failed[one.name] = error
         else:
             pushed += int(row[0] or 0) if row else 0
-    return say.Round(pushed, failed)
+    return say.ScheduleRun(pushed, failed)
 
 
 # --- history --------------------------------------------------------------------------------------------------------
 
 
 def horizon(database: Database) -> Horizon:
-    """How far history can be read now. Conflict: it was restored from another cluster."""
+    """Returns how far history can be read now. Raises Conflict if history was restored from another cluster."""
     with database.transaction() as connection:
         return say.horizon(connection.execute(say.HORIZON).fetchone())
 
 
+def note_horizon(database: Database) -> Horizon:
+    """Returns the horizon for a reader that keeps it. PostgreSQL commits a note of it first; after a failover or a
+    restore, the note tells whether everything below the horizon survived."""
+    with database.transaction() as connection:
+        return say.horizon(connection.execute(say.NOTE_HORIZON).fetchone())
+
+
+def check_mark(database: Database, mark: Horizon) -> None:
+    """Checks a horizon that a reader kept. Raises Conflict if the horizon is not in the past of this database."""
+    with database.transaction() as connection:
+        connection.execute(say.CHECK_MARK, mark[:4])
+
+
 def written(database: Database, start: Horizon, end: Horizon) -> bool:
-    """Whether anything was, between the two. Conflict: the start is of another cluster, or ahead of this one."""
+    """Returns whether any history was written between the two horizons. Raises Conflict if the start is of another
+    cluster or branch, or ahead of this database."""
     check_window(database, Window(start, start))
     with database.transaction() as connection:
         row = connection.execute(say.BETWEEN, (start.xid, end.xid)).fetchone()
@@ -947,21 +1159,26 @@ def written(database: Database, start: Horizon, end: Horizon) -> bool:
 
 
 def spans(database: Database, window: Window) -> list[Span]:
-    """Where its rows are. Conflict: some of them can no longer be read."""
+    """Returns where the rows of a window are. Raises Conflict if some of them can no longer be read."""
     check_window(database, window)
     if window.start.xid:
-        with suppress(Unavailable):  # so many that looking for them takes too long
+        with suppress(Unavailable):  # there are so many rows that finding them takes too long
             return find_spans(database, window, roughly=False)
     return find_spans(database, window, roughly=True)
 
 
 def check_window(database: Database, window: Window) -> None:
+    """Checks a window. Raises Conflict if one of its ends is not in the past of this database, or if some of its rows
+    were dropped."""
     with database.transaction() as connection:
-        for parameters in say.check_window(window):
-            connection.execute(say.CHECK_WINDOW, parameters)
+        for mark in dict.fromkeys((window.start[:4], window.end[:4])):
+            connection.execute(say.CHECK_MARK, mark)
+        connection.execute(say.CHECK_WINDOW, say.check_window(window))
 
 
 def find_spans(database: Database, window: Window, *, roughly: bool) -> list[Span]:
+    """Returns, by day, the pages from the first to the last one that has a row of the window, or with `roughly` all
+    pages of each day."""
     parameters = (window.start.xid, window.end.xid, window.since, window.until, roughly)
     with database.transaction() as connection:
         connection.execute(say.SHORTLY)
@@ -969,49 +1186,60 @@ def find_spans(database: Database, window: Window, *, roughly: bool) -> list[Spa
 
 
 def queue_names(database: Database) -> dict[int, str]:
-    """Of all queues there are and were, by their id in history."""
+    """Returns the names of all present and former queues, by their id in history."""
     with database.transaction() as connection:
         return {int(id_): str(name) for id_, name in connection.execute(say.QUEUE_NAMES).fetchall()}
 
 
 def queues_named(database: Database, name: str) -> list[int]:
-    """Those that have, or had, this name. NotFound: none."""
+    """Returns the ids of the queues that have or had this name. Raises NotFound if there are none."""
     with database.transaction() as connection:
         row = connection.execute(say.QUEUES_NAMED, (name,)).fetchone()
     return list(row[0]) if row else []
 
 
 def set_profiles(database: Database, profiles: Sequence[Json]) -> int:
-    """What was learnt about queues, each in place of what was known before; how many of them there still are."""
+    """Replaces the stored profiles of queues, and returns how many of these queues still exist."""
     with database.transaction() as connection:
         row = connection.execute(say.SET_PROFILES, (orjson.dumps(profiles).decode(),)).fetchone()
     return int(row[0]) if row else 0
 
 
 def profiles(database: Database, name: str | None = None) -> list[StoredProfile]:
-    """Of one queue or of all; one that has none is there with `made` None."""
+    """Returns the profile of one queue or of all queues; a queue without a profile is listed with `made` None."""
     with database.transaction() as connection:
         return say.profiles(connection.execute(say.PROFILES, (name,)).fetchall())
 
 
 def running_times(database: Database) -> list[Running]:
+    """Returns how long the tasks that run now have been running, in buckets."""
     with database.transaction() as connection:
         return [Running(*row) for row in connection.execute(say.RUNNING_TIMES).fetchall()]
 
 
 def start_latencies(database: Database) -> list[Latency]:
+    """Returns how long workers take from the request to their first task, by queue."""
     with database.transaction() as connection:
         return [Latency(*row) for row in connection.execute(say.START_LATENCIES).fetchall()]
 
 
 def note_reader(database: Database, name: str, passed: Horizon) -> None:
-    """Somebody who will come again has read everything up to there: what he has not is kept for him."""
+    """Records that a returning reader has read everything up to a horizon: history that it has not read is kept for
+    it."""
     with database.transaction() as connection:
-        connection.execute(say.NOTE_READER, (name, passed.system, passed.xid))
+        connection.execute(say.NOTE_READER, (name, *passed[:4]))
+
+
+def find_reader(database: Database, name: str) -> tuple[int, datetime] | None:
+    """Returns how far a reader has read and when it was last here, as this database remembers it, or None if the
+    database does not know the reader."""
+    with database.transaction() as connection:
+        row = connection.execute(say.FIND_READER, (name,)).fetchone()
+    return None if row is None else (int(row[0]), row[1])
 
 
 def forget_reader(database: Database, name: str) -> None:
-    """NotFound: there is none of that name."""
+    """Forgets a reader. Raises NotFound if there is no reader of that name."""
     with database.transaction() as connection:
         connection.execute(say.FORGET_READER, (name,))
 
@@ -1019,8 +1247,8 @@ def forget_reader(database: Database, name: str) -> None:
 def history_sums(
     database: Database, span: Span, *, below: int, thorough: bool = False
 ) -> list[tuple[int, str, int, int]]:
-    """Of some pages of a day: rows below a transaction by queue and outcome, and, if thorough, a sum over what they
-    say."""
+    """Counts the rows in some pages of a day that are below a transaction, by queue and outcome. With `thorough` it
+    also returns a checksum of their contents."""
     parameters = (span.day, span.first_page, span.pages, below, thorough)
     with database.transaction() as connection:
         rows = connection.execute(say.HISTORY_SUMS, parameters).fetchall()
@@ -1028,28 +1256,29 @@ def history_sums(
 
 
 def history_gone(database: Database, after: int) -> dict[tuple[date, int], int]:
-    """What was dropped after a drop that was known: rows by day and queue."""
+    """Returns the rows that were dropped after a known drop, by day and queue."""
     with database.transaction() as connection:
         rows = connection.execute(say.HISTORY_GONE, (after,)).fetchall()
     return {(day, int(queue)): int(count) for day, queue, count in rows}
 
 
 def release_day(database: Database, day: date, *, rows: int, below: int) -> bool:
-    """Drops a day of history of which somebody has a copy. False: somebody is at it. Conflict: it has other rows."""
+    """Drops a day of history that has been copied elsewhere. Returns False if another transaction uses the day. Raises
+    Conflict if the day has other rows than the copy."""
     with database.transaction() as connection:
         row = connection.execute(say.RELEASE_DAY, (day, rows, below)).fetchone()
     return bool(row and row[0])
 
 
 def rebase_history(database: Database) -> int:
-    """After a restore into another cluster: history's rows become the oldest there are."""
+    """Makes history readable after a restore into another cluster: its rows become the oldest ones."""
     with database.transaction() as connection:
         row = connection.execute(say.REBASE_HISTORY).fetchone()
     return int(row[0]) if row else 0
 
 
 def today(database: Database) -> date:
-    """By the database's clock, in UTC: the day of history that is being written."""
+    """Returns the day of history that is being written: the current date in UTC by the database's clock."""
     with database.transaction() as connection:
         row = connection.execute(say.TODAY).fetchone()
     assert row is not None
@@ -1058,17 +1287,18 @@ def today(database: Database) -> date:
 
 
 def sample_days(database: Database, window: Window) -> list[date]:
-    """The days of which samples were written in a window."""
+    """Returns the days for which samples were written in a window."""
     with database.transaction() as connection:
         rows = connection.execute(say.SAMPLE_DAYS, (window.start.xid, window.end.xid)).fetchall()
     return [day for (day,) in rows]
 
 
 # --- streams --------------------------------------------------------------------------------------------------------
-# A consumer group is driven by one at a time. Who lost it is refused by every call (Conflict).
+# One driver at a time holds a consumer group. Every call refuses a driver that lost its group (Conflict).
 
 
 def next_epoch(database: Database) -> int:
+    """Returns a new epoch for a driver of a consumer group."""
     with database.transaction() as connection:
         row = connection.execute(say.NEXT_EPOCH).fetchone()
     assert row is not None
@@ -1076,7 +1306,7 @@ def next_epoch(database: Database) -> int:
 
 
 def hold_stream(database: Database, queue: str, group: str, *, epoch: int, driver: str, lease: Duration) -> Held:
-    """A driver takes a group; it has locked its epoch before."""
+    """Takes a group for a driver, which has locked its epoch before."""
     parameters = (queue, group, epoch, driver, validate.lease(lease))
     with database.transaction() as connection:
         row = connection.execute(say.HOLD_STREAM, parameters).fetchone()
@@ -1086,12 +1316,13 @@ def hold_stream(database: Database, queue: str, group: str, *, epoch: int, drive
 
 
 def keep_stream(database: Database, held: Held, *, lease: Duration) -> None:
-    """The driver lives, and holds what it was given."""
+    """Records that the driver is alive and keeps the leases that it was given."""
     with database.transaction() as connection:
         connection.execute(say.KEEP_STREAM, (held.stream, held.epoch, validate.lease(lease)))
 
 
 def leave_stream(database: Database, held: Held) -> None:
+    """Gives up the group that a driver holds."""
     with database.transaction() as connection:
         connection.execute(say.LEAVE_STREAM, (held.stream, held.epoch))
 
@@ -1106,7 +1337,8 @@ def next_batch(
     lease: Duration,
     before: datetime | None = None,
 ) -> Batch:
-    """What was given up to `after` is done; what comes next. May be repeated: then it is the same."""
+    """Marks everything up to batch `after` as done and returns the next batch. A repeated call returns the same
+    batch."""
     parameters = (held.stream, held.epoch, after, limit, slots, validate.lease(lease), before)
     with database.transaction() as connection:
         row = connection.execute(say.NEXT_BATCH, parameters).fetchone()
@@ -1115,19 +1347,19 @@ def next_batch(
 
 
 def batch_leases(database: Database, held: Held, after: int, upto: int) -> list[tuple[str, int]]:
-    """The leases of what was given after one batch up to another: token and size."""
+    """Returns the leases of the batches after one batch up to another: token and size."""
     with database.transaction() as connection:
         return connection.execute(say.BATCH_LEASES, (held.stream, held.epoch, after, upto)).fetchall()
 
 
 def read_lease(connection: Connection, token: str, first: int, count: int) -> list[tuple[Any, ...]]:
-    """Some of a lease, in its order, as PostgreSQL sent them."""
+    """Returns some tasks of a lease, in the order of the lease, as PostgreSQL sent them."""
     with translated():
         return fetch_raw(connection, say.READ_LEASE, (token, first, count))
 
 
 def waiting_now(database: Database, queue: str) -> tuple[datetime, int]:
-    """A moment, and how many tasks could run at it."""
+    """Returns a moment, and how many tasks could run at that moment."""
     with database.transaction() as connection:
         row = connection.execute(say.WAITING_NOW, (queue,)).fetchone()
     assert row is not None

@@ -1,5 +1,6 @@
-"""When a failed task is tried again. Strategies are data: stored per queue and kind, evaluated in SQL
-(`penstock.retry_delay`), and here, for previews and for people. A property test says both are equal."""
+"""Retry strategies, which decide when a failed task is tried again. Strategies are data: they are stored per queue and
+kind, evaluated in SQL (`penstock.retry_delay`), and here for previews. A property test checks that both results are
+equal."""
 
 from __future__ import annotations
 
@@ -17,34 +18,42 @@ LONGEST = LONGEST_DELAY.total_seconds()
 
 
 class Strategy(Protocol):
-    def delay(self, failures: int, age: timedelta = ..., seed: int = ...) -> timedelta | None:
-        """How long to wait after so many failures at that age; None: stop trying."""
+    """The interface of a retry strategy."""
 
-    def to_json(self) -> dict[str, Any]: ...
+    def delay(self, failures: int, age: timedelta = ..., seed: int = ...) -> timedelta | None:
+        """Returns how long to wait after so many failures at that age, or None to stop trying."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the strategy as it is stored."""
+        ...
 
 
 def spread(seed: int, failures: int) -> float:
-    """A number between 0 and 1 that looks random, the same here and in SQL. Neighbouring ids land far apart."""
+    """Returns a number between 0 and 1 that looks random and is the same here and in SQL. Neighbouring ids give distant
+    numbers."""
     return ((abs(seed) % 2147483648) * 2654435761 + failures * 1013904223) % 4294967296 / 4294967296
 
 
 def at_least_one(failures: int) -> int:
+    """Returns a count of failures that is at least 1."""
     if type(failures) is not int or failures < 1:
         raise ValidationError(f"failures: {shown(failures)} is not a count of at least 1", field="failures")
     return failures
 
 
 def waiting(seconds: float, cap: float | None) -> timedelta:
+    """Returns a delay of so many seconds, at most `cap` and ten years."""
     return timedelta(microseconds=round(min(seconds, LONGEST if cap is None else min(cap, LONGEST)) * 1e6))
 
 
 def seconds_of(value: Duration, field: str) -> float:
+    """Returns a positive duration in seconds."""
     return positive(value, field).total_seconds()
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Fibonacci:
-    """1, 1, 2, 3, 5, 8, … × unit: one or two failures wait one unit, six wait eight."""
+    """Waits 1, 1, 2, 3, 5, 8, … × unit: one unit after one or two failures, eight after six."""
 
     unit: float
     cap: float | None
@@ -54,6 +63,7 @@ class Fibonacci:
         object.__setattr__(self, "cap", None if cap is None else seconds_of(cap, "cap"))
 
     def delay(self, failures: int, age: timedelta = timedelta(), seed: int = 0) -> timedelta | None:  # noqa: ARG002
+        """Returns how long to wait after so many failures."""
         before, now, cap = 0.0, self.unit, LONGEST if self.cap is None else min(self.cap, LONGEST)
         for _ in range(at_least_one(failures) - 1):
             if now >= cap:
@@ -62,12 +72,13 @@ class Fibonacci:
         return waiting(now, self.cap)
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the strategy as it is stored."""
         return without_none({"type": "fibonacci", "unit": self.unit, "cap": self.cap})
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Exponential:
-    """base, base × factor, base × factor², … up to cap, each spread by ± jitter."""
+    """Waits base, base × factor, base × factor², … up to cap, each spread by ± jitter."""
 
     base: float
     factor: float
@@ -87,8 +98,9 @@ class Exponential:
         object.__setattr__(self, "jitter", float(jitter))
 
     def delay(self, failures: int, age: timedelta = timedelta(), seed: int = 0) -> timedelta | None:  # noqa: ARG002
+        """Returns how long to wait after so many failures."""
         steps, cap = at_least_one(failures) - 1, LONGEST if self.cap is None else min(self.cap, LONGEST)
-        # By logarithms first: the power itself would overflow long before failures run out.
+        # Logarithms are compared first, because the power itself would overflow long before failures run out.
         if steps * math.log(self.factor) >= math.log(cap / self.base):
             wait = cap
         else:
@@ -97,6 +109,7 @@ class Exponential:
         return timedelta(microseconds=round(wait * 1e6))
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the strategy as it is stored."""
         return without_none(
             {"type": "exponential", "base": self.base, "factor": self.factor, "cap": self.cap, "jitter": self.jitter}
         )
@@ -104,7 +117,7 @@ class Exponential:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Fixed:
-    """Always the same wait."""
+    """Always waits the same time."""
 
     every: float
 
@@ -112,16 +125,18 @@ class Fixed:
         object.__setattr__(self, "every", seconds_of(delay, "delay"))
 
     def delay(self, failures: int, age: timedelta = timedelta(), seed: int = 0) -> timedelta | None:  # noqa: ARG002
+        """Returns how long to wait after so many failures."""
         at_least_one(failures)
         return waiting(self.every, None)
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the strategy as it is stored."""
         return {"type": "fixed", "delay": self.every}
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class Schedule:
-    """These waits, one after the other; then stop."""
+class Delays:
+    """Waits these delays one after the other, then stops."""
 
     delays: tuple[float, ...]
 
@@ -131,16 +146,19 @@ class Schedule:
         object.__setattr__(self, "delays", tuple(seconds_of(one, "delays") for one in delays))
 
     def delay(self, failures: int, age: timedelta = timedelta(), seed: int = 0) -> timedelta | None:  # noqa: ARG002
+        """Returns how long to wait after so many failures, or None to stop trying."""
         at_least_one(failures)
         return waiting(self.delays[failures - 1], None) if failures <= len(self.delays) else None
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the strategy as it is stored."""
         return {"type": "schedule", "delays": list(self.delays)}
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Progressive:
-    """By age, not failures: young tasks often, old ones rarely, at last no more. Tiers are (younger than, every)."""
+    """Waits by age, not by failures: young tasks are tried often, old ones rarely, and at last no more. Tiers are
+    (younger than, every)."""
 
     tiers: tuple[tuple[float, float], ...]
 
@@ -155,25 +173,28 @@ class Progressive:
 
     @classmethod
     def default(cls) -> Progressive:
+        """Returns the strategy with the default tiers."""
         return cls()
 
     def delay(self, failures: int, age: timedelta = timedelta(), seed: int = 0) -> timedelta | None:  # noqa: ARG002
+        """Returns how long to wait at that age, or None to stop trying."""
         at_least_one(failures)
         old = max(age.total_seconds(), 0.0)
         return next((waiting(every, None) for until, every in self.tiers if old < until), None)
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the strategy as it is stored."""
         return {"type": "progressive", "tiers": [list(tier) for tier in self.tiers]}
 
 
-# What an application may decide itself: the error, failures so far, age; None: stop trying.
+# A decision of the application, by error, failures so far and age. None means to stop trying.
 Policy = Callable[[BaseException, int, timedelta], Duration | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Custom:
-    """A function of your own. It runs in the worker; what happens without one, an expiry or another client's settle,
-    follows the fallback, which is stored (none: the queue's own strategy)."""
+class CustomRetry:
+    """A retry function of your own. It runs in the worker. Failures without a worker, such as an expiry or another
+    client's settle, follow the stored fallback, or the queue's own strategy if there is no fallback."""
 
     policy: Policy
     fallback: Strategy | None = None
@@ -190,14 +211,17 @@ PROGRESSIVE: tuple[tuple[Duration, Duration], ...] = (
 
 
 def duration_of_age(value: Duration) -> float:
+    """Returns the age limit of a tier in seconds."""
     return positive(value, "tiers", most=timedelta(days=36500)).total_seconds()
 
 
 def without_none(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def from_json(value: Mapping[str, Any]) -> Strategy:
+    """Returns the strategy that `to_json` wrote."""
     match value.get("type"):
         case "fibonacci":
             return Fibonacci(value["unit"], value.get("cap"))
@@ -206,7 +230,7 @@ def from_json(value: Mapping[str, Any]) -> Strategy:
         case "fixed":
             return Fixed(value["delay"])
         case "schedule":
-            return Schedule(value["delays"])
+            return Delays(value["delays"])
         case "progressive":
             return Progressive([tuple(tier) for tier in value["tiers"]])
         case other:
@@ -220,7 +244,7 @@ GRAMMAR = (
 
 
 def parse(text: str) -> Strategy:
-    """A strategy as one writes it in a shell."""
+    """Parses a strategy as it is written in a shell."""
     name, _, rest = text.partition(":")
     words = [word for word in rest.split(",") if word]
     named = dict(word.split("=", 1) for word in words if "=" in word)
@@ -239,7 +263,7 @@ def parse(text: str) -> Strategy:
             case "fixed" if len(plain) == 1 and not named:
                 return Fixed(plain[0])
             case "schedule" if plain and not named:
-                return Schedule(plain)
+                return Delays(plain)
             case "progressive" if not plain:
                 return Progressive(list(named.items()) or None)
     except ValueError as error:

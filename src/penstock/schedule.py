@@ -1,8 +1,9 @@
-"""Cron lines: which moments they mean in which time zone, and what is done about those that were missed. Pure.
+"""Cron lines: which moments they mean in a time zone, and which missed ticks are made up for. This module does no I/O.
 
-cronsim reads a line and walks the wall clock, always without a zone; what daylight saving makes of that is decided
-here. A line with fixed hours means walls: one in a gap is, once, the first moment after it; one in a fold the first of
-the two. Hours that begin with a star follow elapsed time: every moment whose wall matches, so both in a fold.
+cronsim parses a line and walks the wall clock, always without a time zone; this module decides what daylight saving
+does to the result. A line with fixed hours means wall-clock times: a time in a gap fires once, at the first moment
+after the gap, and a time in a fold fires at the first of its two moments. Hours that begin with a star follow elapsed
+time: every moment whose wall-clock time matches fires, so both moments in a fold do.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from cronsim import CronSim, CronSimError
 
 from penstock import validate
 from penstock.errors import ValidationError, shown
-from penstock.model import Backfill, CronSchedule, Firing, NewSchedule
+from penstock.model import Backfill, Firing, NewSchedule, Schedule
 
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
-GRACE = MINUTE  # a tick is on time until then
+GRACE = MINUTE  # for so long after its moment a tick is on time
 MOST_TICKS = 1000  # in one transaction
 MOST_BYTES = 16 << 20  # of payloads in one transaction
 LONGEST_LINE, LONGEST_NAME = 200, 200
-LONG_AGO = datetime(2000, 1, 1)  # noqa: DTZ001 - a wall
+LONG_AGO = datetime(2000, 1, 1)  # noqa: DTZ001 - a wall-clock time
 FIELDS = (
     ("minute", "0 to 59"),
     ("hour", "0 to 23"),
@@ -41,27 +42,30 @@ HINT = "Five fields: minute, hour, day of month, month, day of week. 0 6 * * MON
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """A line and its time zone, checked. Made by `cron_of`."""
+    """A checked cron line and its time zone. Use `cron_of` to make one."""
 
     line: str
     zone: ZoneInfo
 
     @property
     def tz(self) -> str:
+        """The name of the time zone."""
         return self.zone.key
 
     def ticks(self, after: datetime) -> Iterator[datetime]:
-        """The moments it means after this one, in order, in UTC."""
+        """Yields the moments of the line after this one, in order, in UTC."""
         hours = self.line.split()[1]
         return self._elapsed(after) if hours.startswith("*") else self._walls(after)
 
     def next(self, after: datetime) -> datetime:
+        """Returns the first moment of the line after this one."""
         for tick in self.ticks(after):
             return tick
         raise never(self.line)
 
     def latest(self, after: datetime, until: datetime) -> datetime | None:
-        """The last one in (after, until]. Looked for from the end: between them may be years of minutes."""
+        """Returns the last moment in (after, until]. It searches from the end, because years of minutes may lie between
+        them."""
         length = HOUR
         while True:
             start = max(after, until - length)
@@ -71,7 +75,8 @@ class Cron:
             length *= 24
 
     def _walls(self, after: datetime) -> Iterator[datetime]:
-        """Never backwards: in a fold cronsim would answer a moment that has passed."""
+        """Yields the moments of wall-clock times. It never goes backwards: in a fold cronsim would return a moment that
+        has passed."""
         last = after
         for wall in CronSim(self.line, after.astimezone(self.zone).replace(tzinfo=None, fold=0)):
             moment = self._moment(wall)
@@ -80,14 +85,15 @@ class Cron:
                 yield moment
 
     def _moment(self, wall: datetime) -> datetime:
-        """The first moment with this wall; if there is none, the first one after the gap."""
+        """Returns the first moment with this wall-clock time or, if there is none, the first moment after the gap."""
         moment = wall.replace(tzinfo=self.zone).astimezone(UTC)
         if moment.astimezone(self.zone).replace(tzinfo=None, fold=0) == wall:
             return moment
         return self._change(wall.replace(tzinfo=self.zone, fold=1).astimezone(UTC), moment)
 
     def _elapsed(self, after: datetime) -> Iterator[datetime]:
-        """From one change of the offset to the next, time passes as on the wall."""
+        """Yields every moment whose wall-clock time matches. Between two changes of the offset, time passes as on the
+        wall clock."""
         start = after.astimezone(UTC).replace(microsecond=0) + SECOND
         while True:
             offset = self._offset(start)
@@ -101,7 +107,7 @@ class Cron:
             start = change or moment + SECOND
 
     def _changed(self, low: datetime, until: datetime) -> datetime | None:
-        """The first change of the offset in (low, until]. Nowhere are there two within a day."""
+        """Returns the first change of the offset in (low, until]. No time zone has two changes within a day."""
         while low < until:
             high = min(low + DAY, until)
             if self._offset(low) != self._offset(high):
@@ -110,7 +116,7 @@ class Cron:
         return None
 
     def _change(self, low: datetime, high: datetime) -> datetime:
-        """The first second at which the offset is that of `high`, and not that of `low`."""
+        """Returns the first second at which the offset is that of `high` and not that of `low`."""
         offset = self._offset(high)
         while high - low > SECOND:
             middle = low + timedelta(seconds=(high - low) // SECOND // 2)
@@ -125,12 +131,13 @@ class Cron:
 
 
 def cron_of(line: str, tz: str = "UTC") -> Cron:
-    """A cron line that fires some day, in a time zone that exists."""
+    """Returns a checked cron line, which fires at some time, in a time zone that exists."""
     return parsed(validate.text(line, "cron", LONGEST_LINE), zone_of(tz))
 
 
 @lru_cache(maxsize=1024)
 def parsed(line: str, zone: ZoneInfo) -> Cron:
+    """Parses a cron line."""
     fields = line.split()
     if len(fields) != len(FIELDS):
         raise ValidationError(f"cron: {shown(line)} has {len(fields)} fields, not 5", hint=HINT, field="cron")
@@ -145,7 +152,8 @@ def parsed(line: str, zone: ZoneInfo) -> Cron:
 
 
 def refusal(fields: list[str], said: str) -> ValidationError:
-    """cronsim says `Bad minute`; of a day that none of the months has, `Bad day-of-month` too."""
+    """Returns the error for a line that cronsim refuses. cronsim says `Bad minute`; it also says `Bad day-of-month` for
+    a day that none of the months has."""
     line = " ".join(fields)
     for number, (name, allowed) in enumerate(FIELDS):
         if said != f"Bad {name}":
@@ -157,10 +165,11 @@ def refusal(fields: list[str], said: str) -> ValidationError:
             hint=HINT,
             field="cron",
         )
-    return ValidationError(f"cron: {shown(line)} can not be read", hint=HINT, field="cron")
+    return ValidationError(f"cron: {shown(line)} cannot be read", hint=HINT, field="cron")
 
 
 def accepted(fields: list[str]) -> bool:
+    """Returns whether cronsim accepts these fields."""
     try:
         CronSim(" ".join(fields), LONG_AGO)
     except CronSimError:
@@ -169,11 +178,13 @@ def accepted(fields: list[str]) -> bool:
 
 
 def never(line: str) -> ValidationError:
+    """Returns the error for a line that never fires."""
     hint = "No month that it names has such a day."
     return ValidationError(f"cron: {shown(line)} never fires", hint=hint, field="cron")
 
 
 def zone_of(tz: object) -> ZoneInfo:
+    """Returns a time zone by name, and suggests the nearest name if there is none."""
     known = zones()
     if isinstance(tz, str) and tz in known:
         return ZoneInfo(tz)
@@ -189,15 +200,17 @@ def zone_of(tz: object) -> ZoneInfo:
 
 @lru_cache(maxsize=1)
 def zones() -> frozenset[str]:
-    return frozenset(available_timezones() - {"localtime", "Factory"})  # what is meant by those, only one machine knows
+    """Returns the names of the time zones of this machine."""
+    return frozenset(available_timezones() - {"localtime", "Factory"})  # they differ by machine
 
 
 def schedule_name(value: object) -> str:
+    """Checks the name of a schedule."""
     return validate.text(value, "name", LONGEST_NAME)
 
 
 def checked(new: NewSchedule) -> NewSchedule:
-    """What is asked of a schedule, before anything is written."""
+    """Checks a new schedule before anything is written."""
     backfill = new.backfill
     if backfill not in get_args(Backfill):
         raise ValidationError(f"backfill: {shown(backfill)} is not none, last or all", field="backfill")
@@ -211,18 +224,19 @@ def checked(new: NewSchedule) -> NewSchedule:
     )
 
 
-# --- what is due ------------------------------------------------------------------------------------------------------
+# --- due ticks --------------------------------------------------------------------------------------------------------
 
 
-def next_run(schedule: CronSchedule) -> datetime:
-    """The first tick that is not decided."""
+def next_run(schedule: Schedule) -> datetime:
+    """Returns the first tick that is not decided."""
     return cron_of(schedule.cron, schedule.tz).next(schedule.mark)
 
 
-def decide(schedule: CronSchedule) -> Firing:
-    """Which ticks of (mark, now] are pushed: `none`, those on time; `last`, the most recent; `all`, each, in rounds."""
+def decide(schedule: Schedule) -> Firing:
+    """Decides which ticks of (mark, now] are pushed: with `none` those that are on time, with `last` the most recent
+    one, with `all` each of them, in rounds."""
     cron = cron_of(schedule.cron, schedule.tz)
-    now = max(schedule.at, schedule.mark)  # a clock that was put back decides nothing again
+    now = max(schedule.at, schedule.mark)  # after the clock is put back, no tick is decided twice
     if schedule.backfill == "all":
         most = max(1, min(MOST_TICKS, MOST_BYTES // max(schedule.size, 1)))
         ticks = [*islice(takewhile(lambda tick: tick <= now, cron.ticks(schedule.mark)), most)]
@@ -235,23 +249,24 @@ def decide(schedule: CronSchedule) -> Firing:
     return Firing(ticks, decided, cron.next(decided))
 
 
-# --- for people -------------------------------------------------------------------------------------------------------
+# --- descriptions -----------------------------------------------------------------------------------------------------
 
 
 def meaning(cron: Cron) -> str:
-    """`at 06:00 every day, Europe/Rome`"""
+    """Describes a line in words: `at 06:00 every day, Europe/Rome`."""
     said = CronSim(cron.line, LONG_AGO).explain()
     return f"{said[0].lower()}{said[1:]}, {cron.tz}"
 
 
 def in_words(moment: datetime, zone: ZoneInfo, now: datetime) -> str:
-    """`Mon 16 Nov 06:00 (in 12 h)`"""
+    """Describes a moment in words: `Mon 16 Nov 06:00 (in 12 h)`."""
     there, here = moment.astimezone(zone), now.astimezone(zone)
     year = "" if there.year == here.year else f" {there.year}"
     return f"{there:%a} {there.day} {there:%b}{year} {there:%H:%M} ({distance(moment - now)})"
 
 
 def distance(length: timedelta) -> str:
+    """Describes a length of time in words: `in 12 h` or `12 h ago`."""
     seconds = abs(length.total_seconds())
     steps = ((172800, 86400, "d"), (3600, 3600, "h"), (60, 60, "min"), (0, 1, "s"))
     size, unit = next((size, unit) for least, size, unit in steps if seconds >= least)

@@ -1,5 +1,5 @@
 """A bulk push in bounded memory: every item is checked and encoded into a temporary file before the first one is
-written, so that a bad item refuses the whole call."""
+written to PostgreSQL, so that a bad item refuses the whole call."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import marshal
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
-from datetime import UTC
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import IO, NamedTuple, Self
 
 from penstock import validate
 from penstock.colour import batches
 from penstock.errors import ValidationError
-from penstock.model import Json, NewTask
+from penstock.model import Duration, Json, NewTask
 
-# A chunk is what one statement writes. It ends at so many tasks or bytes, and always at the same ones for the same
-# tasks: a repeated batch must find its parts in the ledger.
+# A chunk is what one statement writes. It ends after so many tasks or bytes, and the same tasks are always divided at
+# the same places, because a repeated batch must find its parts in the ledger.
 CHUNK = 10_000
 CHUNK_BYTES = 8 << 20
-BATCH = 50  # items looked at together: enough to be fast, few enough for any payload; a divisor of CHUNK
+BATCH = 50  # items checked together: enough to be fast, few enough for any payload; it divides CHUNK
 IN_MEMORY = 32 << 20
 
 
 class Columns(NamedTuple):
-    """Some tasks as parallel lists; a list that would be all default is None."""
+    """Some tasks as parallel lists; a list that would contain only defaults is None."""
 
     payloads: list[bytes]
     subjects: list[bytes | None] | None = None
@@ -35,7 +35,7 @@ class Columns(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """The columns of some tasks, and which of all they are."""
+    """The columns of some tasks, and their position among all tasks."""
 
     payloads: list[bytes]
     subjects: list[bytes | None] | None
@@ -44,20 +44,22 @@ class Chunk(NamedTuple):
     priorities: list[int] | None
     checksum: int
     part: int
-    first: int  # how many tasks come before it
+    first: int  # how many tasks come before this chunk
 
 
 class Spool:
-    """Write once, read any number of times. `named` says whether any task has a subject."""
+    """A temporary file of tasks that is written once and read any number of times. `named` says whether any task has a
+    subject."""
 
     def __init__(self, *, largest: int = validate.LARGEST_PAYLOAD) -> None:
         self._largest = largest
-        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY, prefix="penstock-")  # noqa: SIM115 - __exit__
+        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY, prefix="penstock-")  # noqa: SIM115 - closed in __exit__
         self._sizes: list[int] = []
         self._longest = 0
         self._tasks: list[NewTask] = []
         self._payloads: list[bytes] = []
         self._bytes = 0
+        self._delayed = False
         self.rows = 0
         self.checksum = 0
         self.named = False
@@ -71,7 +73,8 @@ class Spool:
         self._file.close()
 
     def add(self, batch: list[Json | NewTask | None]) -> None:
-        """Takes some items, BATCH of them but for the last. One that we do not accept ends the call."""
+        """Adds a batch of items, with BATCH of them except in the last batch. An item that is not accepted ends the
+        call."""
         try:
             fresh = checked(batch)
             raws = validate.payloads(batch if fresh is None else [task.payload for task in fresh], self._largest)  # type: ignore[arg-type]
@@ -84,43 +87,47 @@ class Spool:
             self.finish()
 
     def finish(self) -> None:
-        """What is left becomes the last chunk."""
+        """Makes the remaining items the last chunk."""
         if not self._payloads:
             return
         self.add_encoded(Columns(self._payloads, *task_columns(self._tasks)))
         self._tasks, self._payloads, self._bytes = [], [], 0
 
     def add_encoded(self, columns: Columns) -> None:
-        """Takes a chunk that is checked and encoded already: at most CHUNK tasks."""
-        data = marshal.dumps(tuple(columns), 2)  # version 2: the same bytes for the same values, always
+        """Adds a chunk of at most CHUNK tasks that is already checked and encoded."""
+        data = marshal.dumps(tuple(columns), 2)  # version 2 always writes the same bytes for the same values
         self._file.write(data)
         self._sizes.append(len(data))
         self._longest = max(self._longest, *map(len, columns.payloads))
         self.rows += len(columns.payloads)
         self.checksum = zlib.crc32(data, self.checksum)
         self.named = self.named or columns.subjects is not None
+        self._delayed = self._delayed or any(one and one.startswith(DELAY) for one in columns.dues or ())
 
     def fill(self, items: Iterable[Json | NewTask | None]) -> None:
-        """Takes all items."""
+        """Adds all items and finishes."""
         for batch in batches(items, BATCH):
             self.add(batch)
         self.finish()
 
     @property
     def parts(self) -> int:
+        """The number of chunks."""
         return len(self._sizes)
 
     def chunks(self) -> Iterator[Chunk]:
+        """Yields all chunks from the start."""
         self._file.seek(0)
         first = 0
         for part, size in enumerate(self._sizes):
             data = self._file.read(size)
-            chunk = Chunk(*(*marshal.loads(data), zlib.crc32(data), part, first))  # noqa: S302 - our own private file
-            yield chunk
+            chunk = Chunk(*(*marshal.loads(data), zlib.crc32(data), part, first))  # noqa: S302 - the file is private
+            yield chunk._replace(dues=moments(chunk.dues)) if self._delayed else chunk
             first += len(chunk.payloads)
 
     def check_sizes(self, largest: int) -> None:
-        """The queue's own limit, known only after it was asked. Names the first task over it."""
+        """Checks the payloads against the queue's own limit, which is known only after the queue is looked up. The
+        error names the first task above it."""
         if self._longest > largest:
             for chunk in self.chunks():
                 for n, raw in enumerate(chunk.payloads, chunk.first):
@@ -132,7 +139,8 @@ NO_COLUMNS = (None, None, None, None)
 
 
 def checked(batch: list[Json | NewTask | None]) -> list[NewTask] | None:
-    """None: nothing but payloads. Making tasks of them would cost more than encoding them."""
+    """Checks the items of a batch. Returns None if all of them are payloads, because making tasks of payloads would
+    cost more than encoding them."""
     if {*map(type, batch)} == {dict}:
         return None
     return [validate.at(n, validate.new_task, item) for n, item in enumerate(batch)]
@@ -141,12 +149,46 @@ def checked(batch: list[Json | NewTask | None]) -> list[NewTask] | None:
 def task_columns(
     tasks: list[NewTask],
 ) -> tuple[list[bytes | None] | None, list[bytes] | None, list[bytes | None] | None, list[int] | None]:
+    """Returns the subjects, kinds, dues and priorities of tasks as columns."""
     if tasks.count(PLAIN) == len(tasks):
         return NO_COLUMNS
-    _, subjects, dues, priorities, kinds = zip(*tasks, strict=True)
+    _, subjects, dues, priorities, kinds, delays = zip(*tasks, strict=True)
+    if {*delays} != {None}:
+        dues = tuple(map(due_or_delay, dues, delays))
     return (
         None if {*subjects} == {None} else [one and one.encode() for one in subjects],
         None if {*kinds} == {"default"} else [one.encode() for one in kinds],
-        None if {*dues} == {None} else [one and one.astimezone(UTC).isoformat().encode() for one in dues],
+        None if {*dues} == {None} else [one and encoded(one) for one in dues],
         None if {*priorities} == {5} else list(priorities),
     )
+
+
+# A delay stays a delay until its chunk is written, because a repeated batch must equal the first one. This prefix marks
+# a delay.
+DELAY = b"+"
+
+
+def due_or_delay(due: datetime | None, delay: Duration | None) -> datetime | bytes | None:
+    """Returns the due of a task, or its delay in encoded form."""
+    length = validate.delay(delay)
+    return due if length is None else b"%b%d" % (DELAY, length // MICROSECOND)
+
+
+def encoded(due: datetime | bytes) -> bytes:
+    """Encodes a moment for PostgreSQL; an encoded delay stays as it is."""
+    return due if isinstance(due, bytes) else due.astimezone(UTC).isoformat().encode()
+
+
+def moments(dues: list[bytes | None] | None) -> list[bytes | None] | None:
+    """Turns delays into moments, counted from now."""
+    if dues is None:
+        return None
+    return [encoded(after(one)) if one and one.startswith(DELAY) else one for one in dues]
+
+
+def after(delay: bytes) -> datetime:
+    """Returns the moment after an encoded delay, counted from now."""
+    return validate.due_after(int(delay.removeprefix(DELAY)) * MICROSECOND)
+
+
+MICROSECOND = timedelta(microseconds=1)

@@ -1,4 +1,4 @@
-"""What we accept. Every refusal names the field, the value and the limit, before anything is written."""
+"""Validation of all input. Every refusal names the field, the value and the limit, before anything is written."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import lru_cache
 from types import NoneType
 from typing import TypeVar
 from uuid import UUID
@@ -23,8 +24,9 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h|d|w)")
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
+MOST_CONCURRENT = 10_000  # tasks at once in a worker process
 LONGEST_DELAY = timedelta(days=3650)
-EARLIEST = datetime(1, 1, 2, tzinfo=UTC)  # in some time zone anything earlier is a moment that Python can not read
+EARLIEST = datetime(1, 1, 2, tzinfo=UTC)  # in some time zone Python cannot read an earlier moment
 SHORTEST_LEASE, LONGEST_LEASE = timedelta(milliseconds=100), timedelta(hours=24)
 LARGEST_CLAIM = 10_000
 LARGEST_SUBJECT = 512
@@ -38,6 +40,7 @@ T = TypeVar("T")
 
 
 def queue_name(value: object) -> str:
+    """Checks the name of a queue."""
     if isinstance(value, str) and NAME.fullmatch(value):
         return value
     raise ValidationError(
@@ -48,7 +51,7 @@ def queue_name(value: object) -> str:
 
 
 def duration(value: Duration, field: str) -> timedelta:
-    """`"1m30s"`, seconds as a number, or a timedelta."""
+    """Parses a duration: `"1m30s"`, seconds as a number, or a timedelta."""
     if isinstance(value, timedelta):
         return value
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
@@ -67,6 +70,7 @@ DURATION_HINT = "Write 250ms, 30s, 5m, 1h30m, 7d, or a number of seconds."
 
 
 def positive(value: Duration, field: str, *, most: timedelta = LONGEST_DELAY) -> timedelta:
+    """Checks a duration that is more than 0 and at most `most`."""
     length = duration(value, field)
     if not timedelta() < length <= most:
         raise ValidationError(f"{field}: {shown(value)} is not more than 0 and at most {most}", field=field)
@@ -74,6 +78,7 @@ def positive(value: Duration, field: str, *, most: timedelta = LONGEST_DELAY) ->
 
 
 def lease(value: Duration | None) -> timedelta | None:
+    """Checks the length of a lease, from 100ms to 24h."""
     if value is None:
         return None
     length = duration(value, "lease")
@@ -83,6 +88,7 @@ def lease(value: Duration | None) -> timedelta | None:
 
 
 def delay(value: Duration | None) -> timedelta | None:
+    """Checks a delay, from 0 to 10 years."""
     if value is None:
         return None
     length = duration(value, "delay")
@@ -91,13 +97,23 @@ def delay(value: Duration | None) -> timedelta | None:
     return length
 
 
+def grace(value: Duration) -> float:
+    """Returns the seconds that running tasks may take to finish when a worker stops."""
+    length = duration(value, "grace")
+    if not timedelta() <= length <= LONGEST_DELAY:
+        raise ValidationError(f"grace: {shown(value)} is not between 0 and 10 years", field="grace")
+    return length.total_seconds()
+
+
 def whole(value: object, field: str, least: int, most: int) -> int:
+    """Checks a whole number from `least` to `most`."""
     if type(value) is int and least <= value <= most:
         return value
     raise ValidationError(f"{field}: {shown(value)} is not a whole number from {least} to {most}", field=field)
 
 
 def text(value: object, field: str, most: int) -> str:
+    """Checks a text of 1 to `most` bytes, without NUL and lone surrogates."""
     if not isinstance(value, str):
         raise ValidationError(f"{field}: {shown(value)} is not text", field=field)
     try:
@@ -112,6 +128,7 @@ def text(value: object, field: str, most: int) -> str:
 
 
 def worker(value: object) -> str:
+    """Checks the name of a worker, which may be empty."""
     return "" if value == "" else text(value, "worker", LARGEST_WORKER)
 
 
@@ -119,7 +136,7 @@ MOMENT_HINT = "Say its zone too: 2030-01-31T06:00:00Z, or datetime.now(UTC)."
 
 
 def moment(value: object, field: str = "due") -> datetime:
-    """A moment with a time zone, or its ISO 8601 text."""
+    """Checks a moment with a time zone, or parses its ISO 8601 text."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)
@@ -136,7 +153,18 @@ def moment(value: object, field: str = "due") -> datetime:
     return value
 
 
+def due_after(wait: Duration, due: object = None) -> datetime:
+    """Returns the moment after a delay, counted from now by the clock of this machine. It refuses a delay together with
+    a due."""
+    if due is not None:
+        raise ValidationError("delay: there is a due too", hint="Give one of them.", field="delay")
+    length = delay(wait)
+    assert length is not None
+    return datetime.now(UTC) + min(length, LONGEST_DELAY - timedelta(seconds=1))
+
+
 def token(value: object, field: str = "token") -> UUID:
+    """Checks a UUID, or parses its text."""
     if isinstance(value, UUID):
         return value
     try:
@@ -146,6 +174,7 @@ def token(value: object, field: str = "token") -> UUID:
 
 
 def ids(values: Iterable[object]) -> list[int]:
+    """Checks ids of tasks, none of them twice."""
     found = [whole(value, "id", 1, 2**63 - 1) for value in values]
     if len(set(found)) != len(found):
         twice = next(i for i in found if found.count(i) > 1)
@@ -154,15 +183,17 @@ def ids(values: Iterable[object]) -> list[int]:
 
 
 def new_task(item: object) -> NewTask:
-    """An item of a push: a dict is the payload. The payload itself is checked when it is encoded."""
+    """Checks an item of a push; a dict is a payload. The payload itself is checked when it is encoded."""
     if isinstance(item, NewTask):
-        _, subject, due, priority, kind = item
+        _, subject, due, priority, kind, wait = item
         if subject is not None:
             text(subject, "subject", LARGEST_SUBJECT)
         if due is not None and type(due) is not datetime:
             item = item._replace(due=moment(due))
         elif due is not None:
             moment(due)
+        if wait is not None:
+            due_after(wait, due)
         if priority != 5 or type(priority) is not int:
             whole(priority, "priority", 0, 9)
         if kind != "default":
@@ -181,7 +212,7 @@ STRICT = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | or
 
 
 def payload(value: Json | None, largest: int = LARGEST_PAYLOAD) -> bytes:
-    """A payload as JSON."""
+    """Checks a payload and returns it as JSON."""
     if value is None:
         return b"{}"
     if type(value) is not dict:
@@ -189,27 +220,29 @@ def payload(value: Json | None, largest: int = LARGEST_PAYLOAD) -> bytes:
     try:
         raw = orjson.dumps(value, option=STRICT)
     except (TypeError, ValueError, RecursionError) as error:
-        walk(value)  # names the place; orjson only names the type
+        walk(value)  # its error names the place; orjson's names only the type
         raise PayloadError(f"payload: {error}", field="payload") from None
     inspect(raw, value, largest)
     return raw
 
 
 def inspect(raw: bytes, value: Json, largest: int = LARGEST_PAYLOAD) -> None:
-    """orjson refuses most of what is not JSON. What it lets through (NaN becomes null, NUL, depth) shows in its output,
-    and only then the value itself is walked."""
+    """Checks an encoded payload. orjson refuses most values that are not JSON. Those that it accepts (NaN, which
+    becomes null, NUL, and depth) leave a trace in its output, and only then the value itself is walked."""
     size(raw, largest)
     if b"null" in raw or b"\\u0000" in raw or (len(raw) > 2 * DEEPEST and raw.count(b"[") + raw.count(b"{") > DEEPEST):
         walk(value)
 
 
 def size(raw: bytes, largest: int) -> None:
+    """Checks the size of an encoded payload."""
     if len(raw) > largest:
         raise PayloadTooLarge(f"payload: {len(raw)} bytes are more than {largest}", field="payload")
 
 
 def payloads(values: Sequence[Json | None], largest: int = LARGEST_PAYLOAD) -> list[bytes]:
-    """Many at once: what `payload` makes of each, looked at together, at half the cost. The first bad one is named."""
+    """Encodes many payloads like `payload`, but checks them together, at half the cost. The error names the first bad
+    one."""
     try:
         raws = [b"{}" if value is None else orjson.dumps(value, option=STRICT) for value in values]
         joined = b"".join(raws)
@@ -222,7 +255,7 @@ def payloads(values: Sequence[Json | None], largest: int = LARGEST_PAYLOAD) -> l
 
 
 def at(index: int, check: Callable[..., T], *arguments: object) -> T:
-    """A check of one item of a batch: its error names the item."""
+    """Runs a check of one item of a batch; its error names the item."""
     try:
         return check(*arguments)
     except ValidationError as error:
@@ -230,8 +263,8 @@ def at(index: int, check: Callable[..., T], *arguments: object) -> T:
 
 
 def walk(value: object) -> None:
-    """Refuses what is not plain JSON, and names the place. Iterative, so that depth and cycles end in an error of ours.
-    A UUID is its text and an enum its value, as orjson writes them."""
+    """Refuses a value that is not plain JSON, and names the place. It is iterative, so that depth and cycles end in a
+    PayloadError. A UUID counts as its text and an enum as its value, as orjson writes them."""
     stack: list[tuple[object, str, int]] = [(value, "payload", 1)]
     while stack:
         here, path, depth = stack.pop()
@@ -263,6 +296,7 @@ def walk(value: object) -> None:
 
 
 def checked_key(key: object, path: str) -> str:
+    """Checks a key of a JSON object."""
     if type(key) is not str:
         raise PayloadError(f"{shown_path(path)}: the key {shown(key)} is not text", field="payload")
     checked_text(key, path)
@@ -270,8 +304,9 @@ def checked_key(key: object, path: str) -> str:
 
 
 def checked_text(value: str, path: str) -> None:
+    """Checks a text in a payload."""
     if "\x00" in value:
-        raise PayloadError(f"{shown_path(path)}: there is a NUL in it, which PostgreSQL can not store", field="payload")
+        raise PayloadError(f"{shown_path(path)}: there is a NUL in it, which PostgreSQL cannot store", field="payload")
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -279,6 +314,7 @@ def checked_text(value: str, path: str) -> None:
 
 
 def shown_path(path: str) -> str:
+    """Returns the path of a value in a payload as it may appear in a message."""
     return ascii(path if len(path) <= 60 else path[:57] + "…")[1:-1]
 
 
@@ -287,9 +323,12 @@ LONG_NUMBER = b"1" * 19
 
 
 def decode_payloads(stored: Sequence[bytes]) -> list[Json | None]:
-    """Payloads as PostgreSQL sends jsonb: a version byte, then JSON. None: it is nested deeper than Python can read,
-    which only hand-written SQL can make. orjson would turn integers outside 64 bits into floats: where one may be, json
-    reads them exactly. One look at the whole batch costs 0.1 µs a payload."""
+    """Decodes payloads as PostgreSQL sends jsonb: a version byte, then JSON. A payload that is nested deeper than
+    Python can read, which only hand-written SQL can create, becomes None.
+
+    orjson would turn integers outside 64 bits into floats: if the batch may contain one, json decodes it exactly. One
+    look at the whole batch costs 0.1 µs a payload.
+    """
     if LONG_NUMBER not in b"".join(stored).translate(DIGITS_ONLY):
         loads = orjson.loads
         with suppress(orjson.JSONDecodeError):
@@ -298,11 +337,12 @@ def decode_payloads(stored: Sequence[bytes]) -> list[Json | None]:
 
 
 def decode_text(text: str) -> Json | None:
-    """One payload as PostgreSQL writes it; see `decode_payloads`."""
+    """Decodes one payload as PostgreSQL writes it; see `decode_payloads`."""
     return decode_payloads([b"\x01" + text.encode()])[0]
 
 
 def decoded_slowly(raw: bytes) -> Json | None:
+    """Decodes one payload exactly, or returns None if it is nested too deep."""
     try:
         found: Json = json.loads(raw, parse_int=exact_int)
     except RecursionError:
@@ -311,5 +351,16 @@ def decoded_slowly(raw: bytes) -> Json | None:
 
 
 def exact_int(digits: str) -> int:
-    """An integer of any length: PostgreSQL stores 131,072 digits, int() alone may refuse any text of more than 640."""
-    return int(digits) if len(digits) <= 640 else int(Decimal(digits))
+    """Parses an integer of any length: PostgreSQL stores 131,072 digits, and int() alone may refuse a text of more than
+    640. A sender can write many final zeros cheaply, as an exponent, so they are cheap to parse, too."""
+    if len(digits) <= 640:
+        return int(digits)
+    head = digits.rstrip("0")
+    whole = int(head) if len(head) <= 640 else int(Decimal(head))
+    return whole * ten_to(len(digits) - len(head))
+
+
+@lru_cache(maxsize=4)
+def ten_to(power: int) -> int:
+    """Returns a power of ten."""
+    return int(10**power)

@@ -1,6 +1,6 @@
-"""Where Spark finds `format("penstock")`: it looks for packages called pyspark_… and asks each for its DefaultSource.
-Every session pays for this import, so it brings nothing but names."""
+"""Registers `format("penstock")`: Spark imports the packages called pyspark_… and asks each for its DefaultSource.
+Every session imports this package, so it imports little itself."""
 
-from penstock.spark.door import DefaultSource
+from penstock.spark.datasource import DefaultSource
 
 __all__ = ["DefaultSource"]

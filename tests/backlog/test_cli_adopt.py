@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from psycopg import Connection
 
+from backlogs import make_backlog
 from conftest import Clock
 from penstock import Penstock
 from shell import COMMAND, environment, is_one_block, penstock
@@ -27,11 +28,7 @@ def together(record, transaction):
 
 @pytest.fixture
 def seed(sql: Connection, clock: Clock, tmp_path: Path) -> Connection:
-    sql.execute("create table public.backlog (id bigint primary key, status text, date_inserted timestamptz)")
-    sql.execute(
-        "insert into public.backlog select id, 'NEW', penstock.clock() - age::interval from (values"
-        " (4, '8 minutes'), (3, '5 hours'), (2, '3 days'), (1, '2 months')) as r(id, age)"
-    )
+    make_backlog(sql)
     (tmp_path / "jobs.py").write_text(HANDLERS)
     return sql
 
@@ -106,7 +103,10 @@ def test_a_handler_in_the_transaction(seed: Connection, dsn: str, tmp_path: Path
     assert one(seed, "select count(*) from public.effect") == 4
 
 
-def test_run_ends_with_sigterm(app: Penstock, seed: Connection, dsn: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_run_ends_with_a_signal(
+    app: Penstock, seed: Connection, dsn: str, tmp_path: Path, number: int, code: int
+) -> None:
     penstock("adopt", "backlog", "--apply", dsn=dsn)
     command = [*COMMAND, "backlog", "run", "backlog", "--handler", "jobs:handle", "--json"]
     running = subprocess.Popen(
@@ -115,9 +115,9 @@ def test_run_ends_with_sigterm(app: Penstock, seed: Connection, dsn: str, tmp_pa
     deadline = time.monotonic() + 30
     while one(seed, "select count(*) from public.backlog where status = 'NEW'") and time.monotonic() < deadline:
         time.sleep(0.05)
-    running.send_signal(signal.SIGTERM)
+    running.send_signal(number)
     out, err = running.communicate(timeout=20)
-    assert running.returncode == 0, err
+    assert running.returncode == code, err
     assert '"done": 3' in out
 
 
@@ -147,7 +147,7 @@ def test_undeclared_statuses_are_told(seed: Connection, dsn: str, tmp_path: Path
     seed.execute("insert into public.backlog values (9, 'ODD', now())")
     assert "undeclared: left alone" in penstock("adopt", "backlog", "--apply", dsn=dsn).out
     ran = penstock("backlog", "pass", "backlog", "--handler", "jobs:handle", dsn=dsn, cwd=tmp_path)
-    assert "left alone, as nobody declared their status: ODD 1" in ran.err
+    assert "left alone, as their status is not declared: ODD 1" in ran.err
 
 
 def test_what_can_not_be_guessed_is_asked_for(seed: Connection, dsn: str) -> None:
@@ -155,7 +155,7 @@ def test_what_can_not_be_guessed_is_asked_for(seed: Connection, dsn: str) -> Non
     seed.execute("insert into public.numbers values (1, 0, now()), (2, 7, now())")
     ran = penstock("adopt", "numbers", dsn=dsn)
     assert ran.code == 2
-    assert "can not be guessed (they are 0, 7)" in ran.err
+    assert "cannot be guessed (they are 0, 7)" in ran.err
     told = ("--ready", "0", "--retry", "7", "--done", "1", "--dead", "9")
     assert penstock("adopt", "numbers", *told, "--json", dsn=dsn).json["terms"]["ready"] == ["0"]
     seed.execute("create table public.bare (id int)")

@@ -19,32 +19,21 @@ import pytest
 from psycopg import Connection
 from psycopg.sql import SQL
 
+from backlogs import COLUMNS, TERMS, Handler, Record, make_backlog, statuses
 from conftest import Clock
 from penstock import (
     AuthError,
     Backlog,
     Conflict,
+    Delays,
     Exponential,
     Fibonacci,
     NotFound,
     Penstock,
     Progressive,
-    Schedule,
     ValidationError,
 )
-
-Record = dict[str, Any]
-TERMS: dict[str, Any] = {
-    "key": "id",
-    "status": "status",
-    "inserted": "date_inserted",
-    "ready": ["NEW"],
-    "retry": ["ERROR"],
-    "done": "SUCCESS",
-    "failed": "ERROR",
-    "dead": "DEAD",
-}
-COLUMNS: dict[str, Any] = {"failures": "failures", "last_failure": "last_failure"}
+from shell import penstock
 
 
 @pytest.fixture
@@ -56,34 +45,12 @@ def sql(sql: Connection) -> Connection:
 
 @pytest.fixture
 def seed(sql: Connection, clock: Clock) -> Connection:
-    """BACKLOG as printed: four records, 8 minutes, 5 hours, 3 days and 2 months old."""
-    sql.execute("create table backlog (id bigint primary key, status text, date_inserted timestamptz)")
-    sql.execute(
-        "insert into backlog select id, 'NEW', penstock.clock() - age::interval from (values"
-        " (4, '8 minutes'), (3, '5 hours'), (2, '3 days'), (1, '2 months')) as r(id, age)"
-    )
+    make_backlog(sql)
     return sql
 
 
 def with_columns(sql: Connection) -> None:
     sql.execute("alter table backlog add failures int not null default 0, add last_failure timestamptz")
-
-
-def statuses(sql: Connection) -> dict[Any, str]:
-    return dict(sql.execute("select id, status from backlog order by id").fetchall())
-
-
-class Handler:
-    """Fails on chosen records, and remembers which it saw."""
-
-    def __init__(self, *bad: Any) -> None:
-        self.bad = {*bad}
-        self.seen: list[Any] = []
-
-    def __call__(self, record: Record) -> None:
-        self.seen.append(record["id"])
-        if record["id"] in self.bad:
-            raise RuntimeError(f"record {record['id']} is bad")
 
 
 def tried(backlog: Backlog, *bad: Any, **options: Any) -> list[Any]:
@@ -194,7 +161,7 @@ def test_the_end_of_tries_is_dead(app: Penstock, seed: Connection, clock: Clock,
 
 
 def test_a_schedule_ends_too(app: Penstock, seed: Connection, clock: Clock) -> None:
-    backlog = app.adopt("backlog", **TERMS, strategy=Schedule(["1m"]))
+    backlog = app.adopt("backlog", **TERMS, strategy=Delays(["1m"]))
     assert backlog.process(Handler(1)).failed == 1
     clock.advance(60)
     assert backlog.process(Handler(1)).dead == 1
@@ -626,6 +593,17 @@ def test_without_permission_to_write(seed: Connection, stranger: str) -> None:
         assert backlog.process(Handler()).done == 4
 
 
+def test_indexes_that_only_the_owner_may_make(seed: Connection, stranger: str) -> None:
+    seed.execute("grant select, update (status) on backlog to public")
+    told = ("adopt", "public.backlog", "--apply")
+    ran = penstock(*told, dsn=stranger)
+    assert ran.code == 3, ran.err
+    assert "backlog is adopted, but this role may not make its indexes: must be owner of table backlog" in ran.err
+    assert "Its owner may: create index concurrently" in ran.err
+    ran = penstock(*told, "--no-index", dsn=stranger)
+    assert ran.code == 0, ran.err
+
+
 BAD = [
     ({"table": "nowhere"}, NotFound, "'nowhere' does not exist"),
     ({"table": ""}, ValidationError, "table"),
@@ -644,7 +622,7 @@ BAD = [
     ({"ready": [b"NEW"]}, ValidationError, "is not a status"),
     ({"ready": ["N\x00W"]}, ValidationError, "is not a status"),
     ({"strategy": "often"}, ValidationError, "is not a strategy"),
-    ({"strategy": lambda *_: None}, ValidationError, "can not be stored"),
+    ({"strategy": lambda *_: None}, ValidationError, "cannot be stored"),
     ({"strategy": Progressive([("10d", "1s")])}, ValidationError, "more than 5000"),
     ({"strategy": Progressive([("1s", "1m")])}, ValidationError, "nothing would be tried"),
     ({"max_attempts": 3}, ValidationError, "Progressive counts no failures"),
@@ -689,7 +667,7 @@ def test_views_and_names_of_others(app: Penstock, seed: Connection) -> None:
     with pytest.raises(Conflict, match="there is a queue 'backlog'"):
         app.adopt("backlog", **TERMS)
     app.adopt("backlog", **TERMS, name="theirs")
-    seed.execute("create table other as table backlog")
+    seed.execute("create table other (like backlog including all)")
     with pytest.raises(Conflict, match=r"is the adopted table public\.backlog"):
         app.adopt("other", **TERMS, name="theirs")
 

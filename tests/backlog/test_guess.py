@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.backlog.guess import Seen, columns, statuses
+from penstock.backlog.guess import SeenColumn, guess_columns, guess_statuses
 
 ZONED = "timestamp with time zone"
 
 
 def test_the_first_reader() -> None:
-    seen = [Seen("id", "bigint"), Seen("status", "text"), Seen("date_inserted", ZONED)]
-    assert columns(seen, ["id"]) == {"key": ["id"], "status": "status", "inserted": "date_inserted"}
-    more = [*seen, Seen("failures", "integer"), Seen("last_failure", ZONED)]
-    assert columns(more, ["id"])["failures"] == "failures"
-    assert columns(more, ["id"])["last_failure"] == "last_failure"
+    seen = [SeenColumn("id", "bigint"), SeenColumn("status", "text"), SeenColumn("date_inserted", ZONED)]
+    assert guess_columns(seen, ["id"]) == {"key": ["id"], "status": "status", "inserted": "date_inserted"}
+    more = [*seen, SeenColumn("failures", "integer"), SeenColumn("last_failure", ZONED)]
+    assert guess_columns(more, ["id"])["failures"] == "failures"
+    assert guess_columns(more, ["id"])["last_failure"] == "last_failure"
 
 
 def test_case_types_and_the_only_one() -> None:
-    seen = [Seen("ID", "uuid"), Seen("State", "enum"), Seen("Created At", ZONED), Seen("status", ZONED)]
-    assert columns(seen, []) == {"status": "State", "inserted": "Created At"}
-    seen = [Seen("x", "enum"), Seen("born", "date"), Seen("failures", "integer")]
-    assert columns(seen, ["x"]) == {"key": ["x"], "status": "x", "inserted": "born"}, "half a pair is none"
-    assert columns([Seen("a", ZONED), Seen("b", ZONED)], []) == {}
+    seen = [
+        SeenColumn("ID", "uuid"),
+        SeenColumn("State", "enum"),
+        SeenColumn("Created At", ZONED),
+        SeenColumn("status", ZONED),
+    ]
+    assert guess_columns(seen, []) == {"status": "State", "inserted": "Created At"}
+    seen = [SeenColumn("x", "enum"), SeenColumn("born", "date"), SeenColumn("failures", "integer")]
+    assert guess_columns(seen, ["x"]) == {"key": ["x"], "status": "x", "inserted": "born"}, "half a pair is none"
+    assert guess_columns([SeenColumn("a", ZONED), SeenColumn("b", ZONED)], []) == {}
+    assert guess_columns([SeenColumn("created_at", "text")], []) == {"inserted": "created_at"}, (
+        "to be told why it will not do"
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,4 +48,12 @@ def test_case_types_and_the_only_one() -> None:
     ],
 )
 def test_statuses(kind: str, values: set[str], wanted: dict[str, object]) -> None:
-    assert statuses(kind, values) == wanted
+    assert guess_statuses(kind, values) == wanted
+
+
+def test_no_status_means_ready_where_no_word_does() -> None:
+    made = {"ready": [None], "retry": ["ERROR"], "done": "DONE", "failed": "ERROR", "dead": "DEAD"}
+    assert guess_statuses("text", {"DONE"}, nulls=True) == made
+    assert guess_statuses("text", {"done"}, nulls=True)["dead"] == "dead"
+    assert guess_statuses("text", {"NEW"}, nulls=True)["ready"] == ["NEW"]
+    assert guess_statuses("boolean", set(), nulls=True) == {"ready": [None]}

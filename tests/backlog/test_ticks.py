@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import Connection
 
-from penstock import Fibonacci, Fixed, Penstock, Progressive, Schedule
+from penstock import Delays, Fibonacci, Fixed, Penstock, Progressive
 from penstock.backlog import ticks
 from penstock.backlog.claim import Statements, fetch_candidates
 from penstock.backlog.ticks import Mark
@@ -33,13 +33,13 @@ def last_tick_by_hand(strategy: Progressive, inserted: datetime, now: datetime) 
 
 
 def test_the_default_ladder() -> None:
-    rungs = ticks.ladder(Progressive.default())
+    rungs = ticks.build_ladder(Progressive.default())
     assert rungs[:2] == [timedelta(minutes=5), timedelta(minutes=10)]
     assert rungs[286:289] == [timedelta(hours=23, minutes=55), timedelta(days=1), timedelta(hours=25)]
     assert rungs[-1] == timedelta(days=352)
     assert len(rungs) == 287 + 144 + 14 + 16 + 37 + 22
-    assert not ticks.ended(rungs, NOW - timedelta(days=351), NOW)
-    assert ticks.ended(rungs, NOW - timedelta(days=352), NOW)
+    assert not ticks.has_ended(rungs, NOW - timedelta(days=351), NOW)
+    assert ticks.has_ended(rungs, NOW - timedelta(days=352), NOW)
 
 
 TIERS = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 120)), min_size=1, max_size=4, unique_by=lambda t: t[0])
@@ -53,13 +53,13 @@ def test_windows_hold_what_the_rule_says(
     strategy = Progressive(sorted(tiers))
     if not any(every * max(-(-begin // every), 1) < until for begin, until, every in spans(strategy)):
         return
-    rungs = ticks.ladder(strategy)
+    rungs = ticks.build_ladder(strategy)
     mark = Mark(NOW - since * SECOND)
-    windows = ticks.windows(rungs, mark, NOW)
+    windows = ticks.find_windows(rungs, mark, NOW)
     for age in ages:
         inserted = NOW - age * SECOND
         tick = last_tick_by_hand(strategy, inserted, NOW)
-        assert ticks.last_tick(rungs, inserted, NOW) == tick
+        assert ticks.find_last_tick(rungs, inserted, NOW) == tick
         found = [inserted + one.age for one in windows if one.after < inserted <= one.until]
         wanted = [tick] if tick is not None and tick >= mark.tick else []
         assert found == wanted, "in one window at most"
@@ -114,7 +114,7 @@ def after(mark: Mark, tick: datetime, key: tuple[str, ...]) -> bool:
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
-    st.sampled_from([Fibonacci("1m"), Fibonacci("1m", cap="5m"), Fixed("90s"), Schedule(["1m", "10m", "1h"])]),
+    st.sampled_from([Fibonacci("1m"), Fibonacci("1m", cap="5m"), Fixed("90s"), Delays(["1m", "10m", "1h"])]),
     st.lists(
         st.tuples(st.one_of(st.none(), st.integers(0, 60)), st.one_of(st.none(), st.integers(0, 40000))), max_size=40
     ),
@@ -123,7 +123,7 @@ def after(mark: Mark, tick: datetime, key: tuple[str, ...]) -> bool:
 def test_waits_in_sql_and_python_agree(
     app: Penstock,
     sql: Connection,
-    strategy: Fibonacci | Fixed | Schedule,
+    strategy: Fibonacci | Fixed | Delays,
     rows: list[tuple[int | None, int | None]],
     max_attempts: int | None,
 ) -> None:

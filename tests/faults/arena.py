@@ -9,41 +9,70 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any, LiteralString
+from typing import Any
+from uuid import uuid4
 
+import orjson
 import psycopg
 
+from checker import Verdict, check
+from notes import Notes, read_notes
 from penstock import NewTask, Penstock
 from penstock.embedded import Server
+from proxy import Lane
 
 HERE = Path(__file__).parent
 TABLES = """
-    create table effect (task bigint not null, attempt int not null, pid int not null);
-    create table exact (task bigint not null, attempt int not null, pid int not null);
+    create table effect (task bigint not null, key bigint not null, attempt int not null, pid int not null);
+    create table exact (task bigint not null, key bigint not null, attempt int not null, pid int not null);
 """
+FIRST_NUMBER = 1  # of a producer; the tasks that a test pushes by itself have the keys of number 0
+Process = subprocess.Popen[bytes]
 
 
 @dataclass
 class Arena:
-    server: Server
+    """A database, the workers and producers on it, and the file in which they note what they do.
+
+    With `lanes`, each worker and each producer reaches PostgreSQL through a lane of its own, so that one of them can be
+    cut off.
+    """
+
+    dsn: str
     home: Path
     dice: random.Random
-    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    lease: float = 1.0
+    lanes: list[Lane] = field(default_factory=list)
+    log: list[Path] = field(default_factory=list)  # of PostgreSQL, if it is ours alone
+    workers: list[Process] = field(default_factory=list)
+    producers: list[Process] = field(default_factory=list)
     keeping: int = 0
     pushed: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    excused: list[tuple[float, float]] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    notes: Notes = field(init=False)
     _options: tuple[str, ...] = ()
-    _stop: threading.Event = field(default_factory=threading.Event)
+    _kept_at: int = 0
+    _producing: dict[str, Any] = field(default_factory=dict)
+    _keys: Iterator[int] = field(default_factory=count)
+    _numbers: Iterator[int] = field(default_factory=lambda: count(FIRST_NUMBER))
+    _counts: list[Path] = field(default_factory=list)
+    _lane_of: dict[int, Lane] = field(default_factory=dict)
+    _tasks_of: dict[int, tuple[int, Path]] = field(default_factory=dict)
+    _stopping: bool = False
+    _killed: set[int] = field(default_factory=set)
 
-    @property
-    def dsn(self) -> str:
-        return self.server.dsn
+    def __post_init__(self) -> None:
+        self.notes = Notes(self.history)
+        self.points.mkdir(exist_ok=True)
 
     @property
     def history(self) -> Path:
@@ -57,29 +86,49 @@ class Arena:
 
     def keep(self, count: int, *options: str) -> None:
         """So many `penstock work`, each started again when it ends."""
-        self.keeping, self._options = count, options
+        self.keeping, self._options, self._kept_at = count, options, self.history.stat().st_size
         self.look_after()
 
     def look_after(self) -> None:
+        """Replace the workers and producers that died."""
         self.workers = [worker for worker in self.workers if worker.poll() is None]
         while len(self.workers) < self.keeping:
             self.workers.append(self.start(*self._options))
+        for producer in [*self.producers]:
+            if producer.poll() is not None:
+                self._replace(producer)
 
-    def start(self, *options: str) -> subprocess.Popen[bytes]:
+    def start(self, *options: str) -> Process:
         command = [sys.executable, "-m", "penstock.cli", "work", "fault_app:app", "-q", "--grace", "1s", *options]
+        dsn, lane = self._way()
         environment = {
             **os.environ,
-            "PENSTOCK_DSN": self.dsn,
+            "PENSTOCK_DSN": dsn,
             "FAULT_HISTORY": str(self.history),
             "FAULT_POINTS": str(self.points),
         }
-        log = (self.home / "workers.log").open("ab")
-        with log:
-            return subprocess.Popen(
-                command, env=environment, cwd=HERE, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+        return self._spawn(command, "workers.log", environment, lane)
 
-    def runners(self, worker: subprocess.Popen[bytes] | None = None) -> list[int]:
+    def _spawn(self, command: list[str], log: str, environment: dict[str, str], lane: Lane | None) -> Process:
+        with (self.home / log).open("ab") as file:
+            process = subprocess.Popen(
+                command, env=environment, cwd=HERE, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+            )
+        if lane is not None:
+            self._lane_of[process.pid] = lane
+        return process
+
+    def _way(self) -> tuple[str, Lane | None]:
+        """The DSN for a new process: through a lane that no living one uses, if there are lanes."""
+        living = [process.pid for process in (*self.workers, *self.producers) if process.poll() is None]
+        used = [self._lane_of.get(pid) for pid in living]
+        lane = next((one for one in self.lanes if one not in used), None)
+        return (self.dsn, None) if lane is None else (lane.dsn(self.dsn), lane)
+
+    def lane_of(self, process: Process) -> Lane | None:
+        return self._lane_of.get(process.pid)
+
+    def runners(self, worker: Process | None = None) -> list[int]:
         """Processes in which handlers run."""
         found: list[int] = []
         for one in self.workers if worker is None else [worker]:
@@ -87,64 +136,122 @@ class Arena:
                 found += map(int, Path(f"/proc/{one.pid}/task/{one.pid}/children").read_text("ascii").split())
         return found
 
-    def serving(self) -> bool:
-        with Penstock(self.dsn) as app:
-            return app.queue("faults").status().totals["done"] > 0
-
     def end_workers(self) -> None:
         self.keeping = 0
-        for worker in self.workers:
-            below = self.runners(worker)
+        ended = [(worker, self.runners(worker)) for worker in self.workers]
+        for worker, below in ended:
             for pid in (worker.pid, *below):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
-            with suppress(ProcessLookupError):
-                worker.terminate()
-            try:
-                worker.wait(15)
-            except subprocess.TimeoutExpired:
-                for pid in (worker.pid, *below):
-                    send(pid, signal.SIGKILL)
-                worker.wait()
+                send(pid, signal.SIGCONT)
+            send(worker.pid, signal.SIGTERM)
+        for worker, below in ended:
+            wait_or_kill(worker, below)
+
+    # --- producers --------------------------------------------------------------------------------------------------
+
+    def produce(self, producers: int, tasks: int, rate: float, seed: int, **orders: Any) -> None:
+        """So many producers that push `tasks` among them, `rate` a second; each is replaced when it is killed."""
+        self._stopping = False
+        self._producing = {"rate": rate / producers, "seed": seed, **orders}
+        for n in range(producers):
+            self._start_producer(tasks // producers + (n < tasks % producers))
+
+    def _start_producer(self, tasks: int) -> None:
+        number = next(self._numbers)
+        counts = self.home / f"producer-{number}"
+        dsn, lane = self._way()
+        orders = {
+            "dsn": dsn,
+            "history": str(self.history),
+            "counts": str(counts),
+            "number": number,
+            "tasks": tasks,
+            **self._producing,
+        }
+        command = [sys.executable, str(HERE / "producer.py"), json.dumps(orders)]
+        environment = {**os.environ, "PYTHONPATH": str(HERE)}
+        producer = self._spawn(command, "producers.log", environment, lane)
+        self._counts.append(counts)
+        self._tasks_of[producer.pid] = (tasks, counts)
+        self.producers.append(producer)
+
+    def _replace(self, producer: Process) -> None:
+        """One that was killed goes on where it was, under another number. One that ended by itself has said why."""
+        self.producers.remove(producer)
+        tasks, counts = self._tasks_of[producer.pid]
+        if producer.returncode == 0:
+            return
+        if producer.returncode == -signal.SIGTERM and self._stopping:
+            return
+        if producer.pid not in self._killed:
+            self.findings.append(
+                f"unexpected: a producer ended with {producer.returncode}: {self.tail('producers.log')}"
+            )
+        left = tasks - pushed_by(counts)
+        if left > 0:
+            self._start_producer(left)
+
+    @property
+    def tasks_pushed(self) -> int:
+        return sum(map(pushed_by, self._counts)) + sum(map(len, self.pushed.values()))
+
+    def end_producers(self) -> None:
+        self._stopping = True
+        for producer in self.producers:
+            send(producer.pid, signal.SIGCONT)
+            send(producer.pid, signal.SIGTERM)
+        for producer in self.producers:
+            wait_or_kill(producer, [])
 
     # --- tasks ------------------------------------------------------------------------------------------------------
 
     def push(self, kind: str, count: int, payload: Callable[[], dict[str, Any]] = dict) -> None:
+        """Push tasks and note their keys."""
+        items = [{"key": next(self._keys), **payload()} for _ in range(count)]
         with Penstock(self.dsn) as app:
             queue = app.queue("faults")
-            ids = (
-                [queue.push(payload(), kind=kind).id for _ in range(count)]
-                if count < 50
-                else self._push_many(queue, kind, count, payload)
-            )
-        self.pushed[kind] += ids
+            if count < 50:
+                for item in items:
+                    self._noted(kind, [item], partial(queue.push, item, kind=kind))
+            else:
+                self._noted(kind, items, lambda: queue.push_many(NewTask(item, kind=kind) for item in items))
+        self.pushed[kind] += [item["key"] for item in items]
 
-    def _push_many(self, queue: Any, kind: str, count: int, payload: Callable[[], dict[str, Any]]) -> list[int]:
-        with psycopg.connect(self.dsn) as sql:
-            row = sql.execute("select coalesce(max(id), 0) from penstock.task").fetchone()
-            before = max(int(row[0]) if row else 0, max((max(ids) for ids in self.pushed.values() if ids), default=0))
-            queue.push_many(NewTask(payload(), kind=kind) for _ in range(count))
-            sql.rollback()
-            rows = sql.execute(
-                "select id from penstock.task where id > %s and kind = %s union"
-                " select task_id from penstock.history where task_id > %s and kind = %s",
-                (before, kind, before, kind),
-            ).fetchall()
-        assert len(rows) == count
-        return [id_ for (id_,) in rows]
+    def _noted(self, kind: str, items: list[dict[str, Any]], push: Callable[[], object]) -> None:
+        facts = {"op": "push", "batch": str(uuid4()), "kind": kind, "first": items[0]["key"], "count": len(items)}
+        self.notes.write(**facts, phase="invoke")
+        push()
+        self.notes.write(**facts, phase="ok")
 
     # --- harm -------------------------------------------------------------------------------------------------------
 
     def harm(self, seconds: float, every: float, blow: Callable[[], None]) -> None:
         """A blow every so often, until so much time has passed; the dead are replaced."""
-        begun = time.monotonic()
-        while not self.operations() and time.monotonic() < begun + 60:
-            time.sleep(0.05)  # on a busy machine the worst would be over before anybody has claimed anything
+        self.wait_for_claims()
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self.empty():
             time.sleep(every * self.dice.uniform(0.5, 1.5))
             blow()
             self.look_after()
+
+    def wait_for_claims(self, timeout: float = 60) -> None:
+        """Until the workers that `keep` started claim: on a busy machine the worst would be over before."""
+        begun = time.monotonic()
+        while b'"op":"claim"' not in self._noted_since() and time.monotonic() < begun + timeout:
+            self.look_after()
+            time.sleep(0.05)
+
+    def _noted_since(self) -> bytes:
+        """What was noted since `keep`."""
+        with self.history.open("rb") as file:
+            file.seek(self._kept_at)
+            return file.read()
+
+    def kill(self, pids: list[int]) -> None:
+        """End processes with SIGKILL, and note which."""
+        self._killed.update(pids)
+        for pid in pids:
+            send(pid, signal.SIGKILL)
+        self.notes.write(op="kill", pids=pids)
 
     def frozen_in_the_act(self) -> list[int]:
         """The processes of a worker, its supervisor the last, all stopped while it holds tasks."""
@@ -154,8 +261,10 @@ class Arena:
             for pid in (worker.pid, *runners):
                 send(pid, signal.SIGSTOP)
             with psycopg.connect(self.dsn) as sql:
-                held = sql.execute("select worker from penstock.lease").fetchall()
-            if {int(name.rpartition(":")[2]) for (name,) in held} & {*runners}:
+                held = sql.execute(
+                    "select w.pid from penstock.lease as l join penstock.worker as w on w.name = l.worker"
+                ).fetchall()
+            if {pid for (pid,) in held} & {*runners}:
                 return [*runners, worker.pid]
             for pid in (worker.pid, *runners):
                 send(pid, signal.SIGCONT)
@@ -163,31 +272,75 @@ class Arena:
         return []
 
     def empty(self) -> bool:
-        with suppress(Exception), Penstock(self.dsn, timeout=1) as app:
-            status = app.queue("faults").status()
-            return status.waiting + status.active == 0
-        return False
+        found = self._standing()
+        return found is not None and found[0] == 0
 
     # --- rest -------------------------------------------------------------------------------------------------------
 
     def rest(self, timeout: float = 90) -> None:
         """Liveness: no more harm, and everything drains."""
+        if not self.drain(timeout):
+            with Penstock(self.dsn) as app:
+                raise AssertionError(f"stuck: {app.queue('faults').status()}\n{self.tail()}")
+
+    def drain(self, timeout: float, patience: float = 60.0) -> bool:
+        """Wait until nothing waits and nothing runs, then end the workers. False: it took too long, or for so long
+        nothing went on."""
         until = time.monotonic() + timeout
-        while not self.empty():
+        before, changed = (-1, -1), time.monotonic()
+        while (now := self._standing()) is None or now[0]:
             self.look_after()
-            if time.monotonic() > until:
-                with Penstock(self.dsn) as app:
-                    raise AssertionError(f"stuck: {app.queue('faults').status()}\n{self.tail()}")
+            if now is not None and now != before:
+                before, changed = now, time.monotonic()
+            if time.monotonic() > min(until, changed + patience):
+                break
             time.sleep(0.05)
         self.end_workers()
+        return now is not None and now[0] == 0
 
-    def tail(self) -> str:
-        return (self.home / "workers.log").read_text("utf-8", "replace")[-3000:]
+    def _standing(self) -> tuple[int, int] | None:
+        """How many tasks wait or run, and how many completions there were; None: PostgreSQL does not answer."""
+        with suppress(Exception), Penstock(self.dsn, timeout=1) as app:
+            status = app.queue("faults").status()
+            return status.waiting + status.active, status.totals["done"]
+        return None
+
+    def left(self) -> int:
+        """Tasks that wait or run."""
+        with Penstock(self.dsn) as app:
+            status = app.queue("faults").status()
+            return status.waiting + status.active
+
+    def completed(self) -> int:
+        with Penstock(self.dsn) as app:
+            return app.queue("faults").status().totals["done"]
+
+    def tail(self, log: str = "workers.log") -> str:
+        file = self.home / log
+        return file.read_text("utf-8", "replace")[-3000:] if file.exists() else ""
 
     def operations(self) -> list[dict[str, Any]]:
-        return (
-            [json.loads(line) for line in self.history.read_text("utf-8").splitlines()] if self.history.exists() else []
+        return [orjson.loads(note) for note in read_notes(self.history)]
+
+    def judge(self) -> Verdict:
+        """The checker's verdict. Nothing may be running any more."""
+        return check(
+            self.dsn, self.history, deadlocks=self.deadlocks(), excused=self.excused, others=tuple(self.findings)
         )
+
+    def deadlocks(self) -> int:
+        """From the server's log where it is ours alone: its statistics do not survive a crash."""
+        if self.log:
+            return sum(log.read_bytes().count(b"deadlock detected") for log in self.log)
+        with psycopg.connect(self.dsn) as sql:
+            row = sql.execute("select deadlocks from pg_stat_database where datname = current_database()").fetchone()
+        return int(row[0]) if row else 0
+
+
+def pushed_by(counts: Path) -> int:
+    with suppress(OSError, ValueError):
+        return int(counts.read_text("ascii"))
+    return 0
 
 
 def send(pid: int, number: signal.Signals) -> None:
@@ -195,83 +348,51 @@ def send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
+def wait_or_kill(process: Process, below: list[int]) -> None:
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        for pid in (process.pid, *below):
+            send(pid, signal.SIGKILL)
+        process.wait()
+
+
+def prepare(dsn: str, lease: str = "1s") -> None:
+    """The schema, the queue and the tables of effects."""
+    with Penstock(dsn) as app, psycopg.connect(dsn, autocommit=True) as sql:
+        app.init()
+        app.create_queue("faults", lease=lease, max_attempts=1000, retry="fixed:50ms")
+        sql.execute(TABLES.encode())
+
+
+@contextmanager
+def arena_on(place: Arena) -> Iterator[Arena]:
+    """The arena, and at the end none of its processes."""
+    try:
+        yield place
+    finally:
+        place.keeping = 0
+        place.end_producers()
+        place.end_workers()
+        place.notes.close()
+
+
 @contextmanager
 def arena(home: Path, seed: int, *, lease: str = "1s", settings: dict[str, str] | None = None) -> Iterator[Arena]:
+    """An arena with a server of its own."""
     print(f"\nseed {seed} (PENSTOCK_FAULT_SEED={seed} runs it again)")
     chosen = {"shared_buffers": "256MB", "fsync": "off", **(settings or {})}
     server = Server.start(home / "pg", environ=os.environ, settings=chosen)
-    place = Arena(server, home, random.Random(seed))
-    place.points.mkdir()
     try:
-        with Penstock(server.dsn) as app, psycopg.connect(server.dsn, autocommit=True) as sql:
-            app.init()
-            app.create_queue("faults", lease=lease, max_attempts=1000, retry="fixed:50ms")
-            sql.execute(TABLES)
-        yield place
+        prepare(server.dsn, lease)
+        place = Arena(server.dsn, home, random.Random(seed), float(lease.rstrip("s")), log=[server.log])
+        with arena_on(place):
+            yield place
     finally:
-        place.end_workers()
         running = Server.running(home / "pg")
         if running is not None:
             running.stop("immediate")
 
 
-# --- the checker ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Verdict:
-    lost: int
-    unexpected: int
-    stale_accepted: int
-    completed_twice: int
-    stuck: int
-    drift: int
-    inexact: int
-    deadlocks: int
-
-    @property
-    def ok(self) -> bool:
-        return not any(vars(self).values())
-
-
-def judged(place: Arena, dead: int = 0) -> Verdict:
-    """What everybody noted, joined with the tables at rest."""
-    pushed = {id_ for ids in place.pushed.values() for id_ in ids}
-    with Penstock(place.dsn) as app, psycopg.connect(place.dsn) as sql:
-        status = app.queue("faults").status()
-        ends = counted(sql, "select task_id, count(*) from penstock.history where outcome = 'done' group by 1")
-        gone = {id_ for (id_,) in sql.execute("select id from penstock.task where ended = 'dead'")}
-        effects = counted(sql, "select task, count(*) from effect group by 1")
-        exact = counted(sql, "select task, count(*) from exact group by 1")
-        row = sql.execute("select deadlocks from pg_stat_database where datname = current_database()").fetchone()
-        verified = app.verify()
-    accepted = accepted_completions(place)
-    without = {id_ for id_ in place.pushed["plain"] if not effects[id_] and id_ not in gone}
-    return Verdict(
-        lost=len(pushed - ends.keys() - gone) + len(without) + abs(len(gone) - dead),
-        unexpected=len(ends.keys() - pushed) + len((effects.keys() | exact.keys()) - pushed),
-        stale_accepted=sum(count > 1 for count in accepted.values()),
-        completed_twice=sum(count > 1 for count in ends.values()),
-        stuck=status.waiting + status.active,
-        drift=0 if verified.ok else 1 + len(verified.findings),
-        inexact=sum(exact[id_] != 1 for id_ in place.pushed["exact"]),
-        deadlocks=int(row[0]) if row else 0,
-    )
-
-
-def counted(sql: psycopg.Connection, query: LiteralString) -> Counter[int]:
-    return Counter({int(id_): int(count) for id_, count in sql.execute(query)})
-
-
-def accepted_completions(place: Arena) -> Counter[int]:
-    """How often somebody was told that its completion was accepted."""
-    found: Counter[int] = Counter()
-    for one in place.operations():
-        if one["op"] == "settle" and one["phase"] == "ok":
-            states = one.get("states") or {}
-            found.update(id_ for id_ in one["ids"] if states.get(str(id_)) == "done")
-    return found
-
-
 def refusals(place: Arena, verb: str) -> int:
-    return sum(one["op"] == verb and one["phase"] == "fail" for one in place.operations())
+    return sum(one["op"] == verb and one.get("phase") == "fail" for one in place.operations())

@@ -4,17 +4,18 @@ settles of whatever process imports this are noted in a history file, and may en
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
+from notes import Notes, describe_claim
 from penstock import Context, LeaseLost, Outcome, Penstock, Unavailable
 from penstock import database as sync_database
 from penstock.aio.queue import AsyncQueue
@@ -22,14 +23,9 @@ from penstock.model import Claim, Task
 from penstock.queue import Queue
 
 app = Penstock(os.environ["PENSTOCK_DSN"])
-HISTORY = os.open(os.environ["FAULT_HISTORY"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+note = Notes(Path(os.environ["FAULT_HISTORY"])).write
 POINTS = Path(os.environ["FAULT_POINTS"])
 OWN = threading.local()
-
-
-def note(**facts: Any) -> None:
-    """One line, one write: whole, whoever else writes and whatever happens next."""
-    os.write(HISTORY, json.dumps({"at": time.time(), "pid": os.getpid(), **facts}).encode() + b"\n")
 
 
 def reached(point: str) -> None:
@@ -46,17 +42,22 @@ def reached(point: str) -> None:
 # --- what the worker does, noted ------------------------------------------------------------------------------------
 
 
-def noted(verb: str, call: Callable[..., Any], ids: Callable[..., list[int]]) -> Callable[..., Any]:
+def noted(verb: str, call: Callable[..., Any], asked: Callable[..., dict[int, str]]) -> Callable[..., Any]:
+    """The verb, with a note before it and one that says how it ended. `asked` says which outcome each id is given."""
+
     def run(queue: Queue, claim: Any, *given: Any, **named: Any) -> Any:
-        facts = {"op": verb, "token": str(getattr(claim, "token", claim)), "ids": ids(claim, *given)}
+        outcomes = asked(claim, *given)
+        others = {id_: word for id_, word in outcomes.items() if word != "done"}
+        facts = {"op": verb, "token": str(getattr(claim, "token", claim)), "ids": [*outcomes], "others": others}
         reached(f"before_{verb}")
         note(**facts, phase="invoke")
         try:
             answer = call(queue, claim, *given, **named)
         except LeaseLost as error:
-            left = [*error.refused, *error.revoked]
-            note(**{**facts, "ids": left}, phase="fail")
-            note(**{**facts, "ids": [one for one in facts["ids"] if one not in left]}, phase="ok")
+            left = {*error.refused, *error.revoked}
+            note(**{**facts, "ids": [*left]}, phase="fail")
+            kept = {id_: word for id_, word in outcomes.items() if id_ not in left}
+            note(**{**facts, "ids": [*kept]}, phase="ok", states=kept)
             raise
         except Unavailable:
             note(**facts, phase="unknown")
@@ -68,14 +69,34 @@ def noted(verb: str, call: Callable[..., Any], ids: Callable[..., list[int]]) ->
     return run
 
 
-def settled_ids(claim: Claim, outcomes: Any = None) -> list[int]:
-    return claim.ids if outcomes is None else list(outcomes)
+def settle_outcomes(claim: Claim, outcomes: Any = None) -> dict[int, str]:
+    if isinstance(outcomes, Mapping):
+        return {id_: outcome.word for id_, outcome in outcomes.items()}
+    return dict.fromkeys(claim.ids if outcomes is None else outcomes, "done")
 
 
-def claimed(queue: Queue, *given: Any, **named: Any) -> Claim:
-    claim: Claim = CLAIM(queue, *given, **named)
+@contextmanager
+def noted_settling(queue: Queue, claim: Claim, id_: int, outcome: Any = Outcome.done) -> Iterator[Any]:
+    """`transaction()` of a handler: what it writes, and the end of its task."""
+    facts = {"op": "settle", "token": str(claim.token), "ids": [id_]}
+    note(**facts, phase="invoke")
+    try:
+        with SETTLING(queue, claim, id_, outcome) as connection:
+            yield connection
+    except LeaseLost:
+        note(**facts, phase="fail")
+        raise
+    except BaseException:
+        note(**facts, phase="unknown")
+        raise
+    note(**facts, phase="ok", states={id_: "done"})
+
+
+def noted_claim(queue: Queue, once: Any, wanted: Any) -> Claim:
+    """The claim, and the moment PostgreSQL claimed at: history has it too, so that both can be joined."""
+    claim: Claim = CLAIM(queue, once, wanted)
     if claim:
-        note(op="claim", phase="ok", token=str(claim.token), ids=claim.ids)
+        note(**describe_claim(claim, float(wanted.lease)))
         reached("after_claim")
     return claim
 
@@ -95,10 +116,11 @@ async def extended(queue: AsyncQueue, token: Any, **named: Any) -> Any:
         raise
 
 
-CLAIM, FETCH, EXTEND = Queue.claim, sync_database.fetch_raw, AsyncQueue.extend
-Queue.claim = claimed  # type: ignore[assignment, method-assign]
-Queue.settle = noted("settle", Queue.settle, settled_ids)  # type: ignore[method-assign]
-Queue.release = noted("release", Queue.release, lambda claim: claim.ids)  # type: ignore[method-assign]
+CLAIM, SETTLING, FETCH, EXTEND = Queue._claim, Queue.settling, sync_database.fetch_raw, AsyncQueue.extend
+Queue._claim = noted_claim  # type: ignore[method-assign, assignment]
+Queue.settling = noted_settling  # type: ignore[method-assign, assignment]
+Queue.settle = noted("settle", Queue.settle, settle_outcomes)  # type: ignore[method-assign]
+Queue.release = noted("release", Queue.release, lambda claim: dict.fromkeys(claim.ids, "release"))  # type: ignore[method-assign]
 AsyncQueue.extend = extended  # type: ignore[assignment, method-assign]
 sync_database.fetch_raw = fetched  # type: ignore[assignment]
 
@@ -114,54 +136,53 @@ def own_connection() -> psycopg.Connection:
 
 
 @app.task(queue="faults", kind="plain")
-def plain(seconds: float, task: Task) -> None:
+def plain(key: int, seconds: float, task: Task) -> None:
     """An effect that is there as soon as it happens: once or more often."""
     time.sleep(seconds)
     reached("mid_handler")
     own_connection().execute(
-        "insert into effect (task, attempt, pid) values (%s, %s, %s)", (task.id, task.attempt, os.getpid())
+        "insert into effect (task, key, attempt, pid) values (%s, %s, %s, %s)",
+        (task.id, key, task.attempt, os.getpid()),
     )
 
 
 @app.task(queue="faults", kind="exact")
-def exact(seconds: float, context: Context) -> None:
+def exact(key: int, seconds: float, context: Context) -> None:
     """An effect in the transaction that settles the task: exactly once."""
     time.sleep(seconds)
     with context.transaction() as connection:
         connection.execute(
-            "insert into exact (task, attempt, pid) values (%s, %s, %s)",
-            (context.task.id, context.attempt, os.getpid()),
+            "insert into exact (task, key, attempt, pid) values (%s, %s, %s, %s)",
+            (context.task.id, key, context.attempt, os.getpid()),
         )
         reached("mid_handler")
 
 
 @app.task(queue="faults", kind="quick")
-def quick() -> None:
+def quick(key: int) -> None:
     """In the middle of a batch."""
     reached("mid_batch")
 
 
-@app.task(queue="faults", kind="asleep")
-async def asleep(seconds: float, task: Task) -> None:
-    import asyncio
-
-    await asyncio.sleep(seconds)
-    note(op="ran", phase="ok", ids=[task.id])
+@app.task(queue="faults", kind="hot")
+def hot(version: int, seconds: float) -> None:
+    """Its subject is pushed to again and again, while it waits, while it runs, and after it has ended."""
+    time.sleep(seconds)
 
 
 @app.task(queue="faults", kind="greedy")
-def greedy(seconds: int, task: Task) -> None:
+def greedy(key: int, seconds: int) -> None:
     """Holds the interpreter: nothing else in this process runs meanwhile."""
-    note(op="greedy", phase="invoke", ids=[task.id])
+    note(op="greedy", phase="invoke", key=key)
     ctypes.PyDLL(None).usleep(seconds * 1_000_000)
-    note(op="greedy", phase="ok", ids=[task.id])
+    note(op="greedy", phase="ok", key=key)
 
 
 @app.task(queue="faults", kind="poison", max_attempts=3)
-def poison() -> None:
+def poison(key: int) -> None:
     os._exit(9)
 
 
 @app.task(queue="faults", kind="shaky")
-def shaky(task: Task) -> Outcome | None:
+def shaky(key: int) -> Outcome | None:
     return Outcome.failed("shaky") if random.random() < 0.3 else None

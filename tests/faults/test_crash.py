@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import pytest
 from penstock import CommitUnknown, LeaseLost, NewTask, PartialPush, Penstock, Queue, Unavailable
 from penstock import queue as seam
 from penstock.embedded import Server
+from proxy import Lane, Proxy
 
 # The server flushes asynchronous commits only when it must: what a claim wrote is surely lost in a crash.
 LAZY = {"wal_writer_delay": "10s", "shared_buffers": "128MB"}
@@ -92,80 +92,29 @@ def test_what_was_pushed_and_settled_survives(server: Server) -> None:
 # --- a cut at COMMIT --------------------------------------------------------------------------------------------------
 
 
-class Proxy:
-    """Between client and server. While `cuts` lasts, a COMMIT is passed on, and then the line is dead: the server has
-    done it, the client will never hear of it."""
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self.cuts = 0
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self._target))
-            cut = threading.Event()
-            threading.Thread(target=self._forward, args=(client, server, cut), daemon=True).start()
-            threading.Thread(target=self._back, args=(server, client, cut), daemon=True).start()
-
-    def _forward(self, client: socket.socket, server: socket.socket, cut: threading.Event) -> None:
-        with client, server:
-            while data := receive(client):
-                if self.cuts > 0 and b"commit\x00" in data:
-                    self.cuts -= 1
-                    cut.set()
-                server.sendall(data)
-
-    def _back(self, server: socket.socket, client: socket.socket, cut: threading.Event) -> None:
-        while data := receive(server):
-            if cut.is_set():
-                client.shutdown(socket.SHUT_RDWR)
-                return
-            client.sendall(data)
-
-
-def receive(end: socket.socket) -> bytes:
-    try:
-        return end.recv(65536)
-    except OSError:
-        return b""
-
-
 @contextmanager
-def through_proxy(dsn: str) -> Iterator[tuple[Proxy, Queue]]:
-    proxy = Proxy(int(str(psycopg.conninfo.conninfo_to_dict(dsn)["port"])))
-    proxied = psycopg.conninfo.make_conninfo(dsn, host="127.0.0.1", port=proxy.port, sslmode="disable")
-    try:
-        with Penstock(proxied) as penstock:
-            yield proxy, penstock.queue("work")
-    finally:
-        proxy.close()
+def through_proxy(dsn: str) -> Iterator[tuple[Lane, Queue]]:
+    with Proxy(int(str(psycopg.conninfo.conninfo_to_dict(dsn)["port"]))) as proxy:
+        lane = proxy.add_lane()
+        with Penstock(lane.dsn(dsn)) as penstock:
+            yield lane, penstock.queue("work")
 
 
 @pytest.mark.parametrize("subjects", [False, True], ids=["plain", "subjects"])
 def test_a_bulk_push_whose_commit_was_not_heard_doubles_nothing(queue: Queue, dsn: str, subjects: bool) -> None:
     items = [NewTask({"n": n}, f"s{n}" if subjects else None) for n in range(25_000)]
-    with through_proxy(dsn) as (proxy, cut_off):
-        proxy.cuts = 2
+    with through_proxy(dsn) as (lane, cut_off):
+        lane.cuts = 2
         report = cut_off.push_many(items)
-    assert proxy.cuts == 0
+    assert lane.cuts == 0
     assert report.created == 25_000
     assert queue.status().totals["pushed"] == 25_000
 
 
 def test_a_single_push_says_that_it_does_not_know(queue: Queue, dsn: str) -> None:
-    with through_proxy(dsn) as (proxy, cut_off):
+    with through_proxy(dsn) as (lane, cut_off):
         cut_off.status()
-        proxy.cuts = 1
+        lane.cuts = 1
         with pytest.raises(CommitUnknown):
             cut_off.push({})
     assert queue.status().pending == 1, "this time it had happened"
@@ -173,9 +122,9 @@ def test_a_single_push_says_that_it_does_not_know(queue: Queue, dsn: str) -> Non
 
 def test_a_settle_whose_commit_was_not_heard_is_refused_when_repeated(queue: Queue, dsn: str) -> None:
     queue.push()
-    with through_proxy(dsn) as (proxy, cut_off):
+    with through_proxy(dsn) as (lane, cut_off):
         claim = cut_off.claim()
-        proxy.cuts = 1
+        lane.cuts = 1
         with pytest.raises(CommitUnknown):
             cut_off.settle(claim)
         with pytest.raises(LeaseLost):
@@ -188,10 +137,10 @@ def test_a_bulk_push_that_fails_between_chunks_can_be_completed(
 ) -> None:
     monkeypatch.setattr(seam, "RETRIES", 1)
     items = [NewTask({"n": n}, f"s{n:05}") for n in range(25_000)]
-    with through_proxy(dsn) as (proxy, cut_off):
+    with through_proxy(dsn) as (lane, cut_off):
 
         def cut_after_first(written: int) -> None:
-            proxy.cuts = 1 if written == 10_000 else 0
+            lane.cuts = 1 if written == 10_000 else 0
 
         with pytest.raises(PartialPush) as partial:
             cut_off.push_many(items, progress=cut_after_first)

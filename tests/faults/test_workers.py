@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from arena import Arena, arena, judged, refusals, send
+from arena import Arena, arena, refusals, send
 from penstock import Penstock
 from penstock.embedded import Server
 from workers import eventually
@@ -57,7 +57,7 @@ def run(tmp_path: Path, tier: Tier, every: float, blow: Callable[[Arena], None],
         place.keep(2, "--processes", "2", "--concurrency", "4")
         place.harm(tier.seconds, every, lambda: blow(place))
         place.rest(60 + 2 * tier.seconds)
-        verdict = judged(place)
+        verdict = place.judge()
         assert verdict.ok, f"{verdict}\n{place.tail()}"
         return place
 
@@ -98,7 +98,7 @@ def test_exit_at_each_named_point(tmp_path: Path, tier: Tier) -> None:
         for file in place.points.iterdir():
             file.unlink(missing_ok=True)
         place.rest(60 + 2 * tier.seconds)
-        verdict = judged(place)
+        verdict = place.judge()
         assert verdict.ok, f"{verdict}\n{place.tail()}"
         found = {one["point"] for one in place.operations() if one["op"] == "exit"}
     assert len(found) >= 4, found
@@ -183,21 +183,21 @@ def test_a_handler_that_holds_the_interpreter_past_the_lease(tmp_path: Path) -> 
         place.rest()
         starts = [one for one in place.operations() if one["op"] == "greedy" and one["phase"] == "invoke"]
         assert len(starts) == 2, "once each: nobody thought that their worker had died"
-        assert judged(place).ok
+        assert place.judge().ok
 
-        place.push("greedy", 1, lambda: {"seconds": 3})
+        # So long that another worker has started, and expired its lease, before it comes back.
+        place.push("greedy", 1, lambda: {"seconds": 8})
         place.keep(1, "--processes", "1", "--concurrency", "1")
         until = time.monotonic() + 20
-        while not any(
-            one["op"] == "greedy" and one["ids"] == place.pushed["greedy"][-1:] for one in place.operations()
-        ):
+        last = place.pushed["greedy"][-1]
+        while not any(one["op"] == "greedy" and one["key"] == last for one in place.operations()):
             assert time.monotonic() < until
             time.sleep(0.05)
         send(place.workers[0].pid, signal.SIGKILL)
         place.rest()
         # The orphan comes back from its handler.
         eventually(lambda: refusals(place, "settle") + refusals(place, "release"))
-        verdict = judged(place)
+        verdict = place.judge()
         assert verdict.ok, f"{verdict}\n{place.tail()}"
 
 
@@ -213,7 +213,7 @@ def test_a_poison_task_is_found_and_its_mates_live(tmp_path: Path) -> None:
             attempts = sql.execute("select max(attempt) from penstock.history where kind = 'quick'").fetchone()
         assert rows == [("poison", "crashed")]
         assert attempts == (1,), "no mate burned an attempt"
-        verdict = judged(place, dead=1)
+        verdict = place.judge()
         assert verdict.ok, verdict
 
 
@@ -269,13 +269,13 @@ def test_the_books_of_a_quiet_arena(tmp_path: Path) -> None:
         load(place, 300)
         place.keep(1, "--processes", "1")
         place.rest()
-        assert judged(place).ok
-        place.pushed["quick"].append(10**9)
-        assert judged(place).lost == 1
+        assert place.judge().ok
+        place.notes.write(op="push", phase="ok", batch="never", kind="quick", first=10**9, count=1)
+        assert place.judge().lost == 1
         with Penstock(place.dsn) as app, psycopg.connect(place.dsn, autocommit=True) as sql:
-            sql.execute("insert into exact select task, attempt, pid from exact limit 1")
+            sql.execute("insert into exact select * from exact limit 1")
             sql.execute("insert into penstock.history select * from penstock.history where outcome = 'done' limit 1")
             assert not app.verify().ok
-        verdict = judged(place)
-        assert (verdict.inexact, verdict.completed_twice) == (1, 1)
+        verdict = place.judge()
+        assert (verdict.inexact, verdict.completed_twice) == (1, 2), "by its iteration, and by its key"
         assert verdict.drift

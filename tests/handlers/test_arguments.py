@@ -362,7 +362,7 @@ def refused_at_decoration(handler: Callable[..., Any], wanted: type = Context) -
     return refused.value
 
 
-RESERVED_NAMES = ["subject", "due", "priority", "kind", "connection", "on_conflict"]
+RESERVED_NAMES = ["subject", "due", "delay", "priority", "kind", "connection", "on_conflict"]
 
 
 @pytest.mark.parametrize("name", RESERVED_NAMES)
@@ -465,12 +465,12 @@ def test_annotations_that_can_not_be_read_are_refused() -> None:
     for annotation in ("Nowhere", "list[", "1 +"):
         handler.__annotations__["x"] = annotation
         error = refused_at_decoration(handler)
-        assert "its annotations can not be read" in error.message
+        assert "its annotations cannot be read" in error.message
         assert error.hint == "Import what they name at the top of the module, not below `if TYPE_CHECKING`."
 
 
 def test_annotations_of_a_typed_dict_that_can_not_be_read_are_refused() -> None:
-    with pytest.raises(ConfigError, match="Unreadable: its annotations can not be read"):
+    with pytest.raises(ConfigError, match="Unreadable: its annotations cannot be read"):
         taking(Unreadable)
 
 

@@ -18,7 +18,8 @@ from penstock import (
     AsyncPenstock,
     ConfigError,
     Context,
-    Custom,
+    CustomRetry,
+    Delays,
     Exponential,
     Fibonacci,
     Fixed,
@@ -26,7 +27,6 @@ from penstock import (
     Penstock,
     PenstockError,
     Progressive,
-    Schedule,
     Task,
     ValidationError,
 )
@@ -150,7 +150,7 @@ def test_whatever_can_be_called_may_handle(handler: Callable[..., Any], kind: st
 
 @pytest.mark.parametrize("thing", [1, "send", {"send": send}, [send]])
 def test_what_can_not_be_called_is_refused(idle: Penstock, thing: Any) -> None:
-    with pytest.raises(ConfigError, match="can not be called"):
+    with pytest.raises(ConfigError, match="cannot be called"):
         idle.task(thing)
 
 
@@ -350,14 +350,14 @@ def test_the_payload_of_a_batch_handler_is_pushed_by_name() -> None:
         ("fixed:30s", {"type": "fixed", "delay": 30}),
         ("fibonacci:1m,cap=1h", {"type": "fibonacci", "unit": 60, "cap": 3600}),
         (Fibonacci("1m"), {"type": "fibonacci", "unit": 60}),
-        (Schedule(["1m", "5m"]), {"type": "schedule", "delays": [60, 300]}),
+        (Delays(["1m", "5m"]), {"type": "schedule", "delays": [60, 300]}),
         (Progressive([("1d", "5m")]), {"type": "progressive", "tiers": [[86400, 300]]}),
         (Exponential("1s", 3, None, 0), {"type": "exponential", "base": 1, "factor": 3, "jitter": 0}),
         (policy, None),
         (lambda *_: None, None),
-        (Custom(policy), None),
-        (Custom(policy, Fixed("7m")), {"type": "fixed", "delay": 420}),
-        (Custom(policy, "fixed:7m"), {"type": "fixed", "delay": 420}),  # type: ignore[arg-type]
+        (CustomRetry(policy), None),
+        (CustomRetry(policy, Fixed("7m")), {"type": "fixed", "delay": 420}),
+        (CustomRetry(policy, "fixed:7m"), {"type": "fixed", "delay": 420}),  # type: ignore[arg-type]
     ],
 )
 def test_what_postgresql_is_told_of_a_retry(retry: Any, stored: dict[str, Any] | None) -> None:
@@ -366,7 +366,7 @@ def test_what_postgresql_is_told_of_a_retry(retry: Any, stored: dict[str, Any] |
 
 def test_a_function_of_ones_own_is_asked_by_the_worker() -> None:
     assert spec(retry=policy).policy is policy
-    assert spec(retry=Custom(policy, Fixed("7m"))).policy is policy
+    assert spec(retry=CustomRetry(policy, Fixed("7m"))).policy is policy
     assert spec(retry=Fixed("7m")).policy is None
     assert spec(retry="fixed:7m").policy is None
 
@@ -379,10 +379,10 @@ NO_STRATEGIES: list[Any] = [
     timedelta(minutes=1),
     object(),
     Fibonacci,
-    Custom,
-    Custom("1m"),  # type: ignore[arg-type]
-    Custom(policy, policy),  # type: ignore[arg-type]
-    Custom(policy, Progressive),  # type: ignore[arg-type]
+    CustomRetry,
+    CustomRetry("1m"),  # type: ignore[arg-type]
+    CustomRetry(policy, policy),  # type: ignore[arg-type]
+    CustomRetry(policy, Progressive),  # type: ignore[arg-type]
 ]
 
 

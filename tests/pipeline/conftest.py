@@ -27,6 +27,7 @@ ERRORS = (
     ("TimeoutError", "no answer from 0xDEADBEEF since 2026-10-25T01:02:03.456Z"),
     ("KeyError", "'0b9d1c3e-7f60-4b4e-9d0e-0c2f8a4b6c7d'"),
     (None, 'cut "off" at\n  line 12 of deadbeef0123456789'),
+    ("KeyError", "'k'\nTraceback (most recent call last):\n  File \"a.py\", line 3, in f\n    {}['k']"),
 )
 
 
@@ -63,7 +64,7 @@ class Story:
         for _ in range(steps):
             self.clock.advance(self.dice.choice((3, 10, 20, 47)) + self.dice.random())
             self.step()
-            self.sql.execute("select penstock.take_samples()")
+            self.sql.execute("select penstock._take_samples()")
 
     def step(self) -> None:
         queue = self.dice.choice(self.queues)

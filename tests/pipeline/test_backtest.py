@@ -21,14 +21,25 @@ from conftest import Clock
 from penstock import NewTask, Outcome, Penstock
 from penstock.errors import ConfigError, NotFound, PenstockError, ValidationError
 from penstock.pipeline import backtest as bt
-from penstock.pipeline.arrivals import completed, from_lake, resampled
+from penstock.pipeline.backtest.estimate import Estimate, estimate
+from penstock.pipeline.backtest.play import PlayedRun, cut_parts, measure
+from penstock.pipeline.backtest.stratified import (
+    WINDOW,
+    Z_95,
+    PlayedWindow,
+    Recording,
+    WindowSample,
+    draw_sample,
+    weighted_quantile,
+)
 from penstock.pipeline.lake import Lake
+from penstock.pipeline.learn.arrivals import add_missing, from_lake, resample
 from penstock.pipeline.run import run
-from penstock.pipeline.sampling import CONFIDENT, WINDOW, Recording, Sample, Window, quantile, sampled
 from penstock.pipeline.work import working
-from penstock.scaler import judge, policies, traces
-from penstock.scaler.signals import Limits
-from penstock.scaler.simulate import simulate
+from penstock.scaler.judge import judge, traces
+from penstock.scaler.judge.simulate import simulate
+from penstock.scaler.policy import policies
+from penstock.scaler.policy.signals import Limits
 from shell import COMMAND, each, environment, is_one_block, penstock
 
 LIMITS = Limits(30.0, start_latency=10.0)
@@ -86,14 +97,14 @@ def test_what_fails_on_an_executor_is_told(spark: SparkSession) -> None:
 # --- sampled ----------------------------------------------------------------------------------------------------------
 
 
-def played(recording: Recording, policy: str, sla: float, most: int) -> bt.Estimate:
+def played(recording: Recording, policy: str, sla: float, most: int) -> Estimate:
     """Without Spark."""
     limits = replace(LIMITS, sla=sla, max_workers=40)
-    sample = sampled(recording, most, ahead=2 * sla + 15)
-    one = bt.Run(0, limits, policies.find(policy))
-    rows: Any = [{"window": n, **bt.measured(part, one)} for n, part in enumerate(bt.parts_of(recording, sample))]
+    sample = draw_sample(recording, most, ahead=2 * sla + 15)
+    one = PlayedRun(0, limits, policies.find(policy))
+    rows: Any = [{"window": n, **measure(part, one)} for n, part in enumerate(cut_parts(recording, sample))]
     assert sample.whole == (most >= len(recording))
-    return bt.estimate(recording, sample, None, one, rows)
+    return estimate(recording, sample, None, one, rows)
 
 
 @pytest.mark.parametrize(
@@ -129,12 +140,12 @@ def test_a_part_of_a_trace_is_judged_by_itself() -> None:
 
 def test_strata_and_what_they_estimate() -> None:
     recording = Recording.of(traces.named("spikes", duration=86_400, tasks=20_000))
-    sample = sampled(recording, 5_000, ahead=60.0)
+    sample = draw_sample(recording, 5_000, ahead=60.0)
     assert sum(sample.strata) == 48
     assert sum(sample.weights()) == pytest.approx(48)
     assert all(one.until - one.since == WINDOW and one.begin >= 0 for one in sample.windows)
     assert len({one.since for one in sample.windows}) == len(sample.windows)
-    assert sampled(recording, 5_000, ahead=60.0) == sample, "the same, every time"
+    assert draw_sample(recording, 5_000, ahead=60.0) == sample, "the same, every time"
     total, off = sample.total([3.0] * len(sample.windows))
     assert total == pytest.approx(144.0)
     assert off == 0.0
@@ -156,17 +167,17 @@ def test_a_margin_holds_what_it_promises() -> None:
         windows, chosen = [], []
         for stratum in range(20):
             for n in random.choice(order[stratum * 30 : stratum * 30 + 30], 2, replace=False):
-                windows.append(Window(0, 0, 1, 1, stratum))
+                windows.append(PlayedWindow(0, 0, 1, 1, stratum))
                 chosen.append(float(values[n]))
-        estimate, error = Sample(tuple(windows), (30,) * 20, whole=False).total(chosen)
-        inside += abs(estimate - values.sum()) <= CONFIDENT * error
+        estimate, error = WindowSample(tuple(windows), (30,) * 20, whole=False).total(chosen)
+        inside += abs(estimate - values.sum()) <= Z_95 * error
     assert inside / 400 > 0.88
 
 
 def test_quantiles_by_weight() -> None:
     values, weights = np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 8.0])
-    assert [quantile(values, weights, share) for share in (0.05, 0.5, 0.9, 0.99)] == [1.0, 2.0, 2.0, 3.0]
-    assert quantile(np.array([]), np.array([]), 0.5) == 0.0
+    assert [weighted_quantile(values, weights, share) for share in (0.05, 0.5, 0.9, 0.99)] == [1.0, 2.0, 2.0, 3.0]
+    assert weighted_quantile(np.array([]), np.array([]), 0.5) == 0.0
 
 
 # --- contenders -------------------------------------------------------------------------------------------------------
@@ -232,7 +243,7 @@ def test_arrivals_of_a_lake(
         sql.execute("update penstock_test.clock set fixed = %s, shift = '0'", (BEGIN + timedelta(seconds=seconds),))
 
     def sample() -> None:
-        sql.execute("select penstock.take_samples()")
+        sql.execute("select penstock._take_samples()")
 
     at(0)
     mail = app.create_queue("mail", sla="30s", retry="fixed:100s")
@@ -273,7 +284,7 @@ def test_arrivals_of_a_lake(
     assert {*np.round(found.service, 3)} == {2.0, 5.0}
 
     assert (len(other), {*np.round(other.service, 3)}) == (44, {2.0, 5.0})
-    assert resampled(found, 0) is found
+    assert resample(found, 0) is found
     with pytest.raises(NotFound, match="has no attempt of 'mial'"):
         from_lake(spark, Lake(place), queue="mial")
     with pytest.raises(ValidationError, match="nothing of mail was due"):
@@ -289,14 +300,14 @@ def test_an_empty_lake(spark: SparkSession, app: Penstock, dsn: str, tmp_path: P
     app.create_queue("mail")
     with working(spark, tmp_path / "lake", dsn=dsn) as work:
         run(work)
-    with pytest.raises(ValidationError, match="nothing was ever begun"):
+    with pytest.raises(ValidationError, match="the lake has no attempts"):
         from_lake(spark, Lake(tmp_path / "lake"))
 
 
 def test_few_missing_ones_are_only_when_samples_were_taken() -> None:
     made = Recording.of(traces.named("diurnal", duration=7200, tasks=10_000))
-    assert completed(made, [(0.0, 3)], seed=0) is made
-    more = completed(made, [(3600.0, 500)], seed=0)
+    assert add_missing(made, [(0.0, 3)], seed=0) is made
+    more = add_missing(made, [(3600.0, 500)], seed=0)
     assert len(more) == len(made) + 500
     assert bool((np.diff(more.due) >= 0).all())
     assert int((more.due >= 3600).sum()) == int((made.due >= 3600).sum()) + 500
@@ -311,7 +322,7 @@ def test_what_is_refused_before_spark_starts(tmp_path: Path) -> None:
     commands: tuple[tuple[tuple[str, ...], str], ...] = (
         ((), "lake, trace"),
         (("--lake", "x", "--trace", "spikes"), "lake, trace"),
-        (("--trace", "spikes", "--queue", "mail"), "they are of a lake"),
+        (("--trace", "spikes", "--queue", "mail"), "they need --lake"),
         (("--trace", "spikes", "--policies", "deadlien"), "Did you mean deadline?"),
         (("--trace", "spikes", "--policies", " , "), "none is named"),
         (("--trace", "spikes", "--sla", "0s"), "sla"),

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 import penstock as package
 from penstock import Penstock, Queue
 from penstock.pipeline.lake import Lake
-from penstock.pipeline.schemas import TABLES
+from penstock.pipeline.lake.schemas import TABLES
 from pipeline.conftest import Story
 from shell import COMMAND, Ran, environment, is_one_block
 

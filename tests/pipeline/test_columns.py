@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import psycopg
+import pytest
 from pyspark.sql import SparkSession
 
 from penstock.pipeline.lake import Lake
@@ -16,6 +17,7 @@ from pipeline.conftest import Story
 from pipeline.truth import check
 
 
+@pytest.mark.slow
 def test_every_column_is_what_sql_says(
     spark: SparkSession, story: Story, sql: psycopg.Connection, direct_dsn: str, lake: Path
 ) -> None:

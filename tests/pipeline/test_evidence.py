@@ -14,16 +14,25 @@ from pyspark.sql import SparkSession
 
 from made_lake import World
 from penstock import NotFound, Penstock, retry
-from penstock.cli.settings import strategy as spelt
+from penstock.cli.terminal.queue_settings import format_strategy as spelt
 from penstock.database import Database
-from penstock.pipeline.evidence import Evidence, find_evidence, present_plans
 from penstock.pipeline.lake import Lake
-from penstock.pipeline.schemas import AGES
-from penstock.pipeline.tries import ENOUGH, Chance, Chances, Plan, advise, candidates, code, prospect
-from penstock.pipeline.wilson import wilson
-from penstock.retry import Exponential, Fibonacci, Fixed, Progressive, Schedule, Strategy
+from penstock.pipeline.lake.schemas import AGES
+from penstock.pipeline.learn.evidence import Evidence, find_evidence, present_plans
+from penstock.pipeline.learn.retry_advice import (
+    MIN_RETRIES,
+    Chance,
+    Chances,
+    RetryPlan,
+    advise,
+    format_code,
+    list_candidates,
+    predict,
+)
+from penstock.pipeline.learn.wilson import wilson_interval
+from penstock.retry import Delays, Exponential, Fibonacci, Fixed, Progressive, Strategy
 
-PRESENT = Plan(Exponential("20s", 2, "1h", 0.1), 6)
+PRESENT = RetryPlan(Exponential("20s", 2, "1h", 0.1), 6)
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +90,8 @@ def test_present_plans_are_those_of_kinds_and_queues(app: Penstock, dsn: str) ->
     database = Database(dsn)
     plans = present_plans(database)
     database.close()
-    assert plans["mail", ""] == Plan(Fibonacci("1m"), 5)
-    assert plans["mail", "invoice"] == Plan(Fixed("5m"), 2)
+    assert plans["mail", ""] == RetryPlan(Fibonacci("1m"), 5)
+    assert plans["mail", "invoice"] == RetryPlan(Fixed("5m"), 2)
     assert plans["rest", ""].strategy == Fixed("30s")
 
 
@@ -91,18 +100,18 @@ def test_present_plans_are_those_of_kinds_and_queues(app: Penstock, dsn: str) ->
 
 def test_wilsons_interval() -> None:
     """Against the figures of a textbook, and by its definition: where the share is z standard deviations away."""
-    least, most = wilson(8, 10)
+    least, most = wilson_interval(8, 10)
     assert [round(least, 4), round(most, 4)] == [0.4902, 0.9433]
     for end in (least, most):
         assert abs(0.8 - end) / math.sqrt(end * (1 - end) / 10) == pytest.approx(1.96)
-    assert wilson(0, 0) == (0.0, 1.0)
+    assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
 @given(st.integers(1, 10**6), st.floats(0, 1))
 @settings(deadline=None)
 def test_the_share_is_inside(tries: int, share: float) -> None:
     successes = round(share * tries)
-    least, most = wilson(successes, tries)
+    least, most = wilson_interval(successes, tries)
     assert 0 <= least <= successes / tries + 1e-12
     assert successes / tries - 1e-12 <= most <= 1
 
@@ -119,19 +128,19 @@ OUTAGE = ages((0, 500, 10), (60, 500, 20), (900, 400, 360), (3600, 100, 90))  # 
 
 
 def test_a_prospect_is_counted_step_by_step() -> None:
-    told = prospect(Plan(Schedule(["10s", "20m"]), 10), ages((0, 100, 20), (900, 100, 50)))
+    told = predict(RetryPlan(Delays(["10s", "20m"]), 10), ages((0, 100, 20), (900, 100, 50)))
     assert told.recovered == pytest.approx(0.2 + 0.8 * 0.5)
     assert told.retries == pytest.approx(1 + 0.8)
     assert told.until == pytest.approx((0.2 * 10 + 0.4 * 1210) / 0.6)
     assert told.seconds == pytest.approx(0.8 + 0.4)
     assert told.least == pytest.approx(told.recovered)  # each in a bucket of its own
-    twice = prospect(Plan(Schedule(["10s", "10s"]), 10), ages((0, 100, 20), (900, 100, 50)))
+    twice = predict(RetryPlan(Delays(["10s", "10s"]), 10), ages((0, 100, 20), (900, 100, 50)))
     assert (round(twice.recovered, 6), round(twice.least, 6)) == (0.36, 0.2)
 
 
 def test_tries_that_may_be_alike_are_not_saved() -> None:
     """A third of all tries succeed, whenever: many of them are worth something. So are few, if all have one fate."""
-    told = advise(ages((0, 300, 100), (60, 300, 100), (300, 300, 100)), Plan(Fixed("30s"), 11))
+    told = advise(ages((0, 300, 100), (60, 300, 100), (300, 300, 100)), RetryPlan(Fixed("30s"), 11))
     assert told.present is not None
     assert told.present.recovered > 0.98
     if told.suggested is not None:
@@ -139,7 +148,7 @@ def test_tries_that_may_be_alike_are_not_saved() -> None:
 
 
 def test_an_outage_is_waited_for() -> None:
-    hasty = Plan(Fixed("30s"), 60)
+    hasty = RetryPlan(Fixed("30s"), 60)
     told = advise(OUTAGE, hasty)
     assert told.present is not None
     assert told.suggested is not None
@@ -151,18 +160,18 @@ def test_an_outage_is_waited_for() -> None:
 
 
 def test_what_is_good_is_kept() -> None:
-    best = advise(OUTAGE, Plan(Fixed("30s"), 60)).suggested
+    best = advise(OUTAGE, RetryPlan(Fixed("30s"), 60)).suggested
     assert best is not None
     told = advise(OUTAGE, best.plan)
     assert told.suggested is None
     assert told.said.startswith("Keep it")
 
 
-@pytest.mark.parametrize("seen", [0, 1, ENOUGH - 1])
+@pytest.mark.parametrize("seen", [0, 1, MIN_RETRIES - 1])
 def test_too_little_is_said_to_be_too_little(seen: int) -> None:
     told = advise(ages((60, seen, seen // 2)) if seen else ages(), PRESENT)
     assert told.suggested is None
-    assert told.said == f"Too little is known: {seen} retries were seen, {ENOUGH} are needed."
+    assert told.said == f"Too little is known: {seen} retries were seen, {MIN_RETRIES} are needed."
 
 
 def test_what_never_succeeds_is_no_matter_of_schedules() -> None:
@@ -182,10 +191,12 @@ def test_without_a_present_plan_there_is_a_suggestion_all_the_same() -> None:
     st.lists(
         st.tuples(st.sampled_from(AGES), st.integers(0, 300), st.floats(0, 1)), max_size=8, unique_by=lambda a: a[0]
     ),
-    st.sampled_from([PRESENT, Plan(Fixed("1s"), None), Plan(Progressive(), 30), Plan(Schedule(["1h"]), 5), None]),
+    st.sampled_from(
+        [PRESENT, RetryPlan(Fixed("1s"), None), RetryPlan(Progressive(), 30), RetryPlan(Delays(["1h"]), 5), None]
+    ),
 )
 @settings(max_examples=40, deadline=None)
-def test_a_suggestion_is_never_worse(seen: list[tuple[int, int, float]], present: Plan | None) -> None:
+def test_a_suggestion_is_never_worse(seen: list[tuple[int, int, float]], present: RetryPlan | None) -> None:
     chances = ages(*((age, tries, round(share * tries)) for age, tries, share in seen if tries), end=7_200_000.0)
     told = advise(chances, present)
     if told.suggested is not None and told.present is not None:
@@ -206,18 +217,22 @@ def test_a_suggestion_is_never_worse(seen: list[tuple[int, int, float]], present
         Exponential("250ms", 1.5, None, 0),
         Exponential("30s", 3, "1d", 0.1),
         Fixed("1.5s"),
-        Schedule(["1m", "90m", "36h"]),
+        Delays(["1m", "90m", "36h"]),
         Progressive(),
     ],
 )
 def test_what_is_suggested_can_be_pasted(strategy: Strategy) -> None:
-    names = {name: getattr(retry, name) for name in ("Fibonacci", "Exponential", "Fixed", "Schedule", "Progressive")}
-    assert eval(code(strategy), names) == strategy
+    names = {name: getattr(retry, name) for name in ("Fibonacci", "Exponential", "Fixed", "Delays", "Progressive")}
+    assert eval(format_code(strategy), names) == strategy
     waits = [strategy.delay(n, timedelta(hours=n)) for n in range(1, 4)]
     pasted = retry.parse(spelt(strategy.to_json()))
-    if not (isinstance(strategy, Exponential) and strategy.cap is None):  # which a shell can not say
+    if not (isinstance(strategy, Exponential) and strategy.cap is None):  # which a shell cannot say
         assert [pasted.delay(n, timedelta(hours=n)) for n in range(1, 4)] == waits
 
 
 def test_there_are_not_too_many_to_look_at() -> None:
-    assert len({(code(one.strategy), one.max_attempts) for one in candidates()}) == len([*candidates()]) < 1000
+    assert (
+        len({(format_code(one.strategy), one.max_attempts) for one in list_candidates()})
+        == len([*list_candidates()])
+        < 1000
+    )

@@ -23,15 +23,23 @@ from penstock import queue as seam
 from penstock.database import Database
 from penstock.model import Latency, Running
 from penstock.pipeline.lake import Lake, State
-from penstock.pipeline.lasting import PRIOR, Runs, bucket_of, lower_end, quantile, service, survival
-from penstock.pipeline.profile import learn, make_profiles
-from penstock.scaler.forecast import HOURS, Profile, hour_of_week
+from penstock.pipeline.learn.profile import learn_profiles, make_profiles
+from penstock.pipeline.learn.service_times import (
+    PRIOR_RUNS,
+    Runs,
+    estimate_survival,
+    find_bucket,
+    find_quantile,
+    lower_end,
+    summarize_service,
+)
+from penstock.scaler.policy.forecast import HOURS, Profile, hour_of_week
 
 
 @pytest.fixture(scope="module")
 def learnt(spark: SparkSession, made: Lake) -> dict[str, dict[str, Any]]:
     running = [Running("orders", "mail", 20, 5, 600.0), Running("nobody", "mail", 1, 1, 2.0)]
-    return {one["queue"]: one for one in learn(spark, made, running, [Latency("orders", 7, 3.0, 9.5)])}
+    return {one["queue"]: one for one in learn_profiles(spark, made, running, [Latency("orders", 7, 3.0, 9.5)])}
 
 
 def test_arrivals_by_the_hour_of_the_week(learnt: dict[str, dict[str, Any]], world: World) -> None:
@@ -71,7 +79,9 @@ def test_service_times(learnt: dict[str, dict[str, Any]], world: World) -> None:
         own = [max(0.001, row["run_s"]) for row in rows if row["kind"] == kind]
         spent = sum(own) + (600 if kind == "mail" else 0)
         assert found["kinds"][kind]["runs"] == len(own)
-        assert found["kinds"][kind]["mean"] == pytest.approx((spent + PRIOR * found["mean"]) / (len(own) + PRIOR))
+        assert found["kinds"][kind]["mean"] == pytest.approx(
+            (spent + PRIOR_RUNS * found["mean"]) / (len(own) + PRIOR_RUNS)
+        )
     counts = Counter(math.floor(10 * math.log10(one)) for one in times)
     assert sum(share for _, share in found["buckets"]) + found["beyond"] == pytest.approx(1.0)
     assert {bucket for bucket, _ in found["buckets"]} == {*counts}
@@ -91,18 +101,18 @@ def test_nothing_depends_on_the_time_zone_of_a_session(
 ) -> None:
     elsewhere = spark.newSession()
     elsewhere.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
-    again = {one["queue"]: one for one in learn(elsewhere, made)}
+    again = {one["queue"]: one for one in learn_profiles(elsewhere, made)}
     for queue, one in learnt.items():
         assert again[queue]["data"]["hours"] == one["data"]["hours"]
         assert again[queue]["covers_from"] == one["covers_from"]
 
 
 def test_a_queue_can_be_chosen_and_a_lake_be_empty(spark: SparkSession, made: Lake, tmp_path: Path) -> None:
-    assert [one["queue"] for one in learn(spark, made, queues=["mail"])] == ["mail"]
+    assert [one["queue"] for one in learn_profiles(spark, made, queues=["mail"])] == ["mail"]
     empty = Lake(tmp_path / "empty")
     with empty.writing():
         empty.begin(State(id="empty", system="1", database=1))
-    assert learn(spark, empty) == []
+    assert learn_profiles(spark, empty) == []
 
 
 def test_the_scaler_reads_what_was_learnt(learnt: dict[str, dict[str, Any]]) -> None:
@@ -122,7 +132,7 @@ TIMES = st.lists(st.tuples(st.floats(0.0005, 5000), st.booleans()), min_size=1, 
 @settings(max_examples=200, deadline=None)
 def test_survival_is_kaplan_and_meiers(times: list[tuple[float, bool]]) -> None:
     """Against one task after the other: those that end before those that are cut short in the same bucket."""
-    seen = sorted((bucket_of(seconds), not ended) for seconds, ended in times)
+    seen = sorted((find_bucket(seconds), not ended) for seconds, ended in times)
     alive, left = 1.0, len(seen)
     expected: dict[int, float] = defaultdict(float)
     for bucket, cut in seen:
@@ -131,34 +141,34 @@ def test_survival_is_kaplan_and_meiers(times: list[tuple[float, bool]]) -> None:
             alive -= alive / left
         left -= 1
     ended = Counter(bucket for bucket, cut in seen if not cut)
-    shares, beyond = survival(ended, Counter(bucket for bucket, cut in seen if cut))
+    shares, beyond = estimate_survival(ended, Counter(bucket for bucket, cut in seen if cut))
     assert shares == pytest.approx(dict(expected))
     assert beyond == pytest.approx(alive, abs=1e-9)
 
 
 def test_slow_tasks_that_run_make_a_queue_look_slower() -> None:
-    fast = Runs("k", bucket_of(1.0), True, 90, 90.0, 90.0)
-    stuck = Runs("k", bucket_of(100.0), False, 10, 1000.0)
-    without, told = service([fast]), service([fast, stuck])
+    fast = Runs("k", find_bucket(1.0), True, 90, 90.0, 90.0)
+    stuck = Runs("k", find_bucket(100.0), False, 10, 1000.0)
+    without, told = summarize_service([fast]), summarize_service([fast, stuck])
     assert without is not None
     assert told is not None
     assert (without["mean"], told["mean"]) == (1.0, pytest.approx(1090 / 90))
     assert told["beyond"] == pytest.approx(0.1)
     assert told["p99"] is None  # nobody knows
     assert told["p90"] == pytest.approx(lower_end(1))
-    assert service([stuck]) is None
+    assert summarize_service([stuck]) is None
 
 
 def test_few_runs_of_a_kind_say_little() -> None:
-    told = service([Runs("usual", 0, True, 1000, 1000.0, 1000.0), Runs("rare", 20, True, 1, 100.0, 10_000.0)])
+    told = summarize_service([Runs("usual", 0, True, 1000, 1000.0, 1000.0), Runs("rare", 20, True, 1, 100.0, 10_000.0)])
     assert told is not None
-    assert told["kinds"]["rare"]["mean"] == pytest.approx((100 + PRIOR * told["mean"]) / (1 + PRIOR))
+    assert told["kinds"]["rare"]["mean"] == pytest.approx((100 + PRIOR_RUNS * told["mean"]) / (1 + PRIOR_RUNS))
     assert told["kinds"]["usual"]["mean"] == pytest.approx(1.0, rel=0.01)
 
 
 def test_quantiles_are_upper_ends() -> None:
-    assert quantile({0: 0.5, 10: 0.5}, 0.5) == pytest.approx(10**0.1)
-    assert quantile({0: 0.5, 10: 0.5}, 0.51) == pytest.approx(10**1.1)
+    assert find_quantile({0: 0.5, 10: 0.5}, 0.5) == pytest.approx(10**0.1)
+    assert find_quantile({0: 0.5, 10: 0.5}, 0.51) == pytest.approx(10**1.1)
 
 
 # --- in the database --------------------------------------------------------------------------------------------------
@@ -180,8 +190,8 @@ def test_what_runs_now(queue: Queue, database: Database, clock: Clock) -> None:
     clock.advance(2.5)
     found = {one.bucket: (one.tasks, round(one.seconds, 6)) for one in seam.running_times(database)}
     assert found == {16: (3, 127.5), 3: (1, 2.5)}
-    assert bucket_of(42.5) == 16
-    assert bucket_of(2.5) == 3
+    assert find_bucket(42.5) == 16
+    assert find_bucket(2.5) == 3
 
 
 def test_how_long_workers_took_to_start(

@@ -19,15 +19,15 @@ from pyspark.sql import SparkSession
 from browser import Tab, browsing
 from made_lake import BEGINS, World, breaches, minutes, percentile, since_begin
 from penstock import NotFound, ValidationError
-from penstock.pipeline import report as reports
-from penstock.pipeline.content import content
-from penstock.pipeline.figures import Figures, QueueFigures, Spell, Summary
-from penstock.pipeline.gather import MOST_POINTS, WIDTHS, width_of
 from penstock.pipeline.lake import Lake, State
-from penstock.pipeline.page import page
-from penstock.pipeline.pictures import clock_marks, lengths
+from penstock.pipeline.lake.fingerprint import fingerprint_lake
 from penstock.pipeline.report import Report, make_report
-from penstock.pipeline.spoken import at_least, length
+from penstock.pipeline.report import report as reports
+from penstock.pipeline.report.figures import Figures, PointFigures, QueueFigures, QueueSummary
+from penstock.pipeline.report.formatting import format_duration, format_floor
+from penstock.pipeline.report.gather import MAX_POINTS, WIDTHS, choose_width
+from penstock.pipeline.report.page import render_page
+from penstock.pipeline.report.svg import choose_times, make_duration_axis
 from shell import penstock
 
 PICTURES = ("waits", "flow", "urgency", "workers", "attempts", "ages", "errors", "kinds")
@@ -121,8 +121,8 @@ def test_since_and_some_queues(spark: SparkSession, made: Lake, world: World, tm
 @given(st.integers(60, 400 * 86_400))
 @settings(deadline=None)
 def test_never_more_points_than_can_be_seen(seconds: int) -> None:
-    width = width_of(seconds)
-    assert -(-seconds // width) + 1 <= MOST_POINTS
+    width = choose_width(seconds)
+    assert -(-seconds // width) + 1 <= MAX_POINTS
     assert width in WIDTHS
 
 
@@ -131,13 +131,13 @@ def test_never_more_points_than_can_be_seen(seconds: int) -> None:
 
 def test_it_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.html"
-    reports.write(path, "old")
+    reports.write_page(path, "old")
     path.chmod(0o640)
-    assert reports.write(path, "new") == 3
+    assert reports.write_page(path, "new") == 3
     assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("new", 0o640)
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        reports.write(path, "half")
+        reports.write_page(path, "half")
     assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
     assert path.read_text() == "new"
 
@@ -149,11 +149,11 @@ def test_where_it_can_not_be_written(spark: SparkSession, made: Lake, tmp_path: 
 
 
 def test_a_page_that_is_up_to_date_says_so(made: Lake, report: Report) -> None:
-    place = made.place / reports.PAGE
+    place = made.place / reports.PAGE_NAME
     assert not reports.up_to_date(made)
-    reports.write(place, page(report.figures, content(made)))
+    reports.write_page(place, render_page(report.figures, fingerprint_lake(made)))
     assert reports.up_to_date(made)
-    reports.write(place, page(report.figures))  # of some queues, or of some days
+    reports.write_page(place, render_page(report.figures))  # of some queues, or of some days
     assert not reports.up_to_date(made)
 
 
@@ -324,7 +324,7 @@ def test_the_answer_stands_on_top(tab: Tab, report: Report) -> None:
     assert "Not always." in top
     told = of(report, "orders").summary
     card = tab.ask("document.querySelector('.card').innerText")
-    assert at_least(told.kept, told.kept + told.late).replace(" ", "\xa0") in card
+    assert format_floor(told.kept, told.kept + told.late).replace(" ", "\xa0") in card
     assert f"{told.late:,} of {told.kept + told.late:,} starts were late" in card
 
 
@@ -346,7 +346,7 @@ def test_an_empty_lake_has_a_page_that_says_so(spark: SparkSession, empty: Lake,
 
 
 def lone(**changes: Any) -> Figures:
-    return Figures(0, 60, 60, (QueueFigures("q", Summary(**changes), (Spell(0),)),))
+    return Figures(0, 60, 60, (QueueFigures("q", QueueSummary(**changes), (PointFigures(0),)),))
 
 
 @pytest.mark.parametrize(
@@ -360,18 +360,18 @@ def lone(**changes: Any) -> Figures:
     ],
 )
 def test_little_is_known(changes: dict[str, Any], says: str) -> None:
-    text = page(lone(**changes))
-    assert says.replace("60&nbsp;s", length(60).replace(" ", "&nbsp;")) in text
+    text = render_page(lone(**changes))
+    assert says.replace("60&nbsp;s", format_duration(60).replace(" ", "&nbsp;")) in text
     Tags(text)
 
 
 def test_axes() -> None:
-    assert [said for _, said in lengths(40.0, 30.0)[0]] == ["0 s", "20 s", "40 s"]
-    marks, bent = lengths(5000.0, 30.0)
+    assert [said for _, said in make_duration_axis(40.0, 30.0)[0]] == ["0 s", "20 s", "40 s"]
+    marks, bent = make_duration_axis(5000.0, 30.0)
     assert bent is not float
     assert marks[0][0] == 0
     assert marks[-1][0] >= 5000
-    assert [said for _, said in clock_marks(BEGINS, BEGINS + 86_400)] == ["12:00", "18:00", "17 Nov", "06:00", "12:00"]
+    assert [said for _, said in choose_times(BEGINS, BEGINS + 86_400)] == ["12:00", "18:00", "17 Nov", "06:00", "12:00"]
 
 
 # --- in a shell -------------------------------------------------------------------------------------------------------
@@ -388,4 +388,4 @@ def test_the_shell_refuses_before_spark_starts(tmp_path: Path) -> None:
     bad = penstock("pipeline", "evidence", "--lake", str(tmp_path / "none"), env=path)
     assert "there is none" in bad.err
     unsaid = penstock("pipeline", "profile", dsn="host=/nonexistent", env=path)
-    assert "say which to learn from" in unsaid.err
+    assert "no lake is given" in unsaid.err

@@ -8,7 +8,7 @@ import psycopg
 from pyspark.sql import SparkSession
 
 from penstock import queue as seam
-from penstock.pipeline.evidence import find_evidence, present_plans
+from penstock.pipeline.learn.evidence import find_evidence, present_plans
 from penstock.pipeline.run import STAGES, run
 from penstock.pipeline.work import working
 from pipeline.conftest import Story

@@ -12,7 +12,7 @@ import psycopg
 from pyspark.sql import SparkSession
 
 from penstock.pipeline.lake import Lake
-from penstock.pipeline.schemas import TABLES
+from penstock.pipeline.lake.schemas import TABLES
 
 TRUTH = Path(__file__).with_suffix(".sql")
 TOLD = ("silver/attempts", "gold/minutes", "gold/breaches", "gold/kinds", "gold/errors", "gold/chances")

@@ -4,7 +4,7 @@ create temporary view shaped as
 select h.*, q.name as queue,
        coalesce(
            left(btrim(regexp_replace(regexp_replace(regexp_replace(regexp_replace(regexp_replace(regexp_replace(
-               regexp_replace(regexp_replace(left(h.error, 4000),
+               regexp_replace(regexp_replace(left(split_part(h.error, e'\nTraceback (most recent call last):\n', 1), 4000),
                    '\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d([.,]\d+)?)?(Z|[+-]\d\d:?\d\d)?', '<time>', 'g'),
                    '[[:xdigit:]]{8}(-[[:xdigit:]]{4}){3}-[[:xdigit:]]{12}', '<uuid>', 'g'),
                    '''[^'']*''', '<text>', 'g'), '"[^"]*"', '<text>', 'g'), '0[xX][[:xdigit:]]+', '<hex>', 'g'),
@@ -34,10 +34,23 @@ left join lateral (
     where p.queue_id = h.queue_id and p.at <= h.claimed_at order by p.at desc limit 1) as s on true;
 
 create temporary view samples as
+with neighbours as (
+    select s.*, lead(s) over (partition by s.queue_id, (s.at at time zone 'UTC')::date order by s.at) as next from penstock.sample as s
+), filled as (
+    -- Upkeep leaves out samples of an idle queue.
+    select g.at, n.queue_id, n.pending, n.oldest_age, n.sla, n.workers, n.totals
+    from neighbours as n
+    cross join lateral generate_series(n.at, case
+        when (n.next).at - n.at between '20 s' and '11 minutes' and n.oldest_age is null and (n.next).oldest_age is null
+             and (n.planned, n.pending, n.active, n.done, n.dead, n.cancelled, n.workers) = ((n.next).planned, (n.next).pending,
+                 (n.next).active, (n.next).done, (n.next).dead, (n.next).cancelled, (n.next).workers)
+             and n.sla is not distinct from (n.next).sla and n.totals = (n.next).totals
+        then (n.next).at - interval '10 s' else n.at end, '10 s') as g(at)
+)
 select q.name as queue, s.*, extract(epoch from s.oldest_age)::float8 as age, extract(epoch from s.sla)::float8 as sla_s,
        date_trunc('minute', s.at, 'UTC') as minute,
        (s.totals->>'pushed')::bigint - lag((s.totals->>'pushed')::bigint) over (partition by s.queue_id order by s.at) as pushed
-from penstock.sample as s join penstock.queue as q on q.id = s.queue_id;
+from filled as s join penstock.queue as q on q.id = s.queue_id;
 
 create temporary view minutes as
 with arrived as (

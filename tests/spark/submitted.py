@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import spark as ours
-from penstock.spark.door import DefaultSource
+from penstock.spark.datasource import DefaultSource
 from penstock.spark.writer import BatchWriter
 
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock import Conflict, NewTask, NotFound, Outcome, Penstock, Queue, Task, ValidationError
 from penstock.spark import drain, drain_backlog
-from penstock.spark.drain import shared
+from penstock.spark.drain import split_limit
 
 
 def counted(frame: DataFrame) -> Counter[str]:
@@ -178,9 +178,9 @@ def test_as_many_as_were_asked_for(spark: SparkSession, app: Penstock, queue: Qu
     assert queue.status().pending == 30
     queue.pause()
     assert drain(spark, "work", nothing, dsn=dsn, partitions=1).count() == 0
-    assert shared(2, 5) == (1, 1)
-    assert shared(None, 2) == (None, None)
-    assert shared(7, 3) == (3, 2, 2)
+    assert split_limit(2, 5) == (1, 1)
+    assert split_limit(None, 2) == (None, None)
+    assert split_limit(7, 3) == (3, 2, 2)
 
 
 def test_what_is_refused(spark: SparkSession, app: Penstock, queue: Queue, dsn: str) -> None:
@@ -216,7 +216,7 @@ def test_a_handler_that_can_not_be_loaded(spark: SparkSession, app: Penstock, qu
 
         def __call__(self, task: Task) -> None: ...
 
-    with pytest.raises(PySparkException, match="it can not be loaded where it shall run: ModuleNotFoundError"):
+    with pytest.raises(PySparkException, match="it cannot be loaded on the executor: ModuleNotFoundError"):
         drain(spark, "work", Handler(), dsn=dsn, partitions=1)
     assert queue.status().pending == 3
 

@@ -136,11 +136,12 @@ def fill(sql: psycopg.Connection, count: int, days: int = 1) -> None:
 
 
 DAYS = """
-    select penstock.make_history((penstock.clock() at time zone 'UTC')::date - n) from generate_series(0, %s) as n
+    select penstock._make_history((penstock.clock() at time zone 'UTC')::date - n) from generate_series(0, %s) as n
 """
 NOTED = """
-    insert into penstock.counter as c (queue_id, metric, value) values (1, 'released_total', %s)
-    on conflict (queue_id, metric) do update set value = c.value + excluded.value
+    insert into penstock.counter as c (queue_id, xid, metric, value)
+    select queue_id, sums, 'released_total', %s from penstock.watermark where queue_id = 1
+    on conflict (queue_id, xid, metric) do update set value = c.value + excluded.value
 """
 
 
@@ -150,7 +151,7 @@ NOTED = """
 def test_pages_are_shared_out(pages: tuple[int, ...], parts: int) -> None:
     day = datetime.now(UTC).date()
     spans = [Span(day - timedelta(days=n), n, 7 * n, many) for n, many in enumerate(pages)]
-    cut = history.shared(spans, parts)
+    cut = history.split_pages(spans, parts)
     assert len(cut) <= parts
     found = Counter(
         (one.relation, page)
@@ -162,7 +163,7 @@ def test_pages_are_shared_out(pages: tuple[int, ...], parts: int) -> None:
         (one.relation, page) for one in spans for page in range(one.first_page, one.first_page + one.pages)
     )
     assert max((sum(one.pages for one in some) for some in cut), default=0) <= max(
-        -(-sum(pages) // parts), history.LEAST
+        -(-sum(pages) // parts), history.MIN_PAGES
     )
 
 
@@ -280,7 +281,7 @@ def test_a_window_is_found_by_its_pages(queue: Queue, dsn: str, sql: psycopg.Con
     work_off(queue)
     end = walk.reader.latestOffset(walk.at, ReadAllAvailable())
     (part,) = walk.reader.partitions(walk.at, end)
-    assert isinstance(part, history.Part)
+    assert isinstance(part, history.HistoryPart)
     assert sum(span.pages for span in part.spans) <= 2
     assert len(walk.step()) == 5
 
@@ -291,7 +292,8 @@ def test_a_window_is_found_by_its_pages(queue: Queue, dsn: str, sql: psycopg.Con
 def drop_days(sql: psycopg.Connection) -> None:
     """Tomorrow, the day after: what was today is dropped."""
     sql.execute("update penstock_test.clock set shift = shift + '2 days'")
-    sql.execute("select penstock.upkeep('1 day', null, null)")
+    sql.execute("select penstock.set_retention('history', '1 day')")
+    sql.execute("call penstock.upkeep()")
 
 
 def test_a_day_that_was_dropped_is_told(queue: Queue, app: Penstock, dsn: str, sql: psycopg.Connection) -> None:
@@ -528,7 +530,7 @@ def test_no_transaction_is_long(
 
     monkeypatch.setattr(say, "history_rows", noted)
     assert sum(len(batch) for batch in reader.read(part)) == 20_000
-    assert tried[0] == history.FIRST
+    assert tried[0] == history.FIRST_PAGES
     assert min(tried) < 40
 
 
@@ -560,7 +562,6 @@ def test_a_gentle_reader_rests_while_workers_claim(
 
 
 def test_horizons_compare() -> None:
-    """Of two drops that the ends of a window know of, the earlier one counts; both clusters are asked for."""
-    start, end = Horizon("a", 1, 5, 9), Horizon("b", 1, 7, 3)
-    found = say.check_window(Window(start, end))
-    assert found == [("a", 1, 5, 7, 3, None, None, None), ("b", 1, 5, 7, 3, None, None, None)]
+    """Of two drops that the ends of a window know of, the earlier one counts."""
+    start, end = Horizon("a", 1, "1-a", 5, 9), Horizon("b", 1, "1-b", 7, 3)
+    assert say.check_window(Window(start, end)) == (5, 7, 3, None, None, None)

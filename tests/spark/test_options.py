@@ -25,9 +25,9 @@ def test_a_write_knows_its_options() -> None:
     asked = options.for_writing(given | {"txnVersion": "7", "rejectTable": "own.rejects", "kind": "mail"})
     assert (asked.queue, asked.on_conflict, asked.pack_columns, asked.kind) == ("work", "update", True, "mail")
     assert (asked.txn_app_id, asked.txn_version, asked.reject_table) == ("a", 7, "own.rejects")
-    assert asked.place.dsn == NOWHERE
+    assert asked.address.dsn == NOWHERE
     assert "canary" not in repr(asked)
-    assert options.for_writing({"queue": "work", "service": "prod"}).place.service == "prod"
+    assert options.for_writing({"queue": "work", "service": "prod"}).address.service == "prod"
 
 
 @pytest.mark.parametrize("use", [options.for_writing, options.for_stream_writing, options.for_streaming])
@@ -107,7 +107,7 @@ def test_bounds_are_in_order() -> None:
 
 
 def test_a_window_is_two_horizons() -> None:
-    start, end = Horizon("1", 2, 3, 0), Horizon("1", 2, 9, 0)
+    start, end = Horizon("1", 2, "1-a", 3, 0), Horizon("1", 2, "2-b", 9, 0)
 
     def told(*ends: Horizon) -> str:
         return json.dumps([at._asdict() for at in ends])
@@ -129,4 +129,4 @@ def test_what_goes_together() -> None:
         error = refused(options.for_writing, queue="work", dsn=secret)
         assert error.field == "dsn"
         assert "secret" not in f"{error}{error.hint}"
-        assert options.for_writing({"queue": "work", "url": secret}).place.dsn == secret
+        assert options.for_writing({"queue": "work", "url": secret}).address.dsn == secret

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -20,7 +21,7 @@ from penstock import Conflict, Penstock, Queue, ValidationError
 from penstock.model import OnConflict
 from penstock.spark import parts
 from penstock.spark.parts import Partition, Target
-from penstock.spark.rows import planned
+from penstock.spark.rows import plan_columns
 
 LARGEST = 1 << 20
 NOW = datetime.now(UTC).replace(microsecond=123456)
@@ -34,7 +35,7 @@ def written(
     queue: Queue, table: pa.Table, *, pack: bool = False, kind: str | None = None, rows: int = 10_000, **more: Any
 ) -> Counter[str]:
     """A table of rows as one partition of a job of its own."""
-    plan = planned(from_arrow_schema(table.schema), pack=pack, kind=kind)
+    plan = plan_columns(from_arrow_schema(table.schema), pack=pack, kind=kind)
     with Partition(more.pop("job", None) or uuid4(), more.pop("number", 0)) as partition:
         aim = target(queue, **more)
         partition.fill(plan, table.to_batches(rows), aim)
@@ -73,16 +74,16 @@ def reasons(sql: psycopg.Connection, table: str = "penstock.reject") -> list[str
 def test_a_column_of_a_wrong_type_is_refused_by_name(columns: dict[str, t.DataType], word: str) -> None:
     schema = t.StructType([t.StructField(name, kind) for name, kind in columns.items()])
     with pytest.raises(ValidationError) as found:
-        planned(schema, pack=False, kind=None)
+        plan_columns(schema, pack=False, kind=None)
     assert found.value.message.startswith(word)
 
 
 def test_other_columns_are_refused_unless_packed() -> None:
     schema = t.StructType().add("payload", "string").add("subjct", "string").add("amount", "long")
     with pytest.raises(ValidationError, match="subjct, amount: no column") as found:
-        planned(schema, pack=False, kind=None)
+        plan_columns(schema, pack=False, kind=None)
     assert "Did you mean subject?" in (found.value.hint or "")
-    assert planned(schema, pack=True, kind=None).packed == ("subjct", "amount")
+    assert plan_columns(schema, pack=True, kind=None).packed == ("subjct", "amount")
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ def test_all_columns_arrive(queue: Queue, sql: psycopg.Connection) -> None:
     assert rows == [("s\t1", "mail", NOW, 0), (None, "other", None, 5)]
 
 
-# --- what can not be a task -------------------------------------------------------------------------------------------
+# --- what cannot be a task -------------------------------------------------------------------------------------------
 
 BAD: dict[str, tuple[str | None, str]] = {
     "null": (None, "payload: null"),
@@ -293,6 +294,18 @@ def test_rejects_go_where_they_are_told(queue: Queue, sql: psycopg.Connection) -
         queue.prepare_rejects("own.taken")
 
 
+def test_many_make_the_table_of_rejects_at_once(queue: Queue, sql: psycopg.Connection, direct_dsn: str) -> None:
+    """Whoever comes second finds it. Any login may hold an advisory lock: none is needed."""
+    with psycopg.connect(direct_dsn, autocommit=True) as stranger, ThreadPoolExecutor(6) as pool:
+        stranger.execute("select pg_advisory_lock(hashtext('penstock.reject'))")
+        try:
+            for made in [pool.submit(queue.prepare_rejects, "public.rejects") for _ in range(12)]:
+                made.result(30)
+        finally:
+            stranger.close()
+    assert sql.execute("select count(*) from public.rejects").fetchone() == (0,)
+
+
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
@@ -308,8 +321,8 @@ def test_a_partition_that_was_half_written_is_completed_in_any_order(
 ) -> None:
     """Killed between two parts, and tried again with its rows in another order, as after a shuffle."""
     monkeypatch.setattr(parts, "CHUNK", 500)
-    monkeypatch.setattr(parts, "TOGETHER", together)
-    plan, job = planned(from_arrow_schema(many(2).schema), pack=False, kind=None), uuid4()
+    monkeypatch.setattr(parts, "SORTED_ROWS", together)
+    plan, job = plan_columns(from_arrow_schema(many(2).schema), pack=False, kind=None), uuid4()
     with Partition(job, 0) as partition:
         partition.fill(plan, many(3000).to_batches(400), target(queue))
         for part, _ in zip(partition._parts(together=False), range(3), strict=False):

@@ -32,9 +32,9 @@ def fake_java(home: Path, version: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    java.wheel.cache_clear()
+    java.find_wheel.cache_clear()
     yield
-    java.wheel.cache_clear()
+    java.find_wheel.cache_clear()
 
 
 def test_java_home_comes_first(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg import Connection
 from pyspark.sql.datasource import InputPartition
@@ -249,6 +251,19 @@ def test_a_lost_lock_is_taken_again(stream: Streams, queue: Queue, sql: Connecti
         time.sleep(0.05)
     with pytest.raises(Conflict, match="is held by driver"):
         following(stream(), reader.initialOffset())
+
+
+def test_no_stranger_can_stop_a_driver(stream: Streams, queue: Queue, direct_dsn: str) -> None:
+    """Any login may take an advisory lock: that of the next epochs, say."""
+    queue.push_many([{}] * 5)
+    with psycopg.connect(direct_dsn, autocommit=True) as stranger, ThreadPoolExecutor(1) as pool:
+        stranger.execute("select pg_advisory_lock(1346719303, n) from generate_series(1, 3) as n")
+        reader = stream()
+        try:
+            end = pool.submit(following, reader, reader.initialOffset()).result(30)
+        finally:
+            stranger.close()
+    assert len(rows(reader, reader.initialOffset(), end)) == 5
 
 
 def test_who_lost_the_group_is_told_at_the_next_call(stream: Streams, queue: Queue, sql: Connection) -> None:

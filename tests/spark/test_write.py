@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock import Conflict, NotFound, Penstock, Queue, ValidationError
 from penstock import spark as ours
-from penstock.spark.door import DefaultSource
-from penstock.spark.writer import BatchWriter, job_named
+from penstock.spark.datasource import DefaultSource
+from penstock.spark.writer import BatchWriter, name_job
 
 
 def rows_of(sql: psycopg.Connection) -> list[int]:
@@ -111,7 +111,7 @@ def test_an_empty_dataframe_is_a_job_too(spark: SparkSession, dsn: str, queue: Q
 
 def unlucky(spark: SparkSession) -> None:
     """`format("unlucky")`: ours, but every task fails once when everything of it is written. By value: Spark's Python
-    can not import tests."""
+    cannot import tests."""
     base: Any = BatchWriter
 
     class UnluckyWriter(base):  # type: ignore[misc]
@@ -183,7 +183,7 @@ def test_no_more_write_at_once_than_there_may_be_connections(
     """While somebody has the only place of a job, its tasks wait, and hold no connection."""
     others = "select count(*) from pg_stat_activity where datname = current_database() and state <> 'active'"
     with psycopg.connect(dsn) as holder, ThreadPoolExecutor(1) as pool:
-        holder.execute("select penstock.take_place(%s, 1)", (job_named("one", 1),))
+        holder.execute("select penstock.take_place(%s, 1)", (name_job("one", 1),))
         pushed = pool.submit(
             ours.push, numbers(spark, 400), "work", dsn=dsn, txn_app_id="one", txn_version=1, max_connections=1
         )
@@ -255,6 +255,24 @@ def test_a_stream_is_written_once(
     stream(spark, source, checkpoint, dsn)
     assert rows_of(sql) == [*range(200)]
     assert sql.execute("select count(*) from penstock.ledger where report ? 'partitions'").fetchone() == (3,)
+
+
+def test_the_last_micro_batch_is_recognised_after_the_retention(
+    spark: SparkSession, app: Penstock, dsn: str, queue: Queue, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    drop_file(source, "a", range(100))
+    drop_file(source, "b", range(100, 150))
+    stream(spark, source, checkpoint, dsn)
+    ours.push(numbers(spark, 10), "work", dsn=dsn)
+    before = rows_of(sql)
+    sql.execute("update penstock.ledger set at = at - interval '31 days'")
+    assert app.upkeep()["ledger parts dropped"] >= 2, "the first micro-batch, and a push that has no name"
+    # Killed after the sink, before the commit log, and restarted a month later.
+    for name in ("1", ".1.crc"):
+        (checkpoint / "commits" / name).unlink()
+    stream(spark, source, checkpoint, dsn)
+    assert rows_of(sql) == before
 
 
 def test_a_stream_with_a_name_outlives_its_checkpoint(

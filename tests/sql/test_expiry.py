@@ -7,7 +7,8 @@ import pytest
 from psycopg import Connection
 
 from conftest import Clock
-from penstock import Fixed, LeaseLost, Outcome, Penstock, Queue
+from penstock import Claim, Fixed, LeaseLost, NewTask, Outcome, Penstock, Queue
+from workers import eventually
 
 
 def test_expired_tasks_are_claimable_at_once(queue: Queue, clock: Clock) -> None:
@@ -20,10 +21,31 @@ def test_expired_tasks_are_claimable_at_once(queue: Queue, clock: Clock) -> None
     assert queue.status().totals["expired"] == 16
 
 
+def queue_after_its_delay(queue: Queue, clock: Clock) -> Claim:
+    """Claims after a retry delay of seconds has passed."""
+    clock.advance(30)
+    return queue.claim()
+
+
+def test_a_lone_task_waits_before_it_may_kill_the_next_worker(app: Penstock, clock: Clock) -> None:
+    """The first lone expiry may be chance, and is claimable at once; from the second on it waits its retry delay."""
+    queue = app.create_queue("deadly", lease="10s", retry=Fixed("20s"))
+    queue.push()
+    assert queue.claim()
+    clock.advance(11)
+    assert queue.claim(), "at once: lease + 1 s is promised"
+    clock.advance(11)
+    assert not queue.claim(), "it was alone because of a crash, and its worker died again"
+    assert queue.status().planned == 1
+    clock.advance(20)
+    assert queue.claim().tasks[0].attempt == 3
+
+
 def test_only_a_lone_task_burns_its_attempt(queue: Queue, clock: Clock, sql: Connection) -> None:
     queue.push()
     for attempt in (1, 2, 3):
-        assert queue.claim().tasks[0].attempt == attempt
+        claim = queue.claim() or queue_after_its_delay(queue, clock)
+        assert claim.tasks[0].attempt == attempt
         clock.advance(11)
     assert not queue.claim()
     assert sql.execute("select state, reason from penstock.tasks").fetchone() == ("dead", "crashed")
@@ -60,7 +82,7 @@ def test_one_killer_does_not_take_its_mates_along(app: Penstock, clock: Clock, s
     queue.push_many([{"killer": n == 57} for n in range(100)])
     crashes = 0
     for _ in range(200):
-        claim = queue.claim(100)
+        claim = queue.claim(100) or queue_after_its_delay(queue, clock)
         if not claim:
             break
         if any(task.payload["killer"] for task in claim.tasks):
@@ -91,9 +113,10 @@ def test_twenty_crashes_are_enough_whatever_max_attempts_says(app: Penstock, clo
     queue = app.create_queue("endless", max_attempts=None, lease="10s", retry=Fixed("1s"))
     queue.push()
     for _ in range(20):
-        assert queue.claim()
+        assert queue.claim() or queue_after_its_delay(queue, clock)
         clock.advance(11)
     assert not queue.claim()
+    assert not queue_after_its_delay(queue, clock)
     assert sql.execute("select state, reason from penstock.tasks").fetchone() == ("dead", "crashed")
 
 
@@ -174,13 +197,92 @@ def test_expiry_starts_behind_what_is_done_and_finds_what_is_late(queue: Queue, 
     queue.push_many([{}, {}, {}])
     long, short = queue.claim(lease="1h"), queue.claim(lease="1s")
     clock.advance(5)
-    sql.execute("select penstock.expire(id) from penstock.queue")
-    low = sql.execute("select until from penstock.low").fetchone()
-    assert low == (clock.now(),)
+    looked_at = clock.now()
+
+    def passed() -> bool:
+        """The bound of a look counts from the first later one at which all who ran meanwhile, anywhere, have ended."""
+        sql.execute("select penstock._expire(id), penstock._squeeze(id) from penstock.queue")
+        clock.advance(1.1)
+        return sql.execute("select until >= %s from penstock.watermark", (looked_at,)).fetchone() == (True,)
+
+    eventually(passed)
     with pytest.raises(LeaseLost):
         queue.extend(short)
     clock.advance(3600)
-    sql.execute("select penstock.expire(id) from penstock.queue")
+    sql.execute("select penstock._expire(id) from penstock.queue")
     with pytest.raises(LeaseLost):
         queue.extend(long)
     assert queue.status().pending == 3
+
+
+def test_a_claim_that_commits_after_its_lease_has_ended_is_found_by_claims(
+    queue: Queue, clock: Clock, dsn: str, sql: Connection
+) -> None:
+    """Its backend stalled before COMMIT. Claims that looked for expired leases meanwhile must not have passed it."""
+    queue.push()
+    with psycopg.connect(dsn) as stalled:
+        hint = "penstock.at_place(0::smallint, '-infinity', 0)"  # with one it does not expire anything itself
+        stalled.execute(f"select * from penstock.claim('work', p_hint => {hint})")
+        for _ in range(5):
+            clock.advance(10)
+            sql.execute("select penstock._squeeze(id) from penstock.queue")
+            assert not queue.claim()
+    for _ in range(3):
+        clock.advance(1)
+        if queue.claim():
+            return
+    raise AssertionError("no claim has expired it")
+
+
+def test_an_extension_that_commits_after_its_lease_has_ended_is_found_by_claims(
+    queue: Queue, clock: Clock, dsn: str, sql: Connection
+) -> None:
+    """A supervisor shortens the lease of a dead process; its backend stalled before COMMIT."""
+    queue.push()
+    claim = queue.claim(lease="1h")
+    with psycopg.connect(dsn) as stalled:
+        stalled.execute("select * from penstock.extend_many(array[%s]::uuid[], '100ms')", (claim.token,))
+        for _ in range(5):
+            clock.advance(10)
+            sql.execute("select penstock._squeeze(id) from penstock.queue")
+            assert not queue.claim()
+    clock.advance(1)
+    assert queue.claim().ids == claim.ids
+
+
+def test_leases_expire_while_every_worker_is_busy(app: Penstock, queue: Queue, clock: Clock, sql: Connection) -> None:
+    """Busy workers claim nothing; their supervisors look for expired leases all the same."""
+    queue.push()
+    queue.claim()
+    clock.advance(11)
+    assert sql.execute("select penstock.expire_leases('{work, unknown}')").fetchone() == (1,)
+    assert queue.status().pending == 1
+
+
+def test_leases_of_a_dead_worker_end_at_once(queue: Queue, sql: Connection, direct_dsn: str) -> None:
+    """A task that was alone has failed by it, or is dead; tasks that were together have lost nothing."""
+    queue.set(retry="fixed:1h")
+    sql.execute("""select penstock.set_kinds('work', '[{"kind": "once", "max_attempts": 1}]')""")
+
+    def end(*tokens: object) -> object:
+        return sql.execute("select failed, dead from penstock.end_leases(%s::uuid[])", ([*tokens],)).fetchone()
+
+    def take(*kinds: str) -> Claim:
+        queue.push_many([NewTask({}, kind=kind) for kind in kinds])
+        return queue.claim(len(kinds))
+
+    assert end(take("once").token) == (0, 1)
+    assert end(take("default").token) == (1, 0)
+    assert [*queue.settle(queue.claim()).values()] == ["done"], "it may be tried again at once"
+    held, other = take("default", "default"), take("default", "default")
+    with psycopg.connect(direct_dsn) as foreign:
+        foreign.execute("select from penstock.lease where token = %s for update", (held.token,))
+        assert end(held.token, other.token) == (0, 0)
+        assert queue.status().active == 2, "what another transaction holds is left"
+    assert end(held.token, other.token) == (0, 0)
+    status = queue.status()
+    assert (status.active, status.dead, status.waiting) == (0, 1, 4)
+    with pytest.raises(LeaseLost):
+        queue.settle(held)
+    with pytest.raises(psycopg.Error, match="tokens"):
+        end(None)

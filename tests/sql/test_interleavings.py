@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 
 import psycopg
 import pytest
 from psycopg import Connection, errors
 
 from conftest import Clock
-from penstock import NotFound, Outcome, Penstock, Queue
+from penstock import NotFound, Outcome, Penstock, Queue, QueueSettings
 
 WAITS = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
 
@@ -101,6 +102,45 @@ def test_an_expiry_waits_for_nobody(app: Penstock, clock: Clock, sql: Connection
     assert queue.status().dead == 1
 
 
+def test_a_new_priority_is_not_lost_to_an_expiry(
+    queue: Queue, clock: Clock, sql: Connection, other: Connection
+) -> None:
+    """Of a task without a subject, in a lease with others: an expiry locks no document there."""
+    ids = [queue.push().id for _ in range(3)]
+    queue.claim(3)
+    answer = other.execute("select * from penstock.reprioritise('work', 0::smallint, %s)", (ids[:1],)).fetchall()
+    assert answer == [(ids[0], "reprioritised")]
+    clock.advance(11)
+    sql.execute("set lock_timeout = '1s'")
+    assert sql.execute("select penstock._expire(id) from penstock.queue").fetchone() == (0,), (
+        "the next round will do it"
+    )
+    other.commit()
+    assert sql.execute("select penstock._expire(id) from penstock.queue").fetchone() == (3,)
+    rows = sql.execute("select task_id, priority from penstock.agenda order by 1").fetchall()
+    assert rows == [(ids[0], 0), (ids[1], 5), (ids[2], 5)]
+
+
+@pytest.mark.parametrize("first", ["expire", "settle"])
+def test_a_task_that_is_put_back_this_moment_is_busy(
+    queue: Queue, clock: Clock, sql: Connection, other: Connection, first: str
+) -> None:
+    """Whoever puts it back has read its priority already: nobody is told that it has another one."""
+    ids = [queue.push().id for _ in range(2)]
+    claim = queue.claim(2)
+    clock.advance(11)
+    if first == "expire":
+        other.execute("select penstock._expire(id) from penstock.queue")
+    else:
+        other.execute("select * from penstock.settle(%s, %s, '{failed,failed}')", (claim.token, ids))
+    sql.execute("set lock_timeout = '1s'")
+    reprioritise = "select result from penstock.reprioritise('work', 0::smallint, %s)"
+    assert sql.execute(reprioritise, (ids,)).fetchall() == [("busy",), ("busy",)]
+    other.commit()
+    assert sql.execute(reprioritise, (ids,)).fetchall() == [("reprioritised",), ("reprioritised",)]
+    assert sql.execute("select priority from penstock.agenda").fetchall() == [(0,), (0,)]
+
+
 def test_a_document_chooses_no_id_of_the_future(queue: Queue, sql: Connection) -> None:
     """Whoever may COPY could otherwise break the next push of somebody else."""
     for wrong in ("0", "nextval('penstock.task_id_seq') + 1"):
@@ -109,13 +149,58 @@ def test_a_document_chooses_no_id_of_the_future(queue: Queue, sql: Connection) -
         assert refused.value.sqlstate == "PS400"
 
 
+def test_a_pause_is_not_undone_by_another_setting(
+    queue: Queue, sql: Connection, other: Connection, pool: ThreadPoolExecutor
+) -> None:
+    """Whoever changes a setting waits for the change before it, and keeps what that set."""
+    other.execute("""select penstock.set_queue('work', '{"paused": true}')""")
+    setting: Future[object] = pool.submit(queue.set, sla="30s")
+    until_it_waits(sql, setting)
+    other.commit()
+    changed = setting.result(timeout=30)
+    assert isinstance(changed, QueueSettings)
+    assert (changed.paused, changed.sla) == (True, timedelta(seconds=30))
+    noted = sql.execute("select detail from penstock.audit where verb = 'set' order by id").fetchall()
+    assert noted == [({"paused": True},), ({"sla": "30.0 seconds"},)]
+
+
+def test_a_queue_dropped_while_its_settings_change(
+    queue: Queue, sql: Connection, other: Connection, pool: ThreadPoolExecutor
+) -> None:
+    other.execute("select penstock.drop_queue('work')")
+    setting: Future[object] = pool.submit(queue.set, sla="30s")
+    until_it_waits(sql, setting)
+    other.commit()
+    with pytest.raises(NotFound, match="queue 'work' does not exist"):
+        setting.result(timeout=30)
+    assert sql.execute("select verb from penstock.audit order by id").fetchall() == [("drop",)]
+
+
+def test_a_table_abandoned_while_it_is_adopted_again(
+    app: Penstock, sql: Connection, other: Connection, pool: ThreadPoolExecutor
+) -> None:
+    """Whoever is answered an id finds the table adopted."""
+    adopt = (
+        "select penstock.adopt('backlog', 'public', 'backlog', 'observe', '{}', '{\"type\": \"fixed\", \"delay\": 1}')"
+    )
+    sql.execute(adopt)
+    other.execute("select penstock.abandon('backlog')")
+    with psycopg.connect(sql.info.dsn, autocommit=True, password=sql.info.password) as third:
+        adopting: Future[object] = pool.submit(lambda: third.execute(adopt).fetchone())
+        until_it_waits(sql, adopting)
+        other.commit()
+        found = adopting.result(timeout=30)
+    assert sql.execute("select id from penstock.adopted where name = 'backlog'").fetchall() == [found]
+
+
 def test_verify_waits_for_a_day_that_is_being_dropped(
     app: Penstock, queue: Queue, clock: Clock, sql: Connection, other: Connection, pool: ThreadPoolExecutor
 ) -> None:
     queue.push()
     queue.settle(queue.claim())
     clock.advance(40 * 86400)
-    other.execute("select penstock.drop_history(penstock.clock() - interval '30 days')")
+    sql.execute("select penstock.upkeep_part('history days counted')")
+    other.execute("select penstock.upkeep_part('history days dropped')")
     verifying = pool.submit(app.verify)
     until_it_waits(sql, verifying)  # type: ignore[arg-type]
     other.commit()
@@ -124,10 +209,11 @@ def test_verify_waits_for_a_day_that_is_being_dropped(
 
 def test_two_upkeeps_at_once(app: Penstock, queue: Queue, sql: Connection, other: Connection) -> None:
     queue.push()
-    other.execute("select * from penstock.upkeep()")
+    for part in ("sampled", "squeezed", "promoted"):
+        other.execute("select penstock.upkeep_part(%s)", (part,))
     sql.execute("set lock_timeout = '2s'")
-    parts: dict[str, int] = dict(sql.execute("select * from penstock.upkeep()").fetchall())
-    assert parts["sampled"] == 0
+    assert app.upkeep()["sampled"] == 0
+    sql.execute("call penstock.upkeep()")
     other.commit()
 
 
@@ -148,3 +234,18 @@ def test_documents_of_no_queue_are_found_and_removed(app: Penstock, queue: Queue
     assert [finding.what for finding in app.verify().findings] == ["orphans: of no queue"]
     assert [(one.what, one.rows) for one in app.repair()] == [("of no queue, removed", 1)]
     assert app.verify().ok
+
+
+def test_a_claim_that_stays_open_holds_up_planned_tasks_for_two_seconds_at_most(
+    queue: Queue, clock: Clock, other: Connection
+) -> None:
+    """One session at a time promotes: this one does, and does not end."""
+    first, second = (queue.push(due=clock.now() + timedelta(seconds=n)).id for n in (1, 3))
+    clock.advance(2)
+    assert other.execute("select id from penstock.claim('work', 5)").fetchall() == [(first,)]
+    clock.advance(2)
+    assert queue.claim(5).ids == [], "the other session may be about to do it"
+    clock.advance(2)
+    assert queue.claim(5).ids == [second]
+    other.rollback()
+    assert queue.claim(5).ids == [first]

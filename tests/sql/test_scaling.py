@@ -106,7 +106,7 @@ def test_a_look_sees_the_oldest_and_the_newest_of_all_priorities(queue: Queue, s
     for priority in (9, 0, 4):
         queue.push_many(NewTask({}, priority=priority) for _ in range(3))
         clock.advance(10)
-    row = sql.execute("select penstock.look('{work}', '{60}', '{4}', '{1}')").fetchone()
+    row = sql.execute("select penstock.scaler_snapshot('{work}', '{60}', '{4}', '{1}')").fetchone()
     assert row is not None
     (found,) = row[0]["queues"]
     assert [(round(age), tasks) for age, tasks in found["waiting"]] == [(30, 3), (20, 1)]
@@ -138,7 +138,7 @@ def test_decisions_go_after_ninety_days_and_holds_with_their_queue(
     decide(sql, "a", 1)
     clock.advance(90 * 86_400 - 10)
     decide(sql, "a", 1, workers=4)
-    sql.execute("select penstock.upkeep()")
+    sql.execute("call penstock.upkeep()")
     assert sql.execute("select count(*) from penstock.decision").fetchone() == (2,)
     clock.advance(20)
     assert app.upkeep()["decisions dropped"] == 1
@@ -181,7 +181,7 @@ def test_a_worker_of_a_scaler_is_told_to_go(queue: Queue, sql: Connection, clock
 )
 def test_a_look_that_makes_no_sense_is_refused(queue: Queue, sql: Connection, arguments: str) -> None:
     with pytest.raises(psycopg.Error, match=r"queues, horizons|rows|horizons, bins"):
-        sql.execute(f"select penstock.look({arguments})".encode())
+        sql.execute(f"select penstock.scaler_snapshot({arguments})".encode())
 
 
 def test_a_look_counts_what_waits_by_age_and_promotes_what_is_due(queue: Queue, sql: Connection, clock: Clock) -> None:
@@ -192,14 +192,14 @@ def test_a_look_counts_what_waits_by_age_and_promotes_what_is_due(queue: Queue, 
     queue.push({}, priority=1)
     clock.advance(2.5)
     queue.push_many({} for _ in range(10))
-    row = sql.execute("select penstock.look('{work}', '{60}', '{100}', '{1}')").fetchone()
+    row = sql.execute("select penstock.scaler_snapshot('{work}', '{60}', '{100}', '{1}')").fetchone()
     assert row is not None
     (found,) = row[0]["queues"]
     assert (found["planned"], found["pending"]) == (3, 13)
     assert [(round(age, 1), tasks) for age, tasks in found["waiting"]] == [(2.5, 1), (1.5, 1), (0.5, 11)]
     assert found["newest"] is None
     assert sum(tasks for _, tasks in found["ahead"]) == 3
-    row = sql.execute("select penstock.look('{work}', '{60}', '{2}', '{1}')").fetchone()
+    row = sql.execute("select penstock.scaler_snapshot('{work}', '{60}', '{2}', '{1}')").fetchone()
     assert row is not None
     (found,) = row[0]["queues"]
     assert [(round(age, 1), tasks) for age, tasks in found["waiting"]] == [(2.5, 1), (1.5, 1)]

@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psycopg
@@ -14,7 +15,8 @@ from psycopg import Connection
 
 from penstock import NewTask, Penstock, Queue
 from penstock.embedded import Server
-from workers import End, alive, children, effects, ends, eventually, noted, registered, work, working
+from shell import penstock
+from workers import End, alive, children, effects, ends, eventually, noted, registered, work, working, write_app
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ def test_a_killed_process_is_replaced_and_its_tasks_run_again(
 
 
 POISON = """
-@app.task(queue="work", max_attempts=2)
+@app.task(queue="work", max_attempts=2, retry=Fixed("1ms"))
 def poison() -> None:
     note("poison")
     os._exit(1)
@@ -82,7 +84,7 @@ def test_a_task_that_kills_its_worker_is_found(dsn: str, lasting: Queue, sql: Co
     mates = [NewTask({"n": n}, kind="mate") for n in range(7)]
     lasting.push_many([*mates[:3], NewTask({}, kind="poison"), *mates[3:]])
     ran = work(tmp_path, dsn, POISON, "-c", "8")
-    assert (ran.code, ran.json["done"]) == (0, 7), ran.err
+    assert (ran.code, ran.json["done"], ran.json["dead"]) == (0, 7, 1), ran.err
     (dead,) = lasting.tasks()
     assert (dead.kind, dead.state, dead.reason) == ("poison", "dead", "crashed")
     assert {*noted(tmp_path)} == {"poison", *(f"mate {n}" for n in range(7))}
@@ -248,3 +250,40 @@ def fork() -> None:
     with working(tmp_path, dsn, code) as worker:
         eventually(lambda: len(worker.noted) == 2, within=25)
         eventually(lambda: queue.status().totals["done"] == 1)
+
+
+KILLS = """
+@app.task(queue="work", max_attempts=1)
+def kills() -> None:
+    os._exit(9)
+
+@app.task(queue="work", max_attempts=3, retry=Fixed("1h"))
+def kills_once() -> None:
+    os._exit(9)
+"""
+
+
+def last_line(home: Path, dsn: str) -> tuple[int, str]:
+    ran = penstock("work", "jobs:app", "--until-empty", dsn=dsn, cwd=home)
+    return ran.code, ran.out.splitlines()[-1].partition(" in ")[0]
+
+
+def test_a_task_that_ends_its_process_is_counted(dsn: str, lasting: Queue, tmp_path: Path) -> None:
+    write_app(tmp_path, KILLS)
+    lasting.push({}, kind="kills")
+    lasting.push({}, kind="kills", due=datetime.now(UTC) + timedelta(hours=1))
+    assert last_line(tmp_path, dsn) == (1, "0 done, 0 failed, 1 dead, 1 task planned for later")
+    lasting.push({}, kind="kills_once")
+    code, said = last_line(tmp_path, dsn)
+    assert (code, said) == (1, "0 done, 1 failed, 2 tasks planned for later")
+
+
+def test_tasks_of_an_unknown_kind_are_counted(dsn: str, lasting: Queue, tmp_path: Path) -> None:
+    write_app(tmp_path, KILLS + '\n@app.task(queue="work")\ndef fine() -> None: ...\n')
+    lasting.push_many([NewTask({}, kind="misspelt")] * 2)
+    assert last_line(tmp_path, dsn) == (1, "0 done, 0 failed, 2 put back (unknown kind), 2 tasks planned for later")
+    lasting.push_many([NewTask({}, kind="misspelt"), NewTask({}, kind="fine")])
+    assert last_line(tmp_path, dsn) == (
+        0,
+        "1 done, 0 failed, 1 put back (unknown kind), 3 tasks planned for later",
+    )

@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
 import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from psycopg import Connection
 
 from penstock import NewTask, Queue
 from shell import COMMAND, environment, penstock
-from workers import End, ends, noted, write_app
+from workers import End, ends, eventually, noted, write_app
 
 CODE = """
 def named(n: int, word: str = "none") -> None:
@@ -29,6 +35,10 @@ async def on_loop(n: int, task: Task, context: AsyncContext) -> None:
 @app.task(queue="elsewhere", kind="other", timeout="1s", max_attempts=1)
 def decorated(n: int, context: Context) -> None:
     note("decorated", n, context.queue)
+
+@app.task(queue="elsewhere", kind="timed", timeout="20s")
+def in_time(n: int) -> None:
+    raise LookupError
 
 class Calls:
     def __call__(self, n: int) -> None:
@@ -79,30 +89,72 @@ def test_any_function_will_do(dsn: str, queue: Queue, sql: Connection, tmp_path:
     assert ends(sql)[-1] == End("wrong", "failed", 1, "ValidationError")
 
 
-def test_on_a_terminal_there_is_a_bar(dsn: str, queue: Queue, tmp_path: Path) -> None:
-    write_app(tmp_path, "def slow(n: int) -> None:\n    time.sleep(0.01)\n    if n == 7:\n        raise KeyError(n)\n")
-    queue.push_many([NewTask({"n": n}) for n in range(60)])
+SLOW = """
+def slow(n: int) -> None:
+    time.sleep(0.01)
+    if n == 7:
+        raise KeyError(n)
+
+def waits(n: int) -> None:
+    if n >= 20:
+        note(n)
+        wait_for("go")
+"""
+
+
+@contextmanager
+def drained_on_terminal(home: Path, dsn: str, function: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`penstock drain` on a terminal; what it showed is in the file `seen` afterwards."""
+    write_app(home, SLOW)
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [*COMMAND, "drain", "work", "--handler", "jobs:slow", "-c", "1"],
+        [*COMMAND, "drain", "work", "--handler", f"jobs:{function}", *options],
         stdin=subprocess.DEVNULL,
         stdout=theirs,
         stderr=theirs,
         env=environment(dsn, {"TERM": "xterm"}),
-        cwd=tmp_path,
+        cwd=home,
     ) as process:
         os.close(theirs)
-        seen = b""
-        while some := read(ours):
-            seen += some
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                seen = pool.submit(lambda: b"".join(iter(lambda: read(ours), b"")))
+                yield process
+                text = seen.result(60).decode()
+            process.wait(30)
+        finally:
+            process.kill()
     os.close(ours)
+    (home / "seen").write_text(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text), "utf-8")
+
+
+def test_on_a_terminal_there_is_a_bar(dsn: str, queue: Queue, tmp_path: Path) -> None:
+    queue.push_many([NewTask({"n": n}) for n in range(60)])
+    with drained_on_terminal(tmp_path, dsn, "slow", "-c", "1") as process:
+        pass
     assert process.returncode == 0
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode())
+    text = (tmp_path / "seen").read_text("utf-8")
     assert "Traceback" not in text
     assert "drain work ━" in text
-    assert "59/59" in text or "60/60" in text
+    assert re.findall(r"\d+/\d+", text)[-1] == "59/60", "what failed is not done"
     assert re.search(r"\d\d:\d\d:\d\d warning failed task=\d+ queue=work kind=default attempt=1", text)
     assert re.search(r"59 done, 1 failed, 1 task planned for later in \d+\.\d s \(\d+/s\)\s*$", text)
+
+
+def test_after_a_signal_the_bar_says_what_the_last_line_says(dsn: str, queue: Queue, tmp_path: Path) -> None:
+    """What runs may finish: it counts, in both. The rest goes back."""
+    queue.push_many([NewTask({"n": n}) for n in range(60)])
+    with drained_on_terminal(tmp_path, dsn, "waits", "-c", "4") as process:
+        eventually(lambda: len(noted(tmp_path)) == 4)
+        process.send_signal(signal.SIGINT)
+        eventually(lambda: queue.status().active == 4)
+        time.sleep(0.5)  # it looks at the queue no more
+        (tmp_path / "go").touch()
+    assert process.returncode == 130
+    text = (tmp_path / "seen").read_text("utf-8")
+    assert "Traceback" not in text
+    assert re.search(r"24 done, 0 failed in \d+\.\d s \(\d+/s\)\s*$", text), text[-300:]
+    assert re.findall(r"\d+/\d+", text)[-1] == "24/60"
 
 
 def read(terminal: int) -> bytes:
@@ -111,3 +163,17 @@ def read(terminal: int) -> bytes:
         return os.read(terminal, 65536)
     except OSError:
         return b""
+
+
+@pytest.mark.parametrize("function", ["on_loop", "in_time"], ids=["in the process", "in a process of its own"])
+def test_tracebacks_can_be_left_out(dsn: str, queue: Queue, tmp_path: Path, function: str) -> None:
+    write_app(tmp_path, CODE)
+    queue.set(retry="fixed:1h", max_attempts=5)
+    found = []
+    for options in ((), ("--no-tracebacks",)):
+        id_ = queue.push({"n": 3}).id
+        penstock("drain", "work", "--handler", f"jobs:{function}", *options, dsn=dsn, cwd=tmp_path)
+        found.append(penstock("tasks", "show", str(id_), "--json", dsn=dsn, tracebacks=True).json)
+    assert [one["error"].splitlines()[0] for one in found] == ["LookupError", "LookupError"]
+    assert ["raise LookupError" in (one["traceback"] or "") for one in found] == [True, False]
+    assert (found[1]["error"], found[1]["traceback"]) == ("LookupError", None)

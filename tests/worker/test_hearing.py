@@ -8,11 +8,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from psycopg import Connection
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from penstock import Penstock, Queue
 from penstock.database import Database
-from penstock.line import listening
+from penstock.line import Line, listening
+from penstock.worker.ear import Ear
+from proxy import Proxy
 from workers import Worker, eventually, working
 
 CODE = """
@@ -83,11 +85,10 @@ def test_a_queue_that_is_created_anew_is_heard_of(
     app: Penstock, queue: Queue, sql: Connection, direct_dsn: str, tmp_path: Path
 ) -> None:
     with working(tmp_path, direct_dsn, CODE) as worker:
-        said = last_word(sql, an_ear(sql))
+        ear = an_ear(sql)
         queue.drop(force=True)
         anew = app.create_queue("work")
-        eventually(lambda: any(query != said for query in ears(sql).values()))
-        claims_by(sql, an_ear(sql), anew, worker)
+        claims_by(sql, ear, anew, worker)
         assert worker.stop() == 0
 
 
@@ -139,3 +140,55 @@ def test_what_is_claimed_while_a_handler_holds_the_loop_goes_back(
         worker.allow()
         eventually(lambda: worker.noted.count("one") == 3)
         assert worker.stop() == 0
+
+
+class Told:
+    """An owner of an ear that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.queues: list[str] = []
+        self.hearing: list[bool] = []
+
+    def heard(self, queue: str, line: Line) -> None:
+        assert line.may_speak
+        self.queues.append(queue)
+
+    def hears(self, does: bool) -> None:
+        self.hearing.append(does)
+
+
+def test_a_connection_that_hangs_is_replaced(queue: Queue, sql: Connection, direct_dsn: str) -> None:
+    """TCP still acknowledges, so only a notification that does not arrive tells of it."""
+    port = int(str(conninfo_to_dict(direct_dsn)["port"]))
+    told = Told()
+    with Proxy(port) as proxy, closing(Database(proxy.add_lane().dsn(direct_dsn))) as database:
+        ear = Ear(database, told, every=1.0, patience=2.0)
+        try:
+            ear.listen("penstock_7")
+            eventually(lambda: told.hearing == [True])
+            listens = (
+                "select client_port from pg_stat_activity where datname = current_database() and query ~ '^listen '"
+            )
+            ((behind,),) = sql.execute(listens).fetchall()
+            (route,) = [one for one in proxy.lanes[0].routes if one.server and one.server.getsockname()[1] == behind]
+            route.hangs = True
+            eventually(lambda: told.hearing[:3] == [True, False, True])
+            assert told.queues == []
+            eventually(lambda: sql.execute("select pg_notify('penstock_7', 'work')") and told.queues)
+            assert {*told.queues} == {"work"}
+        finally:
+            ear.close()
+
+
+def test_a_connection_that_hears_is_kept(sql: Connection, direct_dsn: str) -> None:
+    told = Told()
+    with closing(Database(direct_dsn)) as database:
+        ear = Ear(database, told, every=0.1, patience=20)
+        try:
+            ear.listen("penstock_7")
+            first = an_ear(sql)
+            time.sleep(1)
+            assert [*ears(sql)] == [first]
+            assert told.hearing == [True]
+        finally:
+            ear.close()

@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import psycopg
 import pytest
 from psycopg import Connection
 
@@ -124,7 +125,7 @@ def test_a_running_task_that_is_cancelled_is_told(dsn: str, brief: Queue, sql: C
         eventually(lambda: (brief.status().totals["done"], brief.status().dead) == (15, 8))
         assert worker.stop() == 0
         told = worker.report
-        assert (told["done"], told["failed"], told["dead"], told["released"]) == (15, 8, 8, 0)
+        assert (told["done"], told["failed"], told["dead"], told["released"]) == (15, 0, 8, 0)
         assert not any(one["event"] == "lease lost" and one.get("refused") for one in worker.events)
     assert {task.state for task in brief.tasks() if task.id in ids} == {"cancelled"}
     assert Counter((end.outcome, end.error_class) for end in ends(sql)) == {
@@ -187,5 +188,67 @@ def test_a_handler_that_cancels_itself_fails(dsn: str, app: Penstock, sql: Conne
     kinds = ("waits_in_vain", "cancels_itself", "cancels_itself_in_company", "cancel_themselves")
     queue.push_many([NewTask({}, kind=kind) for kind in kinds] * 3)
     ran = work(tmp_path, dsn, UNUSUAL, "-c", "2")
-    assert (ran.code, ran.json["dead"]) == (0, 12)
+    assert (ran.code, ran.json["dead"]) == (1, 12)
     assert sorted(ends(sql)) == sorted(End(kind, "dead", 1, "CancelledError") for kind in kinds * 3)
+
+
+# --- leases of others -------------------------------------------------------------------------------------------------
+
+WAITS = """
+@app.task(queue="work")
+def waits(n: int) -> None:
+    note("begun", n)
+    wait_for("go")
+
+@app.task(queue="other")
+def elsewhere() -> None:
+    note("elsewhere")
+"""
+
+
+def seconds_until_expired(foreign: Queue, sql: Connection, dsn: str) -> float:
+    """A client takes a task for three seconds and is not heard of again: when PostgreSQL gave it back, from the claim
+    on. Upkeep is kept from it: it looks only every few seconds."""
+    with psycopg.connect(dsn) as upkeep:
+        upkeep.execute("select from penstock.chore where name = 'expired' for update")
+        foreign.push({"n": 9}, kind="waits")
+        (task,) = foreign.claim(lease="3s").ids
+        expired = "select extract(epoch from finished_at - claimed_at) from penstock.history where task_id = %s"
+        (seconds,) = eventually(lambda: sql.execute(expired, (task,)).fetchall())[0]
+        return float(seconds)
+
+
+def test_a_foreign_lease_ends_while_all_slots_are_busy(dsn: str, queue: Queue, sql: Connection, tmp_path: Path) -> None:
+    """Claims expire leases. Where none is made, the supervisor does it, within a second if the machine is idle."""
+    queue.push_many([NewTask({"n": n}, kind="waits") for n in range(2)])
+    with working(tmp_path, dsn, WAITS, "--queues", "work", "-c", "2") as worker:
+        eventually(lambda: len(worker.noted) == 2)
+        assert 3 <= seconds_until_expired(queue, sql, dsn) < 6.5
+        assert queue.status().pending == 1
+        worker.allow()
+        eventually(lambda: queue.status().totals["done"] == 3)
+        assert worker.stop() == 0
+
+
+def test_a_foreign_lease_ends_while_a_process_empties_itself(
+    app: Penstock, queue: Queue, dsn: str, sql: Connection, tmp_path: Path
+) -> None:
+    """It has free slots and claims nothing: a task of another queue must run alone, and one of its own goes on."""
+    other = app.create_queue("other", retry="fixed:1ms")
+    other.push(kind="elsewhere")
+    for _ in range(2):
+        eventually(lambda: other.claim(2, lease="100ms"))
+        eventually(lambda: app.upkeep() and not other.status().active)
+    other.pause()
+    queue.push({"n": 0}, kind="waits")
+    with working(tmp_path, dsn, WAITS, "-c", "4") as worker:
+        eventually(lambda: worker.noted == ["begun 0"])
+        other.resume()
+        eventually(
+            lambda: sql.execute("select from penstock.watermark where quarantine_until > penstock.clock()").rowcount
+        )
+        assert 3 <= seconds_until_expired(queue, sql, dsn) < 6.5
+        assert "elsewhere" not in worker.noted
+        worker.allow()
+        eventually(lambda: {*worker.noted} == {"begun 0", "elsewhere", "begun 9"})
+        assert worker.stop() == 0

@@ -98,20 +98,20 @@ def test_applications_that_can_not_be_had(home: Path, said: Callable[[str], Ran]
         NOWHERE,
         {
             "work nosuch:app": (3, "there is no module 'nosuch'", "It is looked for in"),
-            "work broken:app": (3, "'broken' can not be imported: RuntimeError: first line second line", "--debug"),
-            "work leaves:app": (3, "'leaves' can not be imported: SystemExit: 7", "--debug"),
+            "work broken:app": (3, "'broken' cannot be imported: RuntimeError: first line second line", "--debug"),
+            "work leaves:app": (3, "'leaves' cannot be imported: SystemExit: 7", "--debug"),
         },
     )
     table = {
         "work nosuch.deep:app": (3, "there is no module 'nosuch.deep'", "It is looked for in"),
-        "work garbled:app": (3, "'garbled' can not be imported: SyntaxError", "--debug"),
-        "work needy:app": (3, "'needy' can not be imported: ModuleNotFoundError: No module named 'nosuch", ""),
+        "work garbled:app": (3, "'garbled' cannot be imported: SyntaxError", "--debug"),
+        "work needy:app": (3, "'needy' cannot be imported: ModuleNotFoundError: No module named 'nosuch", ""),
         "work twofold:app": (3, "ConfigError: work/one: first handles it already", "another kind="),
         "work jobs:ap": (3, "module 'jobs' has no 'ap'", "spelt"),
         "work jobs": (3, "'jobs' is not module:name", "myproject.tasks:app"),
         "work jobs:number": (3, "'jobs:number' is int, not a Penstock", "myproject.tasks:app"),
         "work empty:app": (3, "'empty:app' has no handlers", "@app.task"),
-        "drain work --handler jobs:number": (3, "5 can not be called", ""),
+        "drain work --handler jobs:number": (3, "5 cannot be called", ""),
         "drain work --handler jobs:nosuch": (3, "module 'jobs' has no 'nosuch'", "spelt"),
     }
     compare(home, table, [said(words) for words in table])
@@ -122,7 +122,7 @@ def test_numbers_and_words_that_make_no_sense(home: Path, said: Callable[[str], 
     table = {
         f"{work} --queues work:0": (2, "queues: 'work:0': a weight is a whole number from 1 to 1000", ":3"),
         f"{work} --queues work:x": (2, "queues: 'work:x'", ""),
-        f"{work} --queues work,work:2": (2, "queues: 'work' is there twice", ""),
+        f"{work} --queues work,work:2": (2, "queues: 'work' is named twice", ""),
         f"{work} --queues ,": (2, "queue", ""),
         f"{work} -c 0": (2, "concurrency: 0 is not a whole number from 1 to", ""),
         f"{work} -p 0": (2, "processes: 0 is not a whole number from 1 to", ""),
@@ -157,7 +157,7 @@ def test_queues_and_databases_that_are_not_there(home: Path, app: Penstock, queu
         busy = penstock("work", "jobs:app", "--health", str(port), "-q", dsn=dsn, cwd=home)
     assert (busy.code, busy.out) == (3, "")
     assert is_one_block(busy.err)
-    assert f"health: '127.0.0.1:{port}' can not be listened on" in busy.err
+    assert f"health: '127.0.0.1:{port}' cannot be listened on" in busy.err
 
 
 def test_a_database_that_can_not_be_reached(home: Path) -> None:

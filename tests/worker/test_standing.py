@@ -7,8 +7,6 @@ import os
 import signal
 import socket
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +19,7 @@ from psycopg.rows import dict_row
 
 from penstock import NewTask, Queue
 from shell import penstock
-from workers import command_line, ends, eventually, registered, working, write_app
+from workers import command_line, ends, eventually, free_port, probe, registered, working, write_app
 
 WAITS = """
 @app.task(queue="work")
@@ -29,21 +27,6 @@ def waits(n: int) -> None:
     note("begun", n)
     wait_for("go")
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
-
-
-def probe(port: int) -> tuple[int, dict[str, Any]]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as answer:
-            assert answer.headers["Content-Type"] == "application/json"
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as refused:
-        with refused:
-            return refused.code, json.load(refused)
 
 
 def rows(sql: Connection) -> list[dict[str, Any]]:
@@ -58,7 +41,8 @@ def test_the_registry_and_a_port_tell_how_it_stands(dsn: str, queue: Queue, sql:
         runners = worker.runners
         eventually(lambda: [row["pid"] for row in rows(sql)] == sorted(runners))
         for row in rows(sql):
-            host, _, pid = row["name"].split(":")
+            host, word, pid = row["name"].split(":")
+            assert len(word) >= 11, "eight random bytes: two containers with one host name and process id differ"
             assert (host, pid, row["host"]) == (socket.gethostname(), str(row["pid"]), socket.gethostname())
             assert (row["queues"], row["slots"], row["busy"], row["first_claim_at"]) == (["work"], 3, 0, None)
         assert sorted(command_line(pid)[-3:] for pid in runners) == [
@@ -87,6 +71,21 @@ def test_the_registry_and_a_port_tell_how_it_stands(dsn: str, queue: Queue, sql:
     assert registered(sql) == [], "who leaves is gone at once"
 
 
+def test_a_part_of_upkeep_that_fails_is_logged(dsn: str, queue: Queue, sql: Connection, tmp_path: Path) -> None:
+    sql.execute("""
+        create function penstock_test.refuse() returns trigger language plpgsql as
+            $$ begin raise exception 'nobody deletes here'; end $$;
+        create trigger refuse before delete on penstock.audit
+            for each row execute function penstock_test.refuse();
+        insert into penstock.audit (at, verb) values ('2000-01-01', 'drop');
+    """)
+    with working(tmp_path, dsn, WAITS, "--log-format", "json") as worker:
+        failed = eventually(lambda: [one for one in worker.events if one["event"] == "upkeep part failed"])
+        assert [(one["part"], one["times"]) for one in failed] == [("audit entries dropped", 1)]
+        assert sql.execute("select count(*) from penstock.sample").fetchone() == (1,), "the others are done"
+        assert worker.stop() == 0
+
+
 def test_a_file_tells_that_it_lives(dsn: str, queue: Queue, sql: Connection, tmp_path: Path) -> None:
     file = tmp_path / "alive"
     with working(tmp_path, dsn, WAITS, "--health", str(file)) as worker:
@@ -99,7 +98,7 @@ def test_a_file_tells_that_it_lives(dsn: str, queue: Queue, sql: Connection, tmp
         time.sleep(0.1)
         frozen = file.stat().st_mtime_ns
         time.sleep(1.2)
-        assert file.stat().st_mtime_ns == frozen, "who can not work does not say that all is well"
+        assert file.stat().st_mtime_ns == frozen, "who cannot work does not say that all is well"
         os.kill(runner, signal.SIGCONT)
         eventually(lambda: file.stat().st_mtime_ns > frozen)
         assert worker.stop() == 0

@@ -196,3 +196,55 @@ def test_programs_that_handlers_start_heed_their_signals(dsn: str, queue: Queue,
     queue.push_many([NewTask({}, kind=kind) for kind in ("in_thread", "in_process")])
     assert work(tmp_path, dsn, STARTS).json["done"] == 2
     assert sorted(noted(tmp_path)) == ["-15", "-15", "-2", "-2"]
+
+
+SLOW_BEATS = """
+    create function penstock_test.rest() returns trigger language plpgsql
+        as $$ begin perform pg_sleep(1); return new; end $$;
+    create trigger rest before insert on penstock.worker execute function penstock_test.rest();
+"""
+BEATING = """
+    select from pg_stat_activity
+    where datname = current_database() and wait_event = 'PgSleep' and backend_start > now() - interval '1 hour'
+"""
+
+
+def test_a_beat_under_way_does_not_bring_back_who_has_left(
+    dsn: str, queue: Queue, sql: Connection, tmp_path: Path
+) -> None:
+    """One process is idle and goes at once; the supervisor stays for the other, and so does its beat."""
+    queue.push({"n": 300}, kind="step")
+    with working(tmp_path, dsn, QUICK_THEN_SLOW, "-c", "1", processes=2) as worker:
+        eventually(lambda: worker.noted)
+        sql.execute(SLOW_BEATS)
+        eventually(lambda: sql.execute(BEATING).rowcount)
+        worker.signal(signal.SIGINT)
+        eventually(lambda: len(worker.runners) == 1)
+        eventually(lambda: not sql.execute(BEATING).rowcount)
+        worker.allow()
+        assert worker.wait() == 130
+    assert registered(sql) == []
+
+
+MIXED = """
+@app.task(queue="work", max_attempts=1)
+def step(n: int):
+    if n == 1:
+        raise KeyError(n)
+    return Outcome.dead("no use") if n == 2 else None
+"""
+
+
+def test_each_task_is_counted_once(dsn: str, queue: Queue, tmp_path: Path) -> None:
+    queue.push_many([NewTask({"n": n}, kind="step") for n in range(4)])
+    ran = work(tmp_path, dsn, MIXED)
+    assert ran.code == 0
+    assert (ran.json["done"], ran.json["failed"], ran.json["dead"]) == (2, 0, 2)
+
+
+def test_when_every_task_failed_so_did_the_command(dsn: str, queue: Queue, tmp_path: Path) -> None:
+    queue.push_many([NewTask({"n": n}, kind="step") for n in (1, 2)])
+    ran = work(tmp_path, dsn, MIXED)
+    assert ran.code == 1, ran.err
+    assert (ran.json["done"], ran.json["dead"]) == (0, 2)
+    assert work(tmp_path, dsn, MIXED).code == 0, "there was nothing to do"

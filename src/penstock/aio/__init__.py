@@ -1,5 +1,6 @@
-"""The seam for asyncio, and the source of the other one: `database` and `queue` beside this package are made from the
-files here by `make generate` (scripts/make_sync.py), which takes the awaits out. Edit these, never those.
+"""This package is the seam for asyncio, and the source of the sync one: `make generate` (scripts/make_sync.py) removes
+the awaits from the files here and writes `database`, `hosts` and `queue` beside this package. Edit these files, never
+the generated ones.
 
-What differs by nature and not by colour is written twice, by hand: `colour`, `borrowed`.
+Code that differs in more than the awaits is written twice by hand: `colour` and `borrowed`.
 """

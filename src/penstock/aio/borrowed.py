@@ -1,4 +1,5 @@
-"""Somebody else's async connection: psycopg, asyncpg, SQLAlchemy (connection and session). See `penstock.borrowed`."""
+"""Runs statements on the caller's own async connection: psycopg, asyncpg or SQLAlchemy (connection and session). See
+`penstock.borrowed`."""
 
 from __future__ import annotations
 
@@ -28,27 +29,31 @@ Run = Callable[[str, Values], Awaitable[Rows]]
 
 
 def borrow(connection: object) -> Run:
-    """How a statement is run on it: one with $1, $2, …, each a text, once and in order."""
-    if isinstance(connection, str):  # not shown: it may be a DSN
+    """Returns a function that runs statements on the connection. A statement has the placeholders $1, $2, …, each a
+    text, each used once and in order."""
+    if isinstance(connection, str):  # the message does not show it: it may be a DSN
         raise refused("a Django alias is for Penstock, this is AsyncPenstock", f"AsyncPenstock takes {ASYNC.takes}.")
     runs = {"psycopg": run_psycopg, "asyncpg": run_asyncpg, "sqlalchemy": run_sqlalchemy}
     return partial(runs[library(connection, ASYNC, SYNC)], connection)
 
 
 async def run_psycopg(connection: Any, statement: str, values: Values) -> Rows:
+    """Runs a statement on a psycopg connection."""
     async with AsyncCursor(connection, row_factory=tuple_row) as cursor:
         await cursor.execute(percent(statement).encode(), values, prepare=False)
         return await cursor.fetchall()
 
 
 async def run_asyncpg(connection: Any, statement: str, values: Values) -> Rows:
-    from asyncpg import Record  # type: ignore[import-untyped]  # noqa: PLC0415 - only whoever has one gets here
+    """Runs a statement on an asyncpg connection."""
+    from asyncpg import Record  # type: ignore[import-untyped]  # noqa: PLC0415 - asyncpg is optional
 
     return [tuple(row) for row in await connection.fetch(statement, *values, record_class=Record)]
 
 
 async def run_sqlalchemy(connection: Any, statement: str, values: Values) -> Rows:
-    from sqlalchemy import text  # noqa: PLC0415 - only whoever has one gets here
+    """Runs a statement on a SQLAlchemy connection or session."""
+    from sqlalchemy import text  # noqa: PLC0415 - SQLAlchemy is optional
 
     rows = await connection.execute(text(named(statement)), parameters(values), execution_options=AT_ONCE)
     return [tuple(row) for row in rows]

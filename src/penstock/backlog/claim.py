@@ -1,14 +1,14 @@
-"""The SQL of one pass over somebody else's table. What is due is found in SQL, so that what is not can not fill a
-limit; a record is locked while it is handled (SKIP LOCKED: overlapping runs are safe), and its status is changed only
-if it is still the one it was taken with.
+"""The SQL of a pass over an adopted table. Due records are found in SQL, so that others cannot fill a limit. A record
+is locked while it is handled (SKIP LOCKED: overlapping runs are safe), and its status is changed only if it is still
+the one it was claimed with.
 
-Identifiers and types come from the catalog and are quoted; statuses are literals, so that partial indexes serve.
+Identifiers and types come from the catalog and are quoted; statuses are literals, so that partial indexes can be used.
 """
 
 # ruff: noqa: S608 - names from the catalog, quoted; values are parameters or literals
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -28,12 +28,12 @@ Key = tuple[str, ...]
 Values = tuple[Any, ...]
 
 
-class Taken(NamedTuple):
+class LockedRecord(NamedTuple):
     """A record whose row is locked."""
 
     key: Key
-    claimed: str  # the status it was taken with
-    since: datetime | None  # None: nobody asks
+    claimed: str | None  # its status when it was locked
+    since: datetime | None  # None: not needed
     failures: int
     last_failure: datetime | None
     record: dict[str, Any]
@@ -42,36 +42,57 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A record that failed and is due; nobody has locked it yet."""
+    """A failed record that is due. It is not locked yet."""
 
     due: datetime
     key: Key
 
 
-def quoted(*parts: str) -> str:
-    """A name in a statement that has parameters."""
+def quote(*parts: str) -> str:
+    """Returns a quoted name for a statement that has parameters."""
     return sql.Identifier(*parts).as_string(None).replace("%", "%%")
 
 
-def literal(value: str) -> str:
+def quote_literal(value: str) -> str:
     return sql.Literal(value).as_string(None).replace("%", "%%")
 
 
+def find_unused(name: str, names: Collection[str]) -> str:
+    """Returns a name that is none of these."""
+    return find_unused(f"{name}_", names) if name in names else name
+
+
+def match_statuses(column: str, statuses: Sequence[str | None]) -> str:
+    """Returns a condition: a column has one of these statuses. None is NULL."""
+    words = [quote_literal(one) for one in statuses if one is not None]
+    parts = [f"{column} in ({', '.join(words)})"] if words else []
+    parts += [f"{column} is null"] if None in statuses else []
+    return f"({' or '.join(parts)})" if len(parts) > 1 else "".join(parts) or "false"
+
+
 class Statements:
-    """What is said about one adopted table."""
+    """The statements about one adopted table."""
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
-        self.table = quoted(terms.table.schema, terms.table.name)
+        self.table = quote(terms.table.schema, terms.table.name)
         self.status = self.column(terms.status)
         self.inserted = self.column(terms.inserted)
+        # Names of parameters. An expression names its columns without a table, so they must differ from all columns.
+        self.given = [find_unused(f"k{n}", terms.table.columns) for n in range(len(terms.key))]
+        self.number = find_unused("n", terms.table.columns)
         self.keys = [self.column(one) for one in terms.key]
         self.key = f'array[{", ".join(f"{one}::text" for one in self.keys)}] collate "C"'
         self.since = self.moment(terms.inserted)
+        pairs = zip(self.keys, terms.key, strict=True)
+        self.whole = [
+            f"{name} is not null" for name, one in pairs if one.nullable
+        ]  # records without a key are left alone
+        self.again = " and ".join([self.among(terms.retry), *self.whole])
         self.fresh, self.failed = self._taken(again=False), self._taken(again=True)
 
     def _taken(self, *, again: bool) -> str:
-        """A record and what must be known of it; moments that nobody asks for are not read."""
+        """Selects a record and what must be known of it. Timestamps that are not needed are not read."""
         failures, last = self.terms.failures, self.terms.last_failure
         told = (
             *(f"{one}::text" for one in self.keys),
@@ -80,27 +101,31 @@ class Statements:
             "0" if failures is None else f"coalesce({self.column(failures)}, 0)::int",
             "null::timestamptz" if last is None or not again else self.moment(last),
         )
-        return f"select {', '.join(told)}, t.* from {self.table} as t"
+        inserted = self.terms.inserted
+        more = "" if inserted.expression is None else f", {self.inserted} as {quote(inserted.name)}"
+        return f"select {', '.join(told)}, t.*{more} from {self.table} as t"
 
     def column(self, column: Column) -> str:
-        return f"t.{quoted(column.name)}"
+        """Returns a column of the table, whose alias is t; or the expression of an index, whose columns have no
+        alias."""
+        return f"t.{quote(column.name)}" if column.expression is None else column.expression.replace("%", "%%")
 
     def moment(self, column: Column) -> str:
-        """A column as a moment; one without a zone is read in that of the terms."""
+        """Returns a column as a timestamptz. A column without a zone is read in the zone of the terms."""
         name = self.column(column)
-        return name if column.kind == ZONED else f"({name}::timestamp at time zone {literal(self.terms.zone)})"
+        return name if column.kind == ZONED else f"({name}::timestamp at time zone {quote_literal(self.terms.zone)})"
 
     def bound(self, column: Column, parameter: str = "%s") -> str:
-        """A moment as that column would have it, so that an index on the column serves."""
+        """Returns a timestamptz as the type of that column, so that an index on the column can be used."""
         given = f"{parameter}::timestamptz"
-        return given if column.kind == ZONED else f"({given} at time zone {literal(self.terms.zone)})"
+        return given if column.kind == ZONED else f"({given} at time zone {quote_literal(self.terms.zone)})"
 
     def readable(self, column: Column) -> str:
-        """A moment that Python can hold: not infinity, not 44 BC."""
+        """Returns a condition: Python can represent the timestamp (not infinity, not 44 BC)."""
         return f"{self.column(column)} between '0001-01-02' and '9999-12-30'"
 
-    def among(self, statuses: Sequence[str]) -> str:
-        return f"{self.status} in ({', '.join(map(literal, statuses))})" if statuses else "false"
+    def among(self, statuses: Sequence[str | None]) -> str:
+        return match_statuses(self.status, statuses)
 
     def typed(self, column: Column, parameter: str = "%s") -> str:
         return f"{parameter}::{column.type.replace('%', '%%')}"
@@ -108,10 +133,10 @@ class Statements:
     # --- ready ----------------------------------------------------------------------------------------------------
 
     def ready(self, *, newest_first: bool, bounded: bool, onward: bool) -> bytes:
-        """The next ready records, locked. Those that came before are not looked at twice in a pass."""
+        """Selects the next ready records and locks them. Records before `place` are not looked at twice in a pass."""
         way, sign = ("desc", "<") if newest_first else ("asc", ">")
         order = ", ".join(f"{one} {way}" for one in (self.inserted, *self.keys))
-        where = [self.among(self.terms.ready), f"{self.inserted} is not null"]
+        where = [self.among(self.terms.ready), f"{self.inserted} is not null", *self.whole]
         if bounded:
             where.append(f"{self.inserted} >= {self.bound(self.terms.inserted)}")
         if onward:
@@ -121,7 +146,7 @@ class Statements:
             f"{self.fresh} where {' and '.join(where)} order by {order} limit %s for update of t skip locked".encode()
         )
 
-    def place(self, taken: Taken) -> Values:
+    def place(self, taken: LockedRecord) -> Values:
         columns = (self.terms.inserted, *self.terms.key)
         return tuple(taken.record[one.name] for one in columns)
 
@@ -130,15 +155,15 @@ class Statements:
     def due_by_ticks(
         self, now: datetime, mark: ticks.Mark, oldest: datetime | None, limit: int
     ) -> tuple[bytes, Values]:
-        """Progressive: one probe of the index for each age at which records are tried."""
-        found = ticks.windows(self.terms.rungs, mark, now)
+        """Selects due records of Progressive: one index probe for each age at which records are retried."""
+        found = ticks.find_windows(self.terms.rungs, mark, now)
         column = self.terms.inserted
         parameters: list[Any] = [
             [one.after for one in found],
             [one.until for one in found],
             [one.age // timedelta(microseconds=1) for one in found],
         ]
-        where = self.among(self.terms.retry)
+        where = self.again
         if oldest is not None:
             where += f" and {self.inserted} >= {self.bound(column)}"
             parameters.append(oldest)
@@ -160,9 +185,9 @@ class Statements:
     def due_by_columns(
         self, now: datetime, after: Candidate | None, oldest: datetime | None, limit: int
     ) -> tuple[bytes, Values]:
-        """By failures, which the table counts itself: one probe of the index for each number of them."""
+        """Selects due records by failures that the table itself counts: one index probe for each number of failures."""
         waits = self.terms.waits
-        where, common = self.among(self.terms.retry), [] if oldest is None else [oldest]
+        where, common = self.again, [] if oldest is None else [oldest]
         if oldest is not None:
             where += f" and {self.inserted} >= {self.bound(self.terms.inserted)}"
         parts = [self._waited(where), self._never_failed(where)]
@@ -178,7 +203,7 @@ class Statements:
             parts.append(self._waited_longest(where))
             micros = longest // timedelta(microseconds=1)
             parameters += [micros, len(waits.by_failures), now - longest, *common]
-        beyond, place = onward(after)
+        beyond, place = continue_after(after)
         statement = f"select d.due, d.key from ({' union all '.join(parts)}) as d{beyond}"
         return f"{statement} order by d.due, d.key limit %s".encode(), (*parameters, *place, limit)
 
@@ -214,8 +239,8 @@ class Statements:
         )
 
     def due_by_sidecar(self, adopted: int, now: datetime, after: Candidate | None, limit: int) -> tuple[bytes, Values]:
-        """By failures, which we remember."""
-        beyond, place = onward(after)
+        """Selects due records by failures that the sidecar remembers."""
+        beyond, place = continue_after(after)
         statement = f"""
             select d.due, d.key from (
                 select r.due, r.key from penstock.adopted_record as r
@@ -225,8 +250,8 @@ class Statements:
         return statement.encode(), (adopted, now, *place, limit)
 
     def strangers(self, adopted: int, after: Candidate | None, limit: int) -> tuple[bytes, Values]:
-        """The next failed records, and whether we remember them: not those that failed before we came, or by somebody
-        else's hand."""
+        """Selects the next failed records, and whether the sidecar knows them. It does not know those that failed
+        before the table was adopted, or in another program."""
         beyond, place = "", tuple[Any, ...]()
         if after is not None:
             typed = ", ".join(self.typed(one) for one in self.terms.key)
@@ -237,17 +262,17 @@ class Statements:
                 select true from penstock.adopted_record as r where r.adopted_id = %s and r.key = s.key limit 1)
             from (
                 select {self.since} as since, {self.key} as key from {self.table} as t
-                where {self.among(self.terms.retry)} and {self.readable(self.terms.inserted)}{beyond}
+                where {self.again} and {self.readable(self.terms.inserted)}{beyond}
                 order by {", ".join((self.inserted, *self.keys))} limit %s
             ) as s
         """
         return statement.encode(), (adopted, *place, limit)
 
     def unknown(self, adopted: int) -> tuple[bytes, Values]:
-        """All of those that we do not remember."""
+        """Selects all failed records that the sidecar does not know."""
         statement = f"""
             select {self.since}, {self.key} from {self.table} as t
-            where {self.among(self.terms.retry)} and {self.readable(self.terms.inserted)} and not exists (
+            where {self.again} and {self.readable(self.terms.inserted)} and not exists (
                 select from penstock.adopted_record as r where r.adopted_id = %s and r.key = {self.key})
         """
         return statement.encode(), (adopted,)
@@ -255,63 +280,68 @@ class Statements:
     # --- by key ---------------------------------------------------------------------------------------------------
 
     def named(self) -> str:
-        """These keys, as rows: k0, k1, …"""
+        """Returns the given keys as rows."""
         arrays = ", ".join(["%s::text[]"] * len(self.keys))
-        names = ", ".join(f"k{n}" for n in range(len(self.keys)))
-        return f"unnest({arrays}) with ordinality as c({names}, n)"
+        names = ", ".join(self.given)
+        # PostgreSQL accepts `unnest` of several arrays without a schema only, and always uses its own.
+        call = "pg_catalog.unnest" if len(self.keys) == 1 else "unnest"
+        return f"{call}({arrays}) with ordinality as c({names}, {self.number})"
 
     def same(self) -> str:
         pairs = zip(self.keys, self.terms.key, strict=True)
-        return " and ".join(f"{name} = {self.typed(one, f'c.k{n}')}" for n, (name, one) in enumerate(pairs))
+        return " and ".join(
+            f"{name} = {self.typed(one, f'c.{given}')}" for given, (name, one) in zip(self.given, pairs, strict=True)
+        )
 
     def lock(self) -> bytes:
-        """Those of these records that are still to be handled, and that nobody holds."""
+        """Locks those of the given records that are still to be handled and not held by another session."""
         live = self.among((*self.terms.ready, *self.terms.retry))
         return (
-            f"{self.failed} join {self.named()} on {self.same()} where {live} order by c.n for update of t skip locked"
+            f"{self.failed} join {self.named()} on {self.same()} where {live} order by c.{self.number}"
+            " for update of t skip locked"
         ).encode()
 
     def present(self) -> bytes:
-        """Those of these records that still failed, whoever holds them."""
+        """Selects those of the given records that are still failed, locked or not."""
         return (
             f"select {self.key} from {self.table} as t join {self.named()} on {self.same()}"
             f" where {self.among(self.terms.retry)}"
         ).encode()
 
     def settle(self, status: str, *, failure: bool) -> bytes:
-        """A new status, for those that still have the one they were taken with."""
-        changes = [f"{quoted(self.terms.status.name)} = {literal(status)}"]
+        """Changes the status of records that still have the one they were claimed with."""
+        changes = [f"{quote(self.terms.status.name)} = {quote_literal(status)}"]
         if failure and self.terms.failures is not None and self.terms.last_failure is not None:
-            changes.append(f"{quoted(self.terms.failures.name)} = coalesce({self.column(self.terms.failures)}, 0) + 1")
+            changes.append(f"{quote(self.terms.failures.name)} = coalesce({self.column(self.terms.failures)}, 0) + 1")
             moment = self.bound(self.terms.last_failure, "penstock.clock()")
-            changes.append(f"{quoted(self.terms.last_failure.name)} = {moment}")
+            changes.append(f"{quote(self.terms.last_failure.name)} = {moment}")
         return (
             f"update {self.table} as t set {', '.join(changes)} from {self.named()}"
-            f" where {self.same()} and {self.status} = {self.typed(self.terms.status)}"
+            f" where {self.same()} and {self.status} is not distinct from {self.typed(self.terms.status)}"
         ).encode()
 
     def remembered(self) -> bytes:
-        key = ", ".join(f"c.k{n}" for n in range(len(self.keys)))
+        key = ", ".join(f"c.{one}" for one in self.given)
         return (
             f"select r.key, r.failures, r.due from {self.named()} join penstock.adopted_record as r"
             f' on r.adopted_id = %s and r.key = array[{key}] collate "C"'
         ).encode()
 
 
-def onward(after: Candidate | None) -> tuple[str, Values]:
+def continue_after(after: Candidate | None) -> tuple[str, Values]:
     if after is None:
         return "", ()
     return ' where (d.due, d.key) > (%s, %s::text[] collate "C")', (after.due, list(after.key))
 
 
-def arrays(keys: Sequence[Key], width: int) -> list[TextArray]:
-    """Keys, column by column."""
+def to_arrays(keys: Sequence[Key], width: int) -> list[TextArray]:
+    """Returns keys as one array per column."""
     return [TextArray([key[n].encode() for key in keys]) for n in range(width)]
 
 
-def fetch_taken(connection: Connection, statement: bytes, parameters: Values, width: int) -> list[Taken]:
-    """Records, locked; their keys have `width` columns. If there is something in them that Python can not hold, they
-    are read again as they are."""
+def fetch_taken(connection: Connection, statement: bytes, parameters: Values, width: int) -> list[LockedRecord]:
+    """Returns locked records; their keys have `width` columns. If a value has no representation in Python, all are read
+    again with that value as text."""
     try:
         return read_taken(connection, statement, parameters, width, lenient=False)
     except psycopg.DataError as error:
@@ -322,7 +352,7 @@ def fetch_taken(connection: Connection, statement: bytes, parameters: Values, wi
 
 def read_taken(
     connection: Connection, statement: bytes, parameters: Values, width: int, *, lenient: bool
-) -> list[Taken]:
+) -> list[LockedRecord]:
     with connection.cursor() as cursor:
         for kind, loader in LENIENT if lenient else ():
             cursor.adapters.register_loader(kind, loader)
@@ -330,7 +360,7 @@ def read_taken(
         names = [one.name for one in cursor.description or ()][width + 4 :]
         rows = cursor.fetchall()
     first = width + 4
-    return [Taken._make((row[:width], *row[width:first], dict(zip(names, row[first:])), False)) for row in rows]  # noqa: B905 - a row has its columns
+    return [LockedRecord._make((row[:width], *row[width:first], dict(zip(names, row[first:])), False)) for row in rows]  # noqa: B905 - a row has its columns
 
 
 def fetch_candidates(connection: Connection, statement: bytes, parameters: Values) -> list[Candidate]:
@@ -338,7 +368,7 @@ def fetch_candidates(connection: Connection, statement: bytes, parameters: Value
 
 
 class LenientMoment(moments.TimestamptzLoader):
-    """A moment that Python can not hold (infinity, 44 BC) is its text: one such record must not end a pass."""
+    """Loads a timestamp that Python cannot represent (infinity, 44 BC) as text: one such record must not end a pass."""
 
     def load(self, data: Buffer) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""What the columns and statuses of a table probably mean. Pure; people correct it."""
+"""Guesses what the columns and statuses of a table mean. Pure; the user corrects it."""
 
 from __future__ import annotations
 
@@ -33,51 +33,52 @@ MOMENTS = ("timestamp with time zone", "timestamp without time zone", "date")
 TEXTS = ("text", "character varying", "bpchar", "character")
 
 
-class Seen(NamedTuple):
-    """A column, as far as a guess needs it."""
+class SeenColumn(NamedTuple):
+    """What a guess needs to know of a column."""
 
     name: str
     kind: str
 
 
-def columns(seen: Sequence[Seen], primary: Sequence[str]) -> dict[str, Any]:
-    """Which column is which, as far as names and types tell."""
+def guess_columns(seen: Sequence[SeenColumn], primary: Sequence[str]) -> dict[str, Any]:
+    """Guesses which column is which, by names and types."""
     found: dict[str, Any] = {
         "key": list(primary) or None,
-        "status": named(seen, STATUS, but=(*MOMENTS,)) or only(seen, ("enum",)),
-        "inserted": named(seen, INSERTED, of=MOMENTS) or only(seen, MOMENTS),
+        "status": find_name(seen, STATUS, but=(*MOMENTS,)) or find_only(seen, ("enum",)),
+        "inserted": find_name(seen, INSERTED, of=MOMENTS) or find_only(seen, MOMENTS) or find_name(seen, INSERTED),
     }
-    pair = named(seen, FAILURES, of=WHOLE), named(seen, LAST_FAILURE, of=MOMENTS[:2])
+    pair = find_name(seen, FAILURES, of=WHOLE), find_name(seen, LAST_FAILURE, of=MOMENTS[:2])
     if all(pair):
         found["failures"], found["last_failure"] = pair
     return {name: value for name, value in found.items() if value is not None}
 
 
-def named(
-    seen: Sequence[Seen], names: Sequence[str], *, of: Collection[str] = (), but: Collection[str] = ()
+def find_name(
+    seen: Sequence[SeenColumn], names: Sequence[str], *, of: Collection[str] = (), but: Collection[str] = ()
 ) -> str | None:
-    """The first of these names that there is."""
+    """Returns the first of these names that exists."""
     fits = {one.name.lower(): one.name for one in seen if (not of or one.kind in of) and one.kind not in but}
     flat = {name.replace(" ", "_"): original for name, original in fits.items()}
     return next((flat[name] for name in names if name in flat), None)
 
 
-def only(seen: Sequence[Seen], kinds: Collection[str]) -> str | None:
+def find_only(seen: Sequence[SeenColumn], kinds: Collection[str]) -> str | None:
     fits = [one.name for one in seen if one.kind in kinds]
     return fits[0] if len(fits) == 1 else None
 
 
-def statuses(kind: str, values: Collection[str]) -> dict[str, Any]:
-    """What the statuses mean, by their words; `values` are those in use and those an enum has."""
+def guess_statuses(kind: str, values: Collection[str], *, nulls: bool = False) -> dict[str, Any]:
+    """Guesses what statuses mean, by their words. `values` are those in use and the labels of an enum. `nulls`: some
+    records have no status; if no word means ready, NULL does."""
     by_word = {value.strip().lower().replace(" ", "_").replace("-", "_"): value for value in sorted(values)}
     ready = [by_word[word] for word in READY if word in by_word]
     retry = [by_word[word] for word in RETRY if word in by_word]
-    found: dict[str, Any] = {"ready": ready[:1], "retry": retry[:1]}
-    found["done"] = first(by_word, DONE)
+    found: dict[str, Any] = {"ready": ready[:1] or ([None] if nulls else []), "retry": retry[:1]}
+    found["done"] = find_first(by_word, DONE)
     found["failed"] = retry[0] if retry else None
-    found["dead"] = first(by_word, DEAD)
-    if kind in TEXTS and ready:
-        alike = ready[0].isupper()
+    found["dead"] = find_first(by_word, DEAD)
+    if kind in TEXTS and found["ready"]:
+        alike = next(iter([*ready, *sorted(values)]), "NEW").isupper()
         made = {"done": "SUCCESS", "failed": "ERROR", "dead": "DEAD"}
         for name, word in made.items():
             found[name] = found[name] or (word if alike else word.lower())
@@ -85,5 +86,5 @@ def statuses(kind: str, values: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value}
 
 
-def first(by_word: Mapping[str, str], words: Sequence[str]) -> str | None:
+def find_first(by_word: Mapping[str, str], words: Sequence[str]) -> str | None:
     return next((by_word[word] for word in words if word in by_word), None)

@@ -1,4 +1,5 @@
-"""What a pass handles next: batches of locked records, ready ones and such as are due again, for all its threads."""
+"""Supplies the records that a pass handles next: batches of locked records, ready ones and those due again, for all
+threads of the pass."""
 
 from __future__ import annotations
 
@@ -10,25 +11,35 @@ from datetime import datetime
 import orjson
 
 from penstock.backlog import ticks
-from penstock.backlog.claim import Candidate, Key, Statements, Taken, Values, arrays, fetch_candidates, fetch_taken
+from penstock.backlog.claim import (
+    Candidate,
+    Key,
+    LockedRecord,
+    Statements,
+    Values,
+    fetch_candidates,
+    fetch_taken,
+    to_arrays,
+)
 from penstock.backlog.terms import Terms
 from penstock.database import Connection
 
-AHEAD = 5000  # candidates looked up at once
-SLICE = 2000  # failed records compared with what we remember, at once
-EVERY = 4  # of so many records one may be due again, however many are ready
-WALK = 0x50454E54  # "PENT": the advisory lock of who walks the ticks of a table
+LOOKAHEAD = 5000  # candidates per lookup
+SLICE = 2000  # failed records per comparison with the sidecar
+ONE_IN = 4  # records that may be due again while others are ready
 
 
 @dataclass(slots=True)
-class Batch:
-    taken: list[Taken]
-    number: int | None = None  # among those whose end moves the mark
+class ClaimedBatch:
+    """Locked records."""
+
+    taken: list[LockedRecord]
+    number: int | None = None  # its number in the walk; None: it does not move the mark
 
 
 @dataclass(slots=True)
 class Walk:
-    """Which batches of candidates are through. The mark follows the first that is not."""
+    """Knows which batches of candidates are finished. The mark is before the first one that is not."""
 
     ends: dict[int, Candidate] = field(default_factory=dict)
     through: set[int] = field(default_factory=set)
@@ -51,7 +62,7 @@ class Walk:
 
 
 class Source:
-    """Shared by the threads of a pass; one of them asks at a time."""
+    """The source of a pass. Its threads share it; one of them asks at a time."""
 
     def __init__(
         self,
@@ -67,42 +78,45 @@ class Source:
         self.terms = terms
         self.say = Statements(terms)
         self.walk = Walk()
-        self.skipped = 0  # due, but held by somebody, or no longer as they were
-        self.failed: set[Key] = set()  # in this pass: by ticks alone they might be due again at once
+        self.skipped = 0  # due, but held by another session or changed meanwhile
+        self.failed: set[Key] = set()  # in this pass: they may be due again at once
+        self.resting: set[Key] = set()  # skipped in this pass: their status could not be written
         self._adopted = adopted
         self._now = now
-        self._mark = mark  # None: somebody else walks the ticks
+        self._mark = mark  # None: another pass walks the ticks
         self._left = limit
         self._oldest = oldest
         self._newest_first = newest_first
         self._lock = threading.Lock()
         self._given = self._given_again = 0
-        self._quota = 0 if limit is None else max(limit // EVERY, min(limit - 1, 1))  # kept for what is due again
+        self._quota = (
+            0 if limit is None else max(limit // ONE_IN, min(limit - 1, 1))
+        )  # reserved for records that are due again
         self._place: Values | None = None
         self._ready_over = not terms.ready
         self._again_over = not terms.retry or (terms.by_ticks and mark is None)
-        self.position: Candidate | None = None  # up to here failed records were compared with what we remember
+        self.position: Candidate | None = None  # up to here failed records were compared with the sidecar
         self._slice_end: Candidate | None = None
-        self.remembering = False  # there are rows in the sidecar
-        self._strangers = False  # the candidates at hand are such as we do not remember
+        self.remembering = False  # the sidecar has rows
+        self._strangers = False  # the present candidates are not in the sidecar
         self._strangers_over = not terms.remembers
         self._candidates: deque[Candidate] = deque()
         self._last: Candidate | None = None
 
     @property
     def cut(self) -> bool:
-        """The limit was reached: there may be more."""
+        """True if the pass ended at its limit, so that there may be more."""
         return self._left == 0 or not (self._ready_over and self._again_over)
 
     @property
     def reached(self) -> ticks.Mark | None:
-        """The mark as it stands: all of the window, if nothing was left of it."""
+        """The present mark. If the whole window was handled, it is the time at which the pass began."""
         if self.terms.by_ticks and self._again_over and self._mark is not None and self.walk.passed == self.walk.given:
             return ticks.Mark(self._now)
         return self.walk.mark
 
-    def take(self, connection: Connection, size: int) -> Batch | None:
-        """Up to so many records, locked in the connection's transaction. None: there is nothing left."""
+    def take(self, connection: Connection, size: int) -> ClaimedBatch | None:
+        """Locks at most `size` records in the transaction of the connection. None: no record is left."""
         with self._lock:
             while self._left != 0 and not (self._ready_over and self._again_over):
                 size = size if self._left is None else min(size, self._left)
@@ -112,7 +126,7 @@ class Source:
                     return batch
         return None
 
-    def finish(self, batch: Batch) -> None:
+    def finish(self, batch: ClaimedBatch) -> None:
         if batch.number is not None:
             with self._lock:
                 self.walk.finish(batch.number)
@@ -121,12 +135,12 @@ class Source:
         if self._left is not None:
             self._left -= records
 
-    def _next(self, connection: Connection, size: int) -> Batch:
-        """Of what is handled a quarter may be due again, however much is ready; and all, when nothing is."""
-        share = size if self._ready_over else self._given // (EVERY - 1) - self._given_again
+    def _next(self, connection: Connection, size: int) -> ClaimedBatch:
+        """Takes a batch. A quarter of the records may be due again while others are ready; all, if none is ready."""
+        share = size if self._ready_over else self._given // (ONE_IN - 1) - self._given_again
         kept = 0 if self._again_over else max(self._quota - self._given_again, 0)
         room = size if self._left is None else min(size, self._left - kept)
-        if not self._again_over and (share >= max(size // EVERY, 1) or room <= 0):
+        if not self._again_over and (share >= max(size // ONE_IN, 1) or room <= 0):
             batch = self._due_again(connection, min(size, max(share, kept, 1)))
             self._given_again += len(batch.taken)
             return batch
@@ -134,7 +148,7 @@ class Source:
         self._given += len(batch.taken)
         return batch
 
-    def _ready(self, connection: Connection, size: int) -> Batch:
+    def _ready(self, connection: Connection, size: int) -> ClaimedBatch:
         statement = self.say.ready(
             newest_first=self._newest_first, bounded=self._oldest is not None, onward=self._place is not None
         )
@@ -143,9 +157,10 @@ class Source:
         if taken:
             self._place = self.say.place(taken[-1])
         self._ready_over = len(taken) < size
-        return Batch([one._replace(remembered=True) for one in taken] if self.remembering else taken)
+        taken = [one for one in taken if one.key not in self.resting] if self.resting else taken
+        return ClaimedBatch([one._replace(remembered=True) for one in taken] if self.remembering else taken)
 
-    def _due_again(self, connection: Connection, size: int) -> Batch:
+    def _due_again(self, connection: Connection, size: int) -> ClaimedBatch:
         if not self._candidates:
             self._look_ahead(connection)
         chosen = [self._candidates.popleft() for _ in range(min(size, len(self._candidates)))]
@@ -153,63 +168,64 @@ class Source:
             self.position = chosen[-1] if self._candidates else self._slice_end
         if not chosen:
             self._again_over = True
-            return Batch([])
+            return ClaimedBatch([])
         number = self.walk.give(chosen[-1]) if self.terms.by_ticks else None
-        keys = [one.key for one in chosen if one.key not in self.failed]
+        keys = [one.key for one in chosen if one.key not in self.failed and one.key not in self.resting]
         taken = self.lock(connection, keys) if keys else []
-        batch = Batch(taken, number)
+        batch = ClaimedBatch(taken, number)
         self.skipped += len(keys) - len(taken)
         if not taken and number is not None:
             self.walk.finish(number)
         return batch
 
-    def lock(self, connection: Connection, keys: list[Key]) -> list[Taken]:
-        """Those of these that are still due, and that nobody holds. Whether they are is asked once they are locked:
-        somebody may have handled one meanwhile."""
+    def lock(self, connection: Connection, keys: list[Key]) -> list[LockedRecord]:
+        """Locks those of the records that are still due and not held by another session. They are checked after they
+        are locked, because another session may have handled one meanwhile."""
         width = len(self.terms.key)
-        found = fetch_taken(connection, self.say.lock(), tuple(arrays(keys, width)), width)
+        found = fetch_taken(connection, self.say.lock(), tuple(to_arrays(keys, width)), width)
         again = [one for one in self._known(connection, found) if self._due(one)]
         if self.terms.remembers and len(found) < len(keys):
             self._forget_gone(connection, [key for key in keys if key not in {one.key for one in found}])
         return again
 
-    def _due(self, taken: Taken) -> bool:
+    def _due(self, taken: LockedRecord) -> bool:
         if taken.claimed in self.terms.ready:
             return True
         if taken.last_failure is None:
             return True
         if self.terms.by_ticks:
-            assert taken.since is not None
-            tick = ticks.last_tick(self.terms.rungs, taken.since, self._now)
+            if not isinstance(taken.since, datetime):
+                return False  # changed after it was found: without a timestamp it has no ticks
+            tick = ticks.find_last_tick(self.terms.rungs, taken.since, self._now)
             return tick is not None and tick > taken.last_failure
         wait = self.terms.waits.after(taken.failures)
         return wait is not None and taken.last_failure + wait <= self._now
 
-    def _known(self, connection: Connection, taken: list[Taken]) -> list[Taken]:
-        """With what the sidecar remembers of them; one that is ready again begins anew."""
+    def _known(self, connection: Connection, taken: list[LockedRecord]) -> list[LockedRecord]:
+        """Adds what the sidecar remembers of records. A record that is ready again begins anew."""
         if not self.terms.remembers or not taken:
             return taken
-        parameters = (*arrays([one.key for one in taken], len(self.terms.key)), self._adopted)
+        parameters = (*to_arrays([one.key for one in taken], len(self.terms.key)), self._adopted)
         rows = {tuple(row[0]): row[1:] for row in connection.execute(self.say.remembered(), parameters)}
         known = []
         for one in taken:
             failures, due = rows.get(one.key, (0, self._now))
             if one.claimed in self.terms.ready:
                 known.append(one._replace(remembered=True))
-            elif due is not None and due <= self._now:  # else it was given up, or somebody was quicker, and failed
+            elif due is not None and due <= self._now:  # otherwise it is dead, or has just failed in another session
                 known.append(one._replace(failures=failures, remembered=one.key in rows))
         return known
 
     def _forget_gone(self, connection: Connection, keys: list[Key]) -> None:
-        """What we remember of records that are no longer there, or no longer failed."""
-        parameters = tuple(arrays(keys, len(self.terms.key)))
+        """Removes from the sidecar the records that no longer exist, or are no longer failed."""
+        parameters = tuple(to_arrays(keys, len(self.terms.key)))
         there = {tuple(row[0]) for row in connection.execute(self.say.present(), parameters)}
         gone = [list(key) for key in keys if key not in there]
         if gone:
-            connection.execute("select penstock.forget_records(%s, %s::jsonb)", (self._adopted, as_json(gone)))
+            connection.execute("select penstock.forget_records(%s, %s::jsonb)", (self._adopted, to_json(gone)))
 
     def _look_ahead(self, connection: Connection) -> None:
-        most = AHEAD if self._left is None else min(AHEAD, max(self._left, 100))
+        most = LOOKAHEAD if self._left is None else min(LOOKAHEAD, max(self._left, 100))
         if self.terms.by_ticks:
             assert self._mark is not None
             mark = self._mark if self._last is None else ticks.Mark(self._last.due, self._last.key)
@@ -225,8 +241,8 @@ class Source:
             self._last = self._candidates[-1]
 
     def _look_for_strangers(self, connection: Connection) -> bool:
-        """Failed records that we do not remember, from where the last pass ended on; a slice without one is enough for
-        a pass. Answers whether there are any."""
+        """Looks for failed records that the sidecar does not know, from where the last pass ended. It ends at the first
+        slice without one. Returns whether there are any."""
         self._strangers = False
         while not self._strangers_over:
             statement, parameters = self.say.strangers(self._adopted, self.position, SLICE)
@@ -243,8 +259,8 @@ class Source:
         return False
 
 
-def remembered(connection: Connection, adopted: int) -> tuple[Candidate | None, bool]:
-    """How far failed records were compared with what we remember, and whether we remember any."""
+def read_position(connection: Connection, adopted: int) -> tuple[Candidate | None, bool]:
+    """Returns up to where failed records were compared with the sidecar, and whether the sidecar has rows."""
     row = connection.execute(REMEMBERED, (adopted,)).fetchone()
     if row is None:
         return None, False
@@ -258,10 +274,10 @@ REMEMBERED = """
 """
 
 
-def walk_from(connection: Connection, adopted: int) -> ticks.Mark | None:
-    """One pass at a time walks the ticks of a table; the lock ends with the transaction, however that ends. Answers how
-    far they were walked, or None: somebody else does."""
-    row = connection.execute("select pg_try_advisory_xact_lock(%s, %s)", (WALK, adopted)).fetchone()
+def begin_walk(connection: Connection, adopted: int, number: int) -> ticks.Mark | None:
+    """Returns how far the ticks of a table were walked, if this pass may continue. None: another pass walks them; only
+    one may at a time."""
+    row = connection.execute("select penstock.begin_walk(%s)", (number,)).fetchone()
     if not row or not row[0]:
         return None
     row = connection.execute("select tick, key from penstock.adopted where id = %s", (adopted,)).fetchone()
@@ -270,5 +286,5 @@ def walk_from(connection: Connection, adopted: int) -> ticks.Mark | None:
     return ticks.Mark(row[0], None if row[1] is None else tuple(row[1]))
 
 
-def as_json(value: object) -> str:
+def to_json(value: object) -> str:
     return orjson.dumps(value).decode()

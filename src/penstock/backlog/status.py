@@ -1,27 +1,30 @@
-"""How an adopted table stands: counts by status, what is due, and the promise."""
+"""The status of an adopted table: counts by status, what is due, and the SLA."""
 
 # ruff: noqa: S608 - names from the catalog, quoted; values are parameters or literals
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from penstock.backlog import ticks
+from penstock.backlog import failures, ticks
 from penstock.backlog.claim import Statements
-from penstock.backlog.drain import clock
+from penstock.backlog.drain import read_clock
+from penstock.backlog.failures import RecordFailure
 from penstock.backlog.terms import Terms
 from penstock.database import Connection
 from penstock.model import QueueStatus
 
-COUNTED = 10_000
-EXACTLY = 100_000  # rows up to which statuses are counted after every pass; beyond, the planner's statistics say it
+MAX_COUNTED = 10_000
+MAX_EXACT = 100_000  # rows; the statuses of a larger table come from the planner's statistics after a pass
 
 
 @dataclass(frozen=True, slots=True)
 class BacklogStatus:
-    """`ready` and `due` may run now, `later` failed and wait for their time."""
+    """The status of an adopted table. `ready` and `due` may run now; `later` failed and are not due yet. `errors`: how
+    many records failed in their last attempt, by the class of the error (of the newest 1,000); `last_error`: the newest
+    of them."""
 
     name: str
     table: str
@@ -37,14 +40,16 @@ class BacklogStatus:
     statuses: Mapping[str, int] = field(default_factory=dict)
     undeclared: Mapping[str, int] = field(default_factory=dict)
     last_pass: Mapping[str, Any] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict)
+    last_error: RecordFailure | None = None
 
     @property
     def sla_used(self) -> float | None:
-        """How much of the promise the oldest that waits has used; more than 1: it is broken."""
+        """How much of the SLA the oldest waiting record has used; more than 1: it is broken."""
         return None if self.sla is None else (self.oldest_age or 0.0) / self.sla
 
     def as_queue(self) -> QueueStatus:
-        """As one of our own queues, for whoever looks at those."""
+        """Returns it as the status of a queue."""
         return QueueStatus(
             queue=self.name,
             planned=self.later,
@@ -62,43 +67,74 @@ class BacklogStatus:
 
     def to_json(self) -> dict[str, Any]:
         found = asdict(self) | {"at": self.at.isoformat(), "sla_used": self.sla_used}
-        return found | {name: dict(found[name]) for name in ("statuses", "undeclared", "last_pass")}
+        found["last_error"] = None if self.last_error is None else self.last_error.to_json()
+        return found | {name: dict(found[name]) for name in ("statuses", "undeclared", "last_pass", "errors")}
 
 
-def look(connection: Connection, adopted: int, terms: Terms) -> BacklogStatus:
+def read_status(connection: Connection, adopted: int, terms: Terms) -> BacklogStatus:
     say = Statements(terms)
-    now = clock(connection)
-    rows = connection.execute(by_status(say)).fetchall()
-    counts = {str(status): int(count) for status, count, _ in rows}
-    oldest = [moment for status, _, moment in rows if status in terms.ready and isinstance(moment, datetime)]
-    due, first = due_again(connection, say, adopted, now)
-    waiting = [*oldest, *([first] if first is not None else [])]
-    again = sum(counts.get(one, 0) for one in terms.retry)
+    now = read_clock(connection)
+    counted = count_all(connection, say, adopted, now)
     row = connection.execute("select last_pass from penstock.adopted where id = %s", (adopted,)).fetchone()
+    newest = failures.read_newest(connection, adopted, 1)
     return BacklogStatus(
         name=terms.name,
         table=str(terms.table),
         mode=terms.mode,
-        ready=sum(counts.get(one, 0) for one in terms.ready),
-        due=due,
-        later=max(again - due, 0),
-        done=counts.get(terms.done, 0),
-        dead=0 if terms.dead is None else counts.get(terms.dead, 0),
-        oldest_age=max((now - min(waiting)).total_seconds(), 0.0) if waiting else None,
+        ready=counted.among(terms.ready),
+        due=counted.due,
+        later=max(counted.among(terms.retry) - counted.due, 0),
+        done=counted.among([terms.done]),
+        dead=0 if terms.dead is None else counted.among([terms.dead]),
+        oldest_age=counted.oldest_age,
         sla=None if terms.sla is None else terms.sla.total_seconds(),
         at=now,
-        statuses=counts,
-        undeclared={status: count for status, count in counts.items() if status not in terms.declared},
+        statuses=name_statuses(counted.statuses),
+        undeclared=name_statuses(counted.undeclared(terms)),
         last_pass=dict(row[0]) if row else {},
+        errors=failures.count_by_class(connection, adopted),
+        last_error=newest[0] if newest else None,
     )
 
 
-def by_status(say: Statements) -> bytes:
-    """The oldest of those that Python can read: an infinite moment is nobody's age."""
-    finite = say.readable(say.terms.inserted)
+@dataclass(frozen=True, slots=True)
+class StatusCounts:
+    """All records of a table by their status, including NULL, and those that are due again."""
+
+    statuses: Mapping[str | None, int]
+    due: int
+    oldest_age: float | None
+
+    def among(self, statuses: Iterable[str | None]) -> int:
+        return sum(self.statuses.get(one, 0) for one in statuses)
+
+    def undeclared(self, terms: Terms) -> dict[str | None, int]:
+        return {status: count for status, count in self.statuses.items() if status not in terms.declared}
+
+
+def count_all(connection: Connection, say: Statements, adopted: int, now: datetime) -> StatusCounts:
+    rows = connection.execute(make_count_statement(say)).fetchall()
+    oldest = [moment for status, _, moment in rows if status in say.terms.ready and isinstance(moment, datetime)]
+    due, first = count_due(connection, say, adopted, now)
+    waiting = [*oldest, *([first] if first is not None else [])]
+    age = max((now - min(waiting)).total_seconds(), 0.0) if waiting else None
+    return StatusCounts({status: int(count) for status, count, _ in rows}, due, age)
+
+
+def name_statuses(counts: Mapping[str | None, int]) -> dict[str, int]:
+    """Returns counts by status for output: NULL is `null`."""
+    found = {status: count for status, count in counts.items() if status is not None}
+    return found if None not in counts else found | {"null": found.get("null", 0) + counts[None]}
+
+
+def make_count_statement(say: Statements) -> bytes:
+    """Counts by status, and the oldest moment of ready records. Moments that Python cannot hold, such as infinity, are
+    left out. The moments of other records are not read: an expression costs time, and may fail for them."""
+    finite = f"case when {say.among(say.terms.ready)} then {say.readable(say.terms.inserted)} end"
     return (
         (
-            f"select coalesce({say.status}::text, 'null'), count(*), min({say.since}) filter (where {finite})"
+            f"select {say.status}::text, pg_catalog.count(*),"
+            f" pg_catalog.min({say.since}) filter (where {finite})"
             f" from {say.table} as t group by 1 order by 1"
         )
         .replace("%%", "%")
@@ -106,8 +142,8 @@ def by_status(say: Statements) -> bytes:
     )
 
 
-def due_again(connection: Connection, say: Statements, adopted: int, now: datetime) -> tuple[int, datetime | None]:
-    """How many failed records are due, and since when the first."""
+def count_due(connection: Connection, say: Statements, adopted: int, now: datetime) -> tuple[int, datetime | None]:
+    """Returns how many failed records are due, and when the first one became due."""
     terms, most = say.terms, 2**62
     if not terms.retry:
         return 0, None
@@ -123,7 +159,7 @@ def due_again(connection: Connection, say: Statements, adopted: int, now: dateti
         asked = [say.due_by_columns(now, None, None, most)]
     total, first = 0, None
     for statement, parameters in asked:
-        wrapped = b"select count(*), min(x.due) from (" + statement + b") as x(due, key)"
+        wrapped = b"select pg_catalog.count(*), pg_catalog.min(x.due) from (" + statement + b") as x(due, key)"
         row = connection.execute(wrapped, parameters).fetchone()
         assert row is not None
         total += row[0]
@@ -131,10 +167,11 @@ def due_again(connection: Connection, say: Statements, adopted: int, now: dateti
     return total, first
 
 
-def count_again(connection: Connection, say: Statements) -> int:
-    """Failed records that are there, counted up to a limit: a pass must not cost more on a larger table."""
+def count_failed(connection: Connection, say: Statements) -> int:
+    """Counts failed records up to a limit: a pass must not cost more on a larger table."""
     statement = (
-        f"select count(*) from (select from {say.table} as t where {say.among(say.terms.retry)} limit {COUNTED}) as x"
+        "select pg_catalog.count(*)"
+        f" from (select from {say.table} as t where {say.among(say.terms.retry)} limit {MAX_COUNTED}) as x"
     )
     row = connection.execute(statement.replace("%%", "%").encode()).fetchone()
     return int(row[0]) if row else 0
@@ -149,18 +186,19 @@ STATISTICS = """
 """
 
 
-def undeclared(connection: Connection, say: Statements) -> dict[str, int]:
-    """Statuses that nobody told us of. Of a large table, those in the planner's statistics, as it estimates them."""
+def find_undeclared(connection: Connection, say: Statements) -> dict[str, int]:
+    """Returns the statuses that the terms do not name. For a large table they are estimates from the planner's
+    statistics."""
     terms = say.terms
-    row = connection.execute("select pg_relation_size(%s::oid) / 8192", (terms.table.oid,)).fetchone()
+    row = connection.execute("select pg_catalog.pg_relation_size(%s::oid) / 8192", (terms.table.oid,)).fetchone()
     pages = int(row[0]) if row else 0
-    if pages * 50 <= EXACTLY:
+    if pages * 50 <= MAX_EXACT:
         statement = (
-            f"select coalesce({say.status}::text, 'null'), count(*) from {say.table} as t"
-            f" where {say.status} is null or not {say.among(terms.declared)} group by 1 order by 1"
+            f"select {say.status}::text, pg_catalog.count(*) from {say.table} as t"
+            f" where {say.among(terms.declared)} is not true group by 1 order by 1"
         )
         found = connection.execute(statement.replace("%%", "%").encode()).fetchall()
     else:
         place = (terms.table.oid, terms.table.schema, terms.table.name, terms.status.name)
         found = connection.execute(STATISTICS, place).fetchall()
-    return {str(status): int(count) for status, count in found if status not in terms.declared}
+    return name_statuses({status: int(count) for status, count in found if status not in terms.declared})

@@ -1,10 +1,10 @@
-"""When a record that failed is tried again. Pure: the SQL of `claim` gets bounds that are computed here.
+"""When a failed record is retried. Pure: it computes the bounds for the SQL of `claim`.
 
-Progressive, without a column of its own: a record has ticks at the ages k × period of the tier it is in, and is due in
-a pass if its last tick lies after the mark. All ages at which a tick may be are the ladder; the records whose last tick
-is at one of its rungs were inserted between two moments, which an index finds.
+Progressive needs no column of its own: a record has ticks at the ages k × period of its tier, and is due in a pass if
+its last tick is after the mark. The ladder contains all ages at which a tick can be. Records whose last tick is at one
+rung of the ladder were inserted between two times, which an index finds.
 
-Everything else, by failures: so many failures wait so long.
+All other strategies depend on the number of failures: each number has its wait.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from datetime import UTC, datetime, timedelta
 from penstock.errors import ValidationError
 from penstock.retry import Progressive, Strategy
 
-MOST_RUNGS = 5000
-MOST_FAILURES = 1000
+MAX_RUNGS = 5000
+MAX_COUNTED_FAILURES = 1000
 EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
 INSTANT = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far the ticks were walked: up to `tick`, and at that one up to `key`; no key: all of it."""
+    """How far the ticks were walked: up to `tick`, and at that one up to `key`. No key: all of it."""
 
     tick: datetime
     key: tuple[str, ...] | None = None
@@ -34,7 +34,7 @@ START = Mark(EARLIEST)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TickWindow:
     """Records inserted in (after, until] have their last tick at this age."""
 
     after: datetime
@@ -42,21 +42,21 @@ class Window:
     age: timedelta
 
 
-def micros(seconds: float) -> int:
+def to_micros(seconds: float) -> int:
     return round(seconds * 1e6)
 
 
-def ladder(strategy: Progressive) -> list[timedelta]:
-    """The ages at which a record is tried, the youngest first."""
+def build_ladder(strategy: Progressive) -> list[timedelta]:
+    """Returns the ages at which a record is retried, the youngest first."""
     rungs: list[int] = []
     begin = 0
     for until, every in strategy.tiers:
-        end, step = micros(until), micros(every)
+        end, step = to_micros(until), to_micros(every)
         first = max(-(-begin // step), 1)
         count = max(-(-end // step) - first, 0)
-        if len(rungs) + count > MOST_RUNGS:
+        if len(rungs) + count > MAX_RUNGS:
             raise ValidationError(
-                f"strategy: its tiers try a record more than {MOST_RUNGS} times",
+                f"strategy: its tiers try a record more than {MAX_RUNGS} times",
                 hint="Give them longer periods: adopted tables are searched once for each.",
                 field="strategy",
             )
@@ -67,27 +67,27 @@ def ladder(strategy: Progressive) -> list[timedelta]:
     return [timedelta(microseconds=rung) for rung in rungs]
 
 
-def last_tick(rungs: list[timedelta], inserted: datetime, now: datetime) -> datetime | None:
-    """The last moment up to now at which a record was to be tried; None: there was none yet."""
+def find_last_tick(rungs: list[timedelta], inserted: datetime, now: datetime) -> datetime | None:
+    """Returns the last tick up to now. None: there was none yet."""
     n = bisect_right(rungs, now - inserted)
     return inserted + rungs[n - 1] if n else None
 
 
-def ended(rungs: list[timedelta], inserted: datetime, now: datetime) -> bool:
-    """No tick comes any more."""
+def has_ended(rungs: list[timedelta], inserted: datetime, now: datetime) -> bool:
+    """Returns whether no further tick comes."""
     return now - inserted >= rungs[-1]
 
 
-def windows(rungs: list[timedelta], mark: Mark, now: datetime) -> list[Window]:
-    """Where the records are whose last tick is at the mark or later, one window for each rung. Who is at the mark
-    itself, its key decides. What is older than the last rung had its last tick there."""
+def find_windows(rungs: list[timedelta], mark: Mark, now: datetime) -> list[TickWindow]:
+    """Returns one window for each rung: together they contain the records whose last tick is at the mark or later. For
+    records at the mark itself, the key decides. Records older than the last rung had their last tick there."""
     found = []
     for n, rung in enumerate(rungs):
         older = now - rungs[n + 1] if n + 1 < len(rungs) else EARLIEST
         reached = mark.tick - rung - INSTANT if mark.tick - EARLIEST > rung + INSTANT else EARLIEST
         after = max(older, reached)
         if after < now - rung:
-            found.append(Window(after, now - rung, rung))
+            found.append(TickWindow(after, now - rung, rung))
     return found
 
 
@@ -96,32 +96,33 @@ def windows(rungs: list[timedelta], mark: Mark, now: datetime) -> list[Window]:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long records wait after 0, 1, 2, … failures. With more: as long as the last, unless that is the end."""
+    """How long records wait after 0, 1, 2, … failures. With more failures they wait as long as the last entry, unless
+    `ends`."""
 
     by_failures: tuple[timedelta, ...]
-    ends: bool  # with more failures nothing is tried any more
+    ends: bool  # with more failures, records are dead
 
     def after(self, failures: int) -> timedelta | None:
-        """None: it is given up."""
+        """Returns the wait after this many failures. None: the record is dead."""
         if failures < len(self.by_failures):
             return self.by_failures[max(failures, 0)]
         return None if self.ends else self.by_failures[-1]
 
 
-def waits(strategy: Strategy, max_attempts: int | None) -> Waits:
-    found = [timedelta()]  # whoever has not failed does not wait
-    most = MOST_FAILURES if max_attempts is None else min(max_attempts - 1, MOST_FAILURES)
+def compute_waits(strategy: Strategy, max_attempts: int | None) -> Waits:
+    found = [timedelta()]  # a record without failures does not wait
+    most = MAX_COUNTED_FAILURES if max_attempts is None else min(max_attempts - 1, MAX_COUNTED_FAILURES)
     for failures in range(1, most + 1):
         wait = strategy.delay(failures)
         if wait is None:
             return Waits(tuple(found), ends=True)
         found.append(wait)
-    ends = max_attempts is not None and max_attempts - 1 <= MOST_FAILURES
-    return Waits(tuple(found if ends else without_tail(found)), ends)
+    ends = max_attempts is not None and max_attempts - 1 <= MAX_COUNTED_FAILURES
+    return Waits(tuple(found if ends else drop_tail(found)), ends)
 
 
-def without_tail(found: list[timedelta]) -> list[timedelta]:
-    """Of a tail that no longer changes, one is enough."""
+def drop_tail(found: list[timedelta]) -> list[timedelta]:
+    """Shortens a tail of equal waits to one."""
     while len(found) > 2 and found[-1] == found[-2]:
         found.pop()
     return found

@@ -1,10 +1,11 @@
-"""A real PostgreSQL of one's own: binaries from a wheel or anywhere else, started, shared and stopped by us.
+"""A private PostgreSQL server: Penstock finds the binaries in a wheel or elsewhere, and starts, shares and stops it.
 
     server = Server.start(home(os.environ), environ=os.environ)    # starts it, or attaches when it runs already
     Server.running(home(os.environ))                               # attaches, never starts
     server.stop()
 
-What lies where: `layout`. Who runs it: `identity`. With which binaries: `binaries`. With which settings: `settings`.
+`layout` says where the files are, `identity` chooses the user that runs the server, `binaries` finds the programs, and
+`settings` has the configuration.
 """
 
 from penstock.embedded.layout import home

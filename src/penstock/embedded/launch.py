@@ -1,4 +1,7 @@
-"""From whatever was left behind to a server that accepts connections. Runs under the lock of the home."""
+"""Starts a server that accepts connections, whatever an earlier server left behind.
+
+The caller holds the lock of the home.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +19,24 @@ from penstock.errors import ConfigError, Unavailable
 
 READY_SECONDS = 60
 STOPPING_SECONDS = 30
-RETRY_SECONDS = 10  # what the processes of a killed server may take to notice and leave
+RETRY_SECONDS = 10  # time in which the processes of a killed server notice it and exit
 PASSING = re.compile(r"is still in use|lock file .* already exists|Address already in use")
-# The shell leaves PostgreSQL behind as nobody's child: no zombie and no exit code for the starter to look after.
+# The shell exits and leaves PostgreSQL without a parent, so the starting process has no zombie and no exit code to
+# collect.
 DETACHED = '"$@" >&2 & echo $!'
 
 
-def bring_up(home: Path, who: Identity, program: Path, port: int | None, settings: Mapping[str, str]) -> None:
+def bring_up(home: Path, identity: Identity, program: Path, port: int | None, settings: Mapping[str, str]) -> None:
+    """Creates the cluster if there is none, and starts the server unless it already runs."""
     state = layout.load_state(home)
-    place = layout.find_place(home, state, who)
-    socket_dir = layout.find_socket_dir(place, state, who)
+    place = layout.find_place(home, state, identity)
+    socket_dir = layout.find_socket_dir(place, state, identity)
     layout.save_state(home, state)
     major = major_version(program)
-    binaries = within_reach(program, who, place)
+    binaries = within_reach(program, identity, place)
     data = place / "data"
     if not data.exists():
-        cluster.create(home, place, binaries, who)
+        cluster.create(home, place, binaries, identity)
     cluster.check_version(data, major, program)
     patience = time.monotonic() + RETRY_SECONDS
     while True:
@@ -42,7 +47,7 @@ def bring_up(home: Path, who: Identity, program: Path, port: int | None, setting
             layout.save_state(home, state)
             wanted = {**queue_settings(socket_dir, state["port"]), **settings}
             layout.write(place / "penstock.conf", render(wanted), 0o644)
-            launch(home, data, binaries, who)
+            launch(home, data, binaries, identity)
         except Unavailable:
             if time.monotonic() > patience:
                 raise
@@ -52,7 +57,10 @@ def bring_up(home: Path, who: Identity, program: Path, port: int | None, setting
 
 
 def settle(data: Path, socket_dir: Path) -> bool:
-    """What is there already: True when it is a server that became ready, else the way is free."""
+    """Returns True if a server is already there and becomes ready.
+
+    Otherwise removes stale files and returns False, so that a server can be started.
+    """
     found = postmaster.find(data)
     if found and found.status != "stopping":
         return postmaster.ready(found.pid, data, READY_SECONDS)
@@ -67,10 +75,11 @@ def settle(data: Path, socket_dir: Path) -> bool:
     return False
 
 
-def launch(home: Path, data: Path, binaries: Path, who: Identity) -> None:
+def launch(home: Path, data: Path, binaries: Path, identity: Identity) -> None:
+    """Starts the server and waits until it is ready, or raises an error with the last lines of the log."""
     with layout.open_log(home) as log:
         mark = log.tell()
-        done = who.run("/bin/sh", "-c", DETACHED, "sh", str(binaries / "postgres"), "-D", str(data), log=log)
+        done = identity.run("/bin/sh", "-c", DETACHED, "sh", str(binaries / "postgres"), "-D", str(data), log=log)
         if done.stdout.strip() and postmaster.ready(int(done.stdout), data, READY_SECONDS):
             return
         said = layout.said_since(log, mark)
@@ -81,7 +90,7 @@ def launch(home: Path, data: Path, binaries: Path, who: Identity) -> None:
 
 
 def free_port(wanted: int | None, *, must: bool = False) -> int:
-    """The wanted loopback port if it is free, else any other."""
+    """Returns the wanted loopback port if it is free, or else any other. With `must`, no other port is accepted."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

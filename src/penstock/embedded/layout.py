@@ -1,10 +1,10 @@
-"""What lies where.
+"""The files of the embedded server and where they are.
 
-home/            ours alone: 0700 when we make it, never touched when it was there
-├── lock         held while somebody starts the server
+home/            private: 0700 if Penstock creates it, never changed if it existed before
+├── lock         held while a process starts the server
 ├── state.json   port, and the directories outside of home, if any
 ├── pgpass       the password, 0600
-├── log          what PostgreSQL says
+├── log          the log of PostgreSQL
 └── the place    home itself; a temporary directory when the server's user cannot reach home
     ├── data     the cluster, 0700
     ├── run      the socket; a temporary directory when the path would be too long for one
@@ -29,19 +29,19 @@ from penstock.embedded.identity import Identity
 from penstock.errors import ConfigError, Unavailable
 
 LOCK_SECONDS = 120
-SOCKET_BYTES = 100  # the kernel takes 107, macOS 103
+SOCKET_BYTES = 100  # Linux allows 107, macOS 103
 LOG_BYTES = 16 * 1024 * 1024
 LOG_LINES = 12
 LONGEST_SOCKET = ".s.PGSQL.65535"
 
 
 def home(environ: Mapping[str, str]) -> Path:
-    """`$PENSTOCK_HOME`, else `./.penstock`. There is no search upwards."""
+    """Returns `$PENSTOCK_HOME`, or else `./.penstock`. It does not search parent directories."""
     return Path(environ.get("PENSTOCK_HOME") or ".penstock").absolute()
 
 
 def write(path: Path, text: str, mode: int = 0o600) -> None:
-    """All or nothing, never through somebody's symlink."""
+    """Writes a file completely or not at all, and never through a symlink of another user."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(descriptor, mode)
@@ -51,16 +51,19 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
     Path(name).replace(path)
 
 
-def make_home(home: Path, who: Identity) -> None:
-    """A borrowed user may walk through a home that we make, not look around in it."""
-    home.mkdir(0o711 if who.borrowed else 0o700, parents=True, exist_ok=True)
+def make_home(home: Path, identity: Identity) -> None:
+    """Creates the home. A borrowed user can pass through a home that Penstock creates, but cannot list it."""
+    home.mkdir(0o711 if identity.borrowed else 0o700, parents=True, exist_ok=True)
     if not (home / ".gitignore").exists():
         write(home / ".gitignore", "*\n", 0o644)
 
 
 @contextmanager
 def locked(home: Path) -> Iterator[None]:
-    """One starter at a time. flock, not lockf: it holds between threads too, and dies with the process."""
+    """Holds the lock of the home, so that one process at a time starts the server.
+
+    It uses flock and not lockf, because flock also works between threads and ends with the process.
+    """
     deadline = time.monotonic() + LOCK_SECONDS
     with appending(home / "lock") as file:
         while True:
@@ -76,10 +79,12 @@ def locked(home: Path) -> Iterator[None]:
 
 
 def appending(path: Path) -> IO[bytes]:
+    """Opens a file to append to it, and does not follow a symlink."""
     return open(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600))
 
 
 def load_state(home: Path) -> dict[str, Any]:
+    """Returns the content of state.json, or an empty dict if there is none."""
     try:
         return dict(json.loads((home / "state.json").read_text()))
     except (FileNotFoundError, NotADirectoryError):
@@ -91,60 +96,73 @@ def load_state(home: Path) -> dict[str, Any]:
 
 
 def save_state(home: Path, state: Mapping[str, Any]) -> None:
+    """Writes state.json."""
     write(home / "state.json", json.dumps(state) + "\n")
 
 
 def place_of(home: Path, state: Mapping[str, Any]) -> Path:
+    """Returns the directory that holds the cluster."""
     return Path(state.get("place", home))
 
 
 def data_of(home: Path) -> Path:
+    """Returns the data directory of a home."""
     return place_of(home, load_state(home)) / "data"
 
 
 def owner(home: Path) -> int | None:
-    """Whose the cluster is; None before there is one."""
+    """Returns the user id that owns the cluster, or None if there is no cluster yet."""
     data = data_of(home)
     return data.stat().st_uid if data.exists() else None
 
 
-def find_place(home: Path, state: dict[str, Any], who: Identity) -> Path:
+def find_place(home: Path, state: dict[str, Any], identity: Identity) -> Path:
+    """Returns a directory for the cluster that the server's user can reach, and records it in `state`."""
     place = place_of(home, state)
     if place != home and not is_ours(place, os.geteuid()):
-        # Never a fresh and empty database in silence.
+        # A lost data directory is an error; a new, empty database must not silently replace it.
         raise ConfigError(f"the data directory in {place} has disappeared", hint=f"to begin anew, remove {home}")
-    if place == home and not who.reaches(home):
+    if place == home and not identity.reaches(home):
         if (home / "data").exists():
-            raise ConfigError(f"{home} cannot be reached by {who.name}")
-        place = temporary(who, 0o711)
+            raise ConfigError(f"{home} cannot be reached by {identity.name}")
+        place = temporary(identity, 0o711)
         state["place"] = str(place)
     return place
 
 
-def find_socket_dir(place: Path, state: dict[str, Any], who: Identity) -> Path:
-    """The remembered one if it is still there, so that DSNs given out keep working."""
+def find_socket_dir(place: Path, state: dict[str, Any], identity: Identity) -> Path:
+    """Returns a directory for the socket.
+
+    A recorded directory is used again if it still exists, so that existing DSNs keep working.
+    """
     inside = place / "run"
     if fits(inside):
         inside.mkdir(0o700, exist_ok=True)
-        who.own(inside)
+        identity.own(inside)
         return inside
     remembered = Path(state.get("socket_dir", ""))
-    if "socket_dir" in state and is_ours(remembered, who.uid):
+    if "socket_dir" in state and is_ours(remembered, identity.uid):
         return remembered
-    outside = temporary(who, 0o700)
-    who.own(outside)
+    outside = temporary(identity, 0o700)
+    identity.own(outside)
     state["socket_dir"] = str(outside)
     return outside
 
 
 def fits(directory: Path) -> bool:
-    """Short enough for a socket; and a comma would be the end of the name to PostgreSQL and to libpq."""
+    """Returns whether the path is short enough for a socket and has no comma.
+
+    PostgreSQL and libpq would end the name at a comma.
+    """
     path = os.fsencode(directory / LONGEST_SOCKET)
     return len(path) <= SOCKET_BYTES and b"," not in path
 
 
 def is_ours(directory: Path, uid: int) -> bool:
-    """Anybody may make a directory of this name in /tmp after ours has gone."""
+    """Returns whether a directory belongs to this user and only this user can write to it.
+
+    Any user can create a directory of this name in /tmp after the original is gone.
+    """
     try:
         info = directory.lstat()
     except FileNotFoundError:
@@ -152,16 +170,18 @@ def is_ours(directory: Path, uid: int) -> bool:
     return stat.S_ISDIR(info.st_mode) and info.st_uid == uid and not info.st_mode & 0o022
 
 
-def temporary(who: Identity, mode: int) -> Path:
+def temporary(identity: Identity, mode: int) -> Path:
+    """Creates a private temporary directory that this user can reach."""
     for base in map(Path, (tempfile.gettempdir(), "/tmp", "/var/tmp")):  # noqa: S108 - mkdtemp makes it private
-        if fits(base / "penstock-12345678") and who.reaches(base):
+        if fits(base / "penstock-12345678") and identity.reaches(base):
             directory = Path(tempfile.mkdtemp(prefix="penstock-", dir=base))
             directory.chmod(mode)
             return directory
-    raise ConfigError(f"no temporary directory that {who.name} can reach")
+    raise ConfigError(f"no temporary directory that {identity.name} can reach")
 
 
 def open_log(home: Path) -> IO[bytes]:
+    """Opens the log to append to it. A log of more than 16 MiB is renamed first."""
     log = home / "log"
     if log.exists() and log.stat().st_size > LOG_BYTES:
         log.replace(home / "log.1")
@@ -169,7 +189,7 @@ def open_log(home: Path) -> IO[bytes]:
 
 
 def said_since(log: IO[bytes], mark: int) -> str:
-    """The last lines that the server wrote after `mark`."""
+    """Returns the last lines that the server wrote after `mark`."""
     with Path(log.name).open("rb") as file:
         file.seek(max(mark, file.seek(0, os.SEEK_END) - 8192))
         return "\n".join(file.read().decode(errors="replace").splitlines()[-LOG_LINES:])

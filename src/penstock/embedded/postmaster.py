@@ -1,4 +1,4 @@
-"""The postmaster as the system shows it: its pid file, its process, its socket."""
+"""Finds out the state of the postmaster from its pid file, its process and its socket."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ PROC = Path("/proc")
 
 
 class Postmaster(NamedTuple):
+    """A running postmaster, as its pid file and its process describe it."""
+
     pid: int
     port: int
     socket_dir: Path
@@ -26,7 +28,10 @@ class Postmaster(NamedTuple):
 
 
 def find(data: Path) -> Postmaster | None:
-    """The living postmaster of this data directory. The pid file proves nothing: the number may be a stranger's."""
+    """Returns the running postmaster of this data directory, or None.
+
+    The pid file alone proves nothing: its pid may belong to another program.
+    """
     pid, lines = pid_file(data)
     # PostgreSQL fills the file line by line while it starts.
     if len(lines) < 5 or not lines[4] or not (program := postmaster_program(pid, data)):
@@ -36,7 +41,7 @@ def find(data: Path) -> Postmaster | None:
 
 
 def pid_file(data: Path) -> tuple[int, list[str]]:
-    """The pid, 0 when there is none, and all lines."""
+    """Returns the pid and all lines. The pid is 0 if there is no pid file."""
     try:
         lines = os.fsdecode((data / "postmaster.pid").read_bytes()).split("\n")
         return int(lines[0]), lines
@@ -45,16 +50,17 @@ def pid_file(data: Path) -> tuple[int, list[str]]:
 
 
 def postmaster_program(pid: int, data: Path) -> Path | None:
-    """The program that runs as the postmaster of `data` under this pid; None when it is something else."""
+    """Returns the program that runs as the postmaster of `data` under this pid, or None if there is none."""
     command = command_of(pid)
     program = Path(command.removesuffix(f" -D {data}"))
     return program if program.name == "postgres" and str(program) != command else None
 
 
 def command_of(pid: int) -> str:
-    """The command line of a living process; empty when there is none. A zombie is none.
+    """Returns the command line of a running process, or an empty string if there is none.
 
-    Not its working directory, which would need ptrace rights that root in a container does not have.
+    A zombie does not count as running. The working directory is not read: that would need ptrace rights, which root in
+    a container does not have.
     """
     if not (PROC / "self").exists():
         ps = ["/bin/ps", "-o", "command=", "-p", str(pid)]
@@ -68,13 +74,14 @@ def command_of(pid: int) -> str:
 
 
 def clear_stale(data: Path, socket_dir: Path) -> None:
-    """Take away the lock files of a server that has gone.
+    """Removes the lock files of a server that is gone.
 
-    PostgreSQL would believe them as long as anything has that pid: a stranger, or a zombie that nobody collects.
-    Should processes of the old server still be there, the shared memory they hold keeps a new one out.
+    PostgreSQL would trust them as long as any process has that pid, such as another program, or a zombie whose parent
+    does not collect it. If processes of the old server are still running, their shared memory prevents the start of a
+    new one.
     """
     pid, _ = pid_file(data)
-    if postmaster_program(pid, data) or (pid < 0 and command_of(-pid)):  # negative: a single-user session
+    if postmaster_program(pid, data) or (pid < 0 and command_of(-pid)):  # a negative pid is a single-user session
         return
     (data / "postmaster.pid").unlink(missing_ok=True)
     for leftover in socket_dir.glob(".s.PGSQL.*"):
@@ -82,7 +89,10 @@ def clear_stale(data: Path, socket_dir: Path) -> None:
 
 
 def reply(path: Path) -> bytes:
-    """What is said to somebody who knocks at this socket: nothing when nobody is there, `?` when nobody speaks."""
+    """Returns the first bytes that a server sends on this socket.
+
+    The result is empty if no server listens there, and `?` if the server sends nothing.
+    """
     knock = b"user\0penstock\0\0"
     said = b""
     with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
@@ -95,12 +105,15 @@ def reply(path: Path) -> bytes:
 
 
 def answers(socket_dir: Path) -> bool:
-    """Does anybody listen there: a server that we do not recognise, perhaps in another container?"""
+    """Returns whether a server listens there that Penstock does not recognise, for example one in another container."""
     return any(reply(path) for path in socket_dir.glob(".s.PGSQL.*[0-9]"))
 
 
 def accepts(found: Postmaster) -> bool:
-    """The pid file says "ready" all through the recovery after a backend's crash: only asking tells."""
+    """Returns whether the server accepts connections.
+
+    It asks the server, because the pid file says "ready" during the whole recovery after the crash of a backend.
+    """
     if found.status != "ready":
         return False
     said = reply(found.socket_dir / f".s.PGSQL.{found.port}")
@@ -108,7 +121,7 @@ def accepts(found: Postmaster) -> bool:
 
 
 def ready(pid: int, data: Path, within: float) -> bool:
-    """Wait until this postmaster accepts connections; False when it ends instead."""
+    """Waits until this postmaster accepts connections. Returns False if it ends instead."""
     deadline = time.monotonic() + within
     while command_of(pid):
         if (found := find(data)) and found.pid == pid and accepts(found):
@@ -120,12 +133,14 @@ def ready(pid: int, data: Path, within: float) -> bool:
 
 
 def send(pid: int, data: Path, signal: int) -> None:
+    """Sends a signal to the postmaster, if this pid is still the postmaster."""
     if postmaster_program(pid, data):
         with suppress(ProcessLookupError):
             os.kill(pid, signal)
 
 
 def gone(pid: int, data: Path, within: float) -> bool:
+    """Waits until the postmaster has ended. Returns False if it still runs after `within` seconds."""
     deadline = time.monotonic() + within
     while postmaster_program(pid, data):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Start, attach, stop."""
+"""The embedded server: start it, attach to it, stop it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.S
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running server. Its password is in the passfile, never here."""
+    """A running server. Its password is in the passfile, never in this object."""
 
     home: Path
     data: Path
@@ -46,19 +46,20 @@ class Server:
         settings: Mapping[str, str] = NOTHING,
         identities: Iterable[Identity] | None = None,
     ) -> Server:
-        """Start the server of this home, or attach when it runs: then port and settings stay as they are.
+        """Starts the server of this home, or attaches if it already runs.
 
-        Any number of processes may call this at once: one starts it, the others wait for it.
+        An attached server keeps its port and settings. Any number of processes may call this at the same time: one
+        starts the server, and the others wait for it.
         """
         home = home.resolve()
         try:
             if (found := postmaster.find(layout.data_of(home))) and postmaster.accepts(found):
                 return cls._of(home, found)
             program = find_binaries(environ, binaries)
-            who = choose(candidates() if identities is None else identities, layout.owner(home))
-            layout.make_home(home, who)
+            identity = choose(candidates() if identities is None else identities, layout.owner(home))
+            layout.make_home(home, identity)
             with layout.locked(home):
-                bring_up(home, who, program, port, settings)
+                bring_up(home, identity, program, port, settings)
                 found = postmaster.find(layout.data_of(home))
         except OSError as error:
             raise ConfigError(f"cannot keep a server in {home}: {error}") from error
@@ -68,7 +69,7 @@ class Server:
 
     @classmethod
     def running(cls, home: Path) -> Server | None:
-        """The server of this home if it runs, be it in recovery. Never starts one."""
+        """Returns the server of this home if it runs, also during recovery. This method never starts a server."""
         home = home.resolve()
         found = postmaster.find(layout.data_of(home))
         return cls._of(home, found) if found and found.status != "stopping" else None
@@ -80,10 +81,12 @@ class Server:
 
     @property
     def dsn(self) -> str:
+        """The DSN for connections by the Unix socket."""
         return self._dsn("", f"host={quote(os.fsencode(self.socket_dir))}&port={self.port}&")
 
     @property
     def dsn_tcp(self) -> str:
+        """The DSN for connections by TCP on loopback."""
         return self._dsn(f"127.0.0.1:{self.port}", "")
 
     def _dsn(self, address: str, options: str) -> str:
@@ -92,10 +95,11 @@ class Server:
 
     @property
     def log(self) -> Path:
+        """The path of the log of PostgreSQL."""
         return self.home / "log"
 
     def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
-        """Stop this server and wait until it has gone. Once it has, this does nothing."""
+        """Stops this server and waits until it has ended. If it has already ended, this does nothing."""
         postmaster.send(self.pid, self.data, SIGNALS[mode])
         if postmaster.gone(self.pid, self.data, STOP_SECONDS):
             return
@@ -104,6 +108,6 @@ class Server:
             raise Unavailable(f"PostgreSQL (pid {self.pid}) does not stop", hint=f"see {self.log}")
 
     def kill(self) -> None:
-        """SIGKILL to the postmaster, as a crash would do it. Its children notice and leave by themselves."""
+        """Sends SIGKILL to the postmaster, as in a crash. Its child processes notice it and exit by themselves."""
         postmaster.send(self.pid, self.data, signal.SIGKILL)
         postmaster.gone(self.pid, self.data, KILL_SECONDS)

@@ -1,4 +1,7 @@
-"""Handlers: what people decorate, what they are given, and what is known of them. No I/O."""
+"""Handlers: the functions that an application decorates, their context, and their registry.
+
+This package does no I/O.
+"""
 
 from penstock.handlers.context import AsyncContext, Context, Held
 from penstock.handlers.registry import ANY_KIND, Registry, Spec

@@ -1,5 +1,7 @@
-"""What a handler may be given: JSON, as its annotations say. Checked at push, where the mistake is made, and again when
-run, because anybody may push by SQL."""
+"""Checks the arguments of a handler: JSON values that match its annotations.
+
+A payload is checked at push, where the mistake is made, and again when the task runs, because SQL can push any payload.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ from penstock.handlers.context import AsyncContext, Context
 from penstock.model import Json, Task
 from penstock.validate import shown_path
 
-# What a push says of the task itself; a handler's own argument of that name could never be told apart.
-RESERVED = frozenset({"subject", "due", "priority", "kind", "connection", "on_conflict"})
+# These names are options of a push. A handler argument with one of these names would be ambiguous.
+RESERVED = frozenset({"subject", "due", "delay", "priority", "kind", "connection", "on_conflict"})
 PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
 ANYTHING = (Any, object, inspect.Parameter.empty)
-WHOLE = "payload"  # a handler's only argument of this name is the payload as it is
+WHOLE = "payload"  # if this is the only argument of a handler, it receives the whole payload
 BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 Fits = Callable[[object], bool]
 
@@ -34,13 +36,14 @@ class Arguments:
     required: frozenset[str]
     task: str | None
     context: str | None
-    plain: tuple[tuple[str, type], ...] | None  # all of them whole numbers, texts and truths, as they mostly are
-    open: bool  # it takes **anything
-    rest: Any  # what anything must be
-    whole: bool  # it takes the payload as it is
+    plain: tuple[tuple[str, type], ...] | None  # set if each parameter is an int, str or bool, which is the common case
+    open: bool  # the handler takes **kwargs
+    rest: Any  # the annotation of **kwargs
+    whole: bool  # the handler takes the whole payload as one argument
 
     @classmethod
     def of(cls, function: Callable[..., Any], *, wanted: type = Context) -> Arguments:
+        """Reads the parameters of a handler, and refuses one that cannot be called with a payload."""
         hints = hints_of(function)
         given = [*inspect.signature(function).parameters.values()]
         task, context = (named_by(kind, given, hints) for kind in (Task, wanted))
@@ -69,7 +72,10 @@ class Arguments:
         )
 
     def payload(self, given: Sequence[Any], named: Json) -> Json:
-        """The payload of a call. What is left out stays out: a default is the handler's of the day it runs."""
+        """Returns the checked payload of a call.
+
+        An omitted argument stays omitted, so that its default is the one that the handler has when the task runs.
+        """
         known = {name: value for name, value in named.items() if name in self.types}
         try:
             found = self.signature.bind_partial(*given, **known).arguments | named
@@ -83,7 +89,7 @@ class Arguments:
         return self.checked(found)
 
     def checked(self, payload: Json) -> Json:
-        """A payload that fits, or the first thing wrong with it."""
+        """Returns the payload if it fits, or raises an error that names the first mismatch."""
         if self.whole:
             wrong = None if type(payload) is dict else unlike(payload, "an object", WHOLE)
             wrong = wrong or mismatch(payload, self.types[WHOLE], WHOLE)
@@ -94,9 +100,9 @@ class Arguments:
         return payload
 
     def suits(self, payload: Json) -> bool:
-        """The quick answer; `refuse` has the words."""
+        """Returns whether a payload fits. This check is fast; `refuse` produces the error message."""
         if self.plain is not None and len(payload) == len(self.plain):
-            for name, kind in self.plain:  # noqa: SIM110 - half the time of all()
+            for name, kind in self.plain:  # noqa: SIM110 - the loop takes half the time of all()
                 if type(payload.get(name)) is not kind:
                     return False
             return True
@@ -113,10 +119,11 @@ class Arguments:
         return self._is_rest(name) and fitted(value, self.rest)
 
     def _is_rest(self, name: str) -> bool:
-        """It is part of **anything; its task and context are not to be had from a payload."""
+        """Returns whether a name belongs to **kwargs. A payload cannot provide the handler's task or context."""
         return self.open and name not in (self.task, self.context)
 
     def refuse(self, payload: Json) -> None:
+        """Raises an error for the first argument that is missing, unknown or of the wrong type."""
         for name in self.signature.parameters:
             if name in self.required and name not in payload:
                 raise ValidationError(f"{name}: it is missing", hint=f"It takes {self.signature}.", field=name)
@@ -129,7 +136,7 @@ class Arguments:
                 raise ValidationError(wrong, field=name)
 
     def call(self, task: Task, context: object) -> Json:
-        """The named arguments of one run."""
+        """Returns the keyword arguments of one run."""
         payload = self.checked(task.payload)
         named: dict[str, Any] = {WHOLE: payload} if self.whole else payload
         if self.task is not None or self.context is not None:
@@ -142,12 +149,13 @@ class Arguments:
 
 
 def all_plain(named: list[inspect.Parameter], hints: Mapping[str, Any]) -> tuple[tuple[str, type], ...] | None:
+    """Returns the names and types of the parameters if each one is an int, str or bool, or else None."""
     found = tuple((one.name, hints.get(one.name, Any)) for one in named)
     return found if {kind for _, kind in found} <= {int, str, bool} else None
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of a function, of an object that can be called, or of a TypedDict."""
+    """Returns the annotations of a function, of a callable object, or of a TypedDict."""
     if isinstance(function, functools.partial):
         return hints_of(function.func)
     target = function if inspect.isroutine(function) or is_typeddict(function) else type(function).__call__
@@ -155,23 +163,23 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
         return get_type_hints(target)
     except Exception as error:
         raise ConfigError(
-            f"{name_of(function)}: its annotations can not be read: {error}",
+            f"{name_of(function)}: its annotations cannot be read: {error}",
             hint="Import what they name at the top of the module, not below `if TYPE_CHECKING`.",
         ) from error
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """An object that can be called has no name of its own."""
+    """Returns the name of a function, or the name of its class for a callable object, which has no name of its own."""
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def named_by(kind: type, given: Sequence[inspect.Parameter], hints: Mapping[str, Any]) -> str | None:
-    """The parameter that is annotated so."""
+    """Returns the name of the parameter with this annotation, or None."""
     return next((one.name for one in given if hints.get(one.name) is kind and one.kind in BY_NAME), None)
 
 
 def check_parameter(function: Callable[..., Any], one: inspect.Parameter, annotation: Any, wanted: type) -> None:
-    """A handler that could not be called is refused when it is decorated."""
+    """Refuses, at decoration, a parameter with which the handler could not be called."""
     where = f"{name_of(function)}({one.name})"
     if annotation in (Context, AsyncContext) and one.kind in BY_NAME:
         colour = "an async handler gets AsyncContext" if wanted is AsyncContext else "a sync handler gets Context"
@@ -188,7 +196,10 @@ def check_parameter(function: Callable[..., Any], one: inspect.Parameter, annota
 
 
 def travels(annotation: Any, above: tuple[Any, ...] = ()) -> bool:
-    """Whether JSON can carry it; `above` are the TypedDicts it is in, one of which may be itself."""
+    """Returns whether JSON can carry a value of this type.
+
+    `above` holds the enclosing TypedDicts; a TypedDict may contain itself.
+    """
     if annotation in (*ANYTHING, *PLAIN, None, list, dict, *above):
         return True
     if is_typeddict(annotation):
@@ -202,6 +213,7 @@ def travels(annotation: Any, above: tuple[Any, ...] = ()) -> bool:
 
 
 def takes_object(annotation: Any) -> bool:
+    """Returns whether the annotation accepts a JSON object."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return any(map(takes_object, inner))
@@ -209,7 +221,7 @@ def takes_object(annotation: Any) -> bool:
 
 
 def fitting(annotation: Any) -> Fits:
-    """Whether a value fits, as quickly as can be: this runs once per task."""
+    """Returns a function that tells whether a value fits. It is optimised for speed, because it runs once per task."""
     if annotation in ANYTHING:
         return lambda _: True
     if annotation in (int, str, bool):
@@ -218,7 +230,7 @@ def fitting(annotation: Any) -> Fits:
 
 
 def mismatch(value: object, annotation: Any, path: str) -> str | None:
-    """What is wrong with a value, in words; None: it fits."""
+    """Returns a message that says what is wrong with a value, or None if the value fits."""
     if annotation in ANYTHING:
         return None
     origin, inner = get_origin(annotation) or annotation, get_args(annotation)
@@ -235,20 +247,24 @@ def mismatch(value: object, annotation: Any, path: str) -> str | None:
 
 
 def same(value: object, literal: object) -> bool:
+    """Returns whether a value equals a literal and has the same type."""
     return type(value) is type(literal) and value == literal
 
 
 def fitted(value: object, annotation: Any) -> bool:
+    """Returns whether a value fits an annotation."""
     return mismatch(value, annotation, "") is None
 
 
 def mismatch_of_plain(value: object, annotation: Any, path: str) -> str | None:
+    """Returns a message if the value is not of a plain type such as int or str. A float parameter accepts an int."""
     wanted = type(None) if annotation is None else annotation
     fits = type(value) is wanted or (wanted is float and type(value) is int)
     return None if fits else unlike(value, PLAIN[wanted], path)
 
 
 def mismatch_of_items(value: object, inner: tuple[Any, ...], path: str) -> str | None:
+    """Returns a message if the value is not a list, or for its first item that does not fit."""
     if type(value) not in (list, tuple):
         return unlike(value, "a list", path)
     items = enumerate(value) if inner else ()  # type: ignore[arg-type, var-annotated]
@@ -256,6 +272,7 @@ def mismatch_of_items(value: object, inner: tuple[Any, ...], path: str) -> str |
 
 
 def mismatch_of_values(value: object, inner: tuple[Any, ...], path: str) -> str | None:
+    """Returns a message if the value is not an object, or for its first value that does not fit."""
     if type(value) is not dict:
         return unlike(value, "an object", path)
     items = value.items() if inner else ()
@@ -263,6 +280,7 @@ def mismatch_of_values(value: object, inner: tuple[Any, ...], path: str) -> str 
 
 
 def mismatch_of_keys(value: object, annotation: Any, path: str) -> str | None:
+    """Returns a message if a key of a TypedDict is missing or unknown, or if a value does not fit."""
     if type(value) is not dict:
         return unlike(value, "an object", path)
     hints, required = keys_of(annotation)
@@ -276,16 +294,21 @@ def mismatch_of_keys(value: object, annotation: Any, path: str) -> str | None:
 
 @functools.cache
 def keys_of(typed: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """The keys of a TypedDict, and those that must be there. It does not know itself which, where annotations are text
-    (`from __future__ import annotations`)."""
+    """Returns the annotations of a TypedDict by key, and the keys that are required.
+
+    The class itself does not know the required keys where annotations are strings (`from __future__ import
+    annotations`).
+    """
     said = {key: get_origin(hint) for key, hint in get_type_hints(typed, include_extras=True).items()}
     required = {key for key, word in said.items() if word is Required or key in typed.__required_keys__}
     return get_type_hints(typed), frozenset(key for key in required if said[key] is not NotRequired)
 
 
 def unlike(value: object, words: str, path: str) -> str:
+    """Returns the message for a value that is not what the handler expects."""
     return f"{shown_path(path)}: {shown(value)} is not {words}"
 
 
 def spelt(annotation: Any) -> str:
+    """Returns an annotation as text."""
     return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")

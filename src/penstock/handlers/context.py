@@ -1,4 +1,4 @@
-"""What a handler may ask for: its task, whether it shall go on, more time, and a transaction that settles the task."""
+"""The context of a handler: its task, whether to go on, more time, and a transaction that settles the task."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from penstock import validate
-from penstock.errors import HandlerMisuse
-from penstock.model import DONE, Claim, Duration, Json, Outcome, Task
+from penstock.errors import HandlerMisuse, ValidationError, shown
+from penstock.handlers.tracebacks import error_text
+from penstock.model import DONE, Claim, Duration, Json, Outcome, Task, made_inside
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -20,74 +21,162 @@ if TYPE_CHECKING:
 
 
 class Held:
-    """A claim in the hands of a worker: whether it is still ours. The worker writes it, handlers read it."""
+    """A claim that a worker holds, and whether its lease is still valid.
+
+    The worker writes this object; handlers read it.
+    """
 
     def __init__(self, claim: Claim, lease: float = 0.0) -> None:
         self.claim = claim
-        self.lease = lease  # seconds, as its queue has it
+        self.lease = lease  # seconds, as set for its queue
         self.lost = False
         self.revoked: set[int] = set()
         self.stopping = False
 
 
+COMMITTED = ("done", "again")  # outcomes that commit what a transaction() block wrote
+SAY_INSIDE = "Say it inside the block, before it ends: context.dead(), context.failed(), context.release() or again()."
+
+
+class RollBack(Exception):
+    """Ends a transaction() block after the handler said that the task failed, is dead or is released."""
+
+
 class AnyContext:
-    """What both colours have."""
+    """The part that Context and AsyncContext share."""
 
     def __init__(self, task: Task, held: Held, postpone: Callable[[timedelta], None] | None = None) -> None:
         self.task = task
-        self.deadline: float | None = None  # of a thread, which nobody can end: the handler is told, that is all
-        self.settled = False  # by transaction()
+        self.deadline: float | None = None  # set for a thread, which cannot be ended: the handler can only read it
+        self.settled = False  # transaction() has settled the task
+        self.decided = False  # the transaction() block has ended, so the outcome is final
+        self.keep_traceback = True  # whether context.failed(error) stores the traceback
         self._held = held
         self._postpone = postpone
         self._outcome: Outcome | None = None
-        self._begun = False  # transaction()
+        self._begun = False  # transaction() was called
 
     @property
     def queue(self) -> str:
+        """The name of the task's queue."""
         return self._held.claim.queue
 
     @property
     def attempt(self) -> int:
-        """Which try this is since the last success, from 1."""
+        """The number of this attempt since the last success. It starts at 1."""
         return self.task.attempt
 
     @property
     def iterations(self) -> int:
-        """How often it has succeeded before."""
+        """The number of earlier successes of this task."""
         return self.task.iterations
 
     @property
     def cancelled(self) -> bool:
-        """Nobody waits for the result any more: the lease is lost, the task was cancelled, or its time is up."""
+        """Whether the result is no longer needed: the lease is lost, the task was cancelled, or its time is up."""
         return self._held.lost or self.task.id in self._held.revoked or self.late
 
     @property
     def late(self) -> bool:
+        """Whether the timeout of the handler has passed."""
         return self.deadline is not None and time.monotonic() > self.deadline
 
     @property
     def stopping(self) -> bool:
-        """The worker is about to stop. Who can leave off here may: `return context.again()`."""
+        """Whether the worker is about to stop. A handler that can continue later may `return context.again()`."""
         return self._held.stopping
 
     @property
     def outcome(self) -> Outcome:
+        """The outcome that the handler chose; `done` by default."""
         return self._outcome or DONE
 
     def again(
         self, due: datetime | None = None, payload: Json | None = None, *, delay: Duration | None = None
     ) -> Outcome:
-        """It succeeded and shall run again: at `due`, after `delay`, or at once; with another payload, if one is given.
-        It counts when the handler returns, whether or not it returns this."""
+        """Marks the task as succeeded and runs it again: at `due`, after `delay`, or at once.
+
+        With `payload`, the next run gets that payload. The call takes effect when the handler returns, whether or not
+        the handler returns its result.
+        """
         checked = None if due is None else validate.moment(due)
         validate.delay(delay)
         if payload is not None:
             validate.payload(payload, validate.LARGEST_EVER)
-        self._outcome = Outcome.again(checked, delay=delay, payload=payload)
-        return self._outcome
+        return self._decide(Outcome.again(checked, delay=delay, payload=payload))
+
+    def dead(self, reason: str) -> Outcome:
+        """Gives the task up for this reason; it is not tried again.
+
+        Like `failed` and `release`, the call takes effect when the handler returns, whether or not the handler returns
+        its result. Inside `transaction()`, it undoes what the block wrote.
+        """
+        if not isinstance(reason, str) or not reason:
+            raise ValidationError(f"reason: {shown(reason)} is not a text that says why", field="reason")
+        return self._decide(Outcome.dead(reason))
+
+    def failed(self, error: str | BaseException, delay: Duration | None = None) -> Outcome:
+        """Marks the attempt as failed.
+
+        The task is tried again after `delay`, or as the retry strategy says; see `dead`.
+        """
+        validate.delay(delay)
+        if isinstance(error, BaseException):
+            text = error_text(error, keep_traceback=self.keep_traceback)
+            return self._decide(Outcome.failed(text, delay=delay, error_class=type(error).__name__))
+        return self._decide(Outcome.failed(str(error), delay=delay))
+
+    def release(self, delay: Duration | None = None) -> Outcome:
+        """Puts the task back as it was, without using up an attempt.
+
+        With `delay`, it does not run before that time has passed; see `dead`.
+        """
+        validate.delay(delay)
+        return self._decide(Outcome.release(delay=delay))
+
+    def _decide(self, outcome: Outcome) -> Outcome:
+        if self.decided and outcome != self.outcome:
+            raise self.misused(outcome)
+        self._outcome = outcome
+        return outcome
+
+    def misused(self, outcome: Outcome) -> HandlerMisuse:
+        """Returns the error for an outcome that the handler chooses after its transaction() block has ended."""
+        ended = "settled" if self.settled else "decided"
+        return HandlerMisuse(
+            f"outcome: {outcome.word} after transaction(), whose end has {ended} the task: {self.outcome.word}",
+            hint=SAY_INSIDE,
+        )
+
+    def _to_commit(self) -> Outcome:
+        """Returns the outcome to commit with the block.
+
+        An Outcome that the handler creates inside the block is most likely its return value, and a return value is not
+        known before the commit. Such an outcome is refused.
+        """
+        made = made_inside.get()
+        if made and self._outcome is None:
+            raise HandlerMisuse(
+                f"outcome: Outcome.{made[-1].word} inside transaction(), which cannot see what is returned",
+                hint=f"Call context.{made[-1].word}(…) instead; an outcome for another task is made before the block.",
+            )
+        if self.outcome.word not in COMMITTED:
+            raise RollBack
+        return self.outcome
+
+    def _leave(self, connection: Any) -> None:
+        """Checks the outcome at the end of a block whose transaction an error has aborted.
+
+        Such a transaction accepts no more statements.
+        """
+        if connection.info.transaction_status.name == "INERROR":
+            self._to_commit()
+
+    def _close(self, *, committed: bool) -> None:
+        self.settled, self.decided = committed, True
 
     def _gain(self, length: Duration | None) -> timedelta | None:
-        """A timeout begins anew, with that length."""
+        """Moves the deadline and the timeout to at least `length` from now, and returns the lease to ask for."""
         wanted = validate.lease(length)
         if wanted is None:
             return None
@@ -95,7 +184,8 @@ class AnyContext:
             self.deadline = max(self.deadline, time.monotonic() + wanted.total_seconds())
         if self._postpone is not None:
             self._postpone(wanted)
-        return max(wanted, timedelta(seconds=self._held.lease))  # others share it, and need as much as ever
+        # Other tasks share the lease, so it is never shorter than the queue's.
+        return max(wanted, timedelta(seconds=self._held.lease))
 
     def _begin(self) -> None:
         if self._begun:
@@ -104,7 +194,7 @@ class AnyContext:
 
 
 class Context(AnyContext):
-    """For a sync handler: `def send(order_id: int, context: Context) -> None`."""
+    """The context of a sync handler: `def send(order_id: int, context: Context) -> None`."""
 
     def __init__(
         self, task: Task, held: Held, queue: Queue, postpone: Callable[[timedelta], None] | None = None
@@ -113,26 +203,43 @@ class Context(AnyContext):
         self._queue = queue
 
     def extend(self, length: Duration | None = None) -> None:
-        """More time: the lease goes on from now for `length`, at least for as long as its queue says; with a length, a
-        timeout lasts at least that much longer too. LeaseLost: stop, somebody else has the task. While its worker
-        lives, a lease is kept alive anyway."""
+        """Extends the lease to `length` from now, and to at least the lease of the queue.
+
+        With a length, a timeout is also at least that long from now. `LeaseLost` means that another worker has the
+        task: stop. You need no call to keep the lease, because a running worker extends it anyway.
+        """
         self._held.revoked.update(self._queue.extend(self._held.claim, lease=self._gain(length)).revoked)
 
     def transaction(self) -> AbstractContextManager[Any]:
-        """A psycopg connection in a transaction that settles this task when the block ends: your writes and the end of
-        the task happen both, or neither. Once per run; after it only what may happen twice or never."""
+        """Returns a psycopg connection in a transaction that settles this task when the block ends.
+
+        Your writes and the end of the task are committed together, or not at all. You can call it once per run. After
+        the block, do only what may happen twice or never.
+
+        The end of the block commits, also when a `return` leaves it; the value that is returned is not known at that
+        moment. So choose the outcome inside the block: after `dead`, `failed` or `release` the writes are rolled back,
+        and that outcome is final.
+        """
         return self._settling()
 
     @contextmanager
     def _settling(self) -> Iterator[Any]:
         self._begin()
-        with self._queue.settling(self._held.claim, self.task.id, lambda: self.outcome) as connection:
-            yield connection
-        self.settled = True
+        try:
+            with self._queue.settling(self._held.claim, self.task.id, self._to_commit) as connection:
+                made_inside.set([])
+                yield connection
+                self._leave(connection)
+        except RollBack:
+            self._close(committed=False)
+        else:
+            self._close(committed=True)
+        finally:
+            made_inside.set(None)
 
 
 class AsyncContext(AnyContext):
-    """For an async handler: `async def send(order_id: int, context: AsyncContext) -> None`."""
+    """The context of an async handler: `async def send(order_id: int, context: AsyncContext) -> None`."""
 
     def __init__(
         self, task: Task, held: Held, queue: AsyncQueue, postpone: Callable[[timedelta], None] | None = None
@@ -141,17 +248,25 @@ class AsyncContext(AnyContext):
         self._queue = queue
 
     async def extend(self, length: Duration | None = None) -> None:
-        """As `Context.extend`."""
+        """Does the same as `Context.extend`."""
         extended = await self._queue.extend(self._held.claim, lease=self._gain(length))
         self._held.revoked.update(extended.revoked)
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
-        """As `Context.transaction`, with psycopg's AsyncConnection."""
+        """Does the same as `Context.transaction`, with psycopg's AsyncConnection."""
         return self._settling()
 
     @asynccontextmanager
     async def _settling(self) -> AsyncIterator[Any]:
         self._begin()
-        async with self._queue.settling(self._held.claim, self.task.id, lambda: self.outcome) as connection:
-            yield connection
-        self.settled = True
+        try:
+            async with self._queue.settling(self._held.claim, self.task.id, self._to_commit) as connection:
+                made_inside.set([])
+                yield connection
+                self._leave(connection)
+        except RollBack:
+            self._close(committed=False)
+        else:
+            self._close(committed=True)
+        finally:
+            made_inside.set(None)

@@ -1,10 +1,11 @@
-"""Which function handles which kind of which queue. Explicit: a payload never names code."""
+"""The registry: which function handles which kind of which queue. It is explicit: a payload never names code."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import cached_property
@@ -15,10 +16,10 @@ from penstock.errors import ConfigError, ValidationError, shown
 from penstock.handlers.arguments import Arguments, hints_of, name_of
 from penstock.handlers.context import AsyncContext, Context
 from penstock.model import Backfill, Duration, Json, NewSchedule, Task
-from penstock.retry import Custom, Policy, Strategy, parse
+from penstock.retry import CustomRetry, Policy, Strategy, parse
 from penstock.schedule import checked
 
-ANY_KIND = "*"  # handles what nobody else does
+ANY_KIND = "*"  # its handler runs the kinds that have no handler of their own
 SHORTEST_TIMEOUT = timedelta(milliseconds=1)
 Mode = Literal["thread", "process", "async"]
 Hook = Callable[..., Any]
@@ -32,26 +33,28 @@ class Spec:
     queue: str
     kind: str
     mode: Mode
-    arguments: Arguments | None  # None: it takes a list of tasks
+    arguments: Arguments | None  # None: the handler takes a list of tasks
     retry: Strategy | None
     policy: Policy | None
     max_attempts: int | None
     timeout: float | None  # seconds
     priority: int
     batch: int | None
+    tracebacks: bool = True  # stored with errors
 
     @property
     def name(self) -> str:
+        """The queue and the kind, as `queue/kind`."""
         return f"{self.queue}/{self.kind}"
 
     @cached_property
     def quick(self) -> bool:
-        """It wants nothing but the keys of its payload, and may take as long as it likes."""
+        """Whether the handler takes only keys of its payload and has no timeout."""
         wanted = self.arguments
         return wanted is not None and self.timeout is None and not (wanted.context or wanted.task or wanted.whole)
 
     def stored(self) -> Json:
-        """What PostgreSQL is told of the kind."""
+        """Returns what PostgreSQL stores about the kind."""
         return {
             "kind": self.kind,
             "retry": None if self.retry is None else self.retry.to_json(),
@@ -60,15 +63,18 @@ class Spec:
         }
 
     def payload(self, given: tuple[Any, ...], named: Json) -> Json:
-        """The payload of a push, checked."""
+        """Returns the checked payload of a push."""
         if self.arguments is not None:
             return self.arguments.payload(given, named)
         if given:
             raise ConfigError(f"{self.name}: a batch handler's arguments are pushed by name")
         return named
 
-    def scheduled(self, asked: Asked) -> NewSchedule:
-        """Its tasks at the ticks of a cron line, checked: a payload it would not take is refused at decoration."""
+    def scheduled(self, asked: ScheduleOptions) -> NewSchedule:
+        """Returns a schedule that pushes tasks of this handler.
+
+        A payload that the handler does not accept is refused at decoration.
+        """
         if self.kind == ANY_KIND:
             raise ConfigError(f"{self.name}: a schedule pushes tasks of one kind", hint="Give the handler a kind=.")
         payload = {} if asked.payload is None else asked.payload
@@ -88,9 +94,12 @@ class Spec:
         )
 
 
+Wrapper = Callable[[Spec], Callable[..., Any]]
+
+
 @dataclass(frozen=True)
-class Asked:
-    """What `@app.schedule` says; the rest its handler knows."""
+class ScheduleOptions:
+    """The arguments of `@app.schedule`; the handler provides the rest."""
 
     cron: str
     tz: str
@@ -105,16 +114,17 @@ def spec_of(
     *,
     queue: str,
     kind: str | None = None,
-    retry: Strategy | Policy | Custom | str | None = None,
+    retry: Strategy | Policy | CustomRetry | str | None = None,
     max_attempts: int | None = None,
     timeout: Duration | None = None,
     priority: int = 5,
     batch: int | None = None,
     run: Mode | None = None,
+    tracebacks: bool = True,
 ) -> Spec:
-    """A handler, checked: what could not work is refused when it is decorated."""
+    """Returns a checked handler. A handler that cannot work is refused when it is decorated."""
     if not callable(function):
-        raise ConfigError(f"handler: {shown(function)} can not be called")
+        raise ConfigError(f"handler: {shown(function)} cannot be called")
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
     name = kind if kind is not None else getattr(function, "__name__", type(function).__name__)
     stored, policy = strategy_of(retry)
@@ -130,11 +140,15 @@ def spec_of(
         timeout=None if timeout is None else seconds(timeout),
         priority=validate.whole(priority, "priority", 0, 9),
         batch=None if batch is None else batch_of(function, name, batch),
+        tracebacks=tracebacks,
     )
 
 
 def mode_of(name: str, run: str | None, *, is_async: bool, timed: bool) -> Mode:
-    """Async ones on the loop; sync ones in threads, unless they have a timeout: only a process can be ended."""
+    """Returns how a handler runs: async handlers on the loop, sync handlers in threads.
+
+    A sync handler with a timeout runs in a process, because only a process can be ended.
+    """
     if is_async:
         if run not in (None, "async"):
             raise ConfigError(f"{name}: an async handler runs on the loop, not in a {run}", hint="Leave out run=.")
@@ -147,6 +161,7 @@ def mode_of(name: str, run: str | None, *, is_async: bool, timed: bool) -> Mode:
 
 
 def seconds(timeout: Duration) -> float:
+    """Returns a timeout in seconds; it must be at least 1 ms."""
     length = validate.positive(timeout, "timeout", most=timedelta(days=3650))
     if length < SHORTEST_TIMEOUT:
         raise ValidationError(f"timeout: {shown(timeout)} is less than 1ms", field="timeout")
@@ -154,6 +169,7 @@ def seconds(timeout: Duration) -> float:
 
 
 def batch_of(function: Callable[..., Any], name: str, batch: int) -> int:
+    """Returns the checked batch size of a handler that takes a list of tasks."""
     own = [*inspect.signature(function).parameters.values()]
     hint = hints_of(function).get(own[0].name) if own else None
     if len(own) != 1 or not (hint is None or (get_origin(hint) is list and get_args(hint) == (Task,))):
@@ -162,10 +178,10 @@ def batch_of(function: Callable[..., Any], name: str, batch: int) -> int:
 
 
 def strategy_of(retry: Any) -> tuple[Strategy | None, Policy | None]:
-    """What PostgreSQL stores, and what the worker asks first."""
+    """Returns the strategy that PostgreSQL stores, and the policy that the worker asks first."""
     if retry is None or isinstance(retry, str):
         return (None if retry is None else parse(retry)), None
-    if isinstance(retry, Custom) and callable(retry.policy):
+    if isinstance(retry, CustomRetry) and callable(retry.policy):
         stored, policy = strategy_of(retry.fallback)
         if policy is None:
             return stored, retry.policy
@@ -178,30 +194,46 @@ def strategy_of(retry: Any) -> tuple[Strategy | None, Policy | None]:
 
 @dataclass(slots=True)
 class Registry:
-    """The handlers and schedules of an application, and what it does when a worker starts, stops, or a task dies."""
+    """The handlers, schedules and hooks of an application.
+
+    Hooks run when a worker starts, when it stops, and when a task dies.
+    """
 
     specs: dict[tuple[str, str], Spec] = field(default_factory=dict)
     schedules: dict[str, NewSchedule] = field(default_factory=dict)
-    early: list[tuple[Callable[..., Any], Asked]] = field(default_factory=list)  # scheduled before they are handlers
+    # Functions with a schedule that are not handlers yet.
+    early: list[tuple[Callable[..., Any], ScheduleOptions]] = field(default_factory=list)
+    around: list[Wrapper] = field(default_factory=list)
     starting: list[Hook] = field(default_factory=list)
     stopping: list[Hook] = field(default_factory=list)
     dying: list[Hook] = field(default_factory=list)
 
     def add(self, spec: Spec) -> Spec:
+        """Adds a handler, and the schedules that its function got before it was a handler."""
         known = self.specs.get((spec.queue, spec.kind))
         if known is not None and not same_function(known.function, spec.function):
             raise ConfigError(
                 f"{spec.name}: {name_of(known.function)} handles it already",
                 hint="Give one of them another kind=.",
             )
-        self.specs[spec.queue, spec.kind] = spec
+        self.specs[spec.queue, spec.kind] = functools.reduce(wrapped, self.around, spec)
         ours = [asked for function, asked in self.early if function is spec.function]
         self.early = [one for one in self.early if one[0] is not spec.function]
         for asked in ours:
             self.schedule(spec, asked)
         return spec
 
-    def schedule(self, spec: Spec, asked: Asked) -> None:
+    def wrap(self, wrapper: Wrapper) -> None:
+        """Makes workers and `drain_inline` call what `wrapper` returns, for present and future handlers.
+
+        The wrapper gets the handler's Spec and returns a function like the one in it. Calling the handler as a function
+        is not affected.
+        """
+        self.around.append(wrapper)
+        self.specs = {key: wrapped(spec, wrapper) for key, spec in self.specs.items()}
+
+    def schedule(self, spec: Spec, asked: ScheduleOptions) -> None:
+        """Adds a schedule for a handler; its name must be unique."""
         new = spec.scheduled(asked)
         if self.schedules.setdefault(new.name, new) != new:
             raise ConfigError(
@@ -209,7 +241,7 @@ class Registry:
             )
 
     def schedules_of(self, queue: str) -> list[NewSchedule]:
-        """Those that push to a queue. A function that is scheduled has to be a handler by now."""
+        """Returns the schedules that push to a queue. A function with a schedule must be a handler by now."""
         if self.early:
             raise ConfigError(
                 f"schedule: {name_of(self.early[0][0])} is not a handler", hint="Decorate it with @app.task too."
@@ -217,20 +249,23 @@ class Registry:
         return [new for new in self.schedules.values() if new.queue == queue]
 
     def find(self, queue: str, kind: str) -> Spec | None:
+        """Returns the handler of a kind, or else the queue's handler for any kind, or None."""
         return self.specs.get((queue, kind)) or self.specs.get((queue, ANY_KIND))
 
     def queues(self) -> list[str]:
+        """Returns the names of the queues that have handlers, in order."""
         return sorted({queue for queue, _ in self.specs})
 
     def of(self, queue: str) -> Iterator[Spec]:
+        """Returns the handlers of a queue."""
         return (spec for spec in self.specs.values() if spec.queue == queue)
 
     def stored(self, queue: str) -> list[Json]:
-        """What PostgreSQL is told of a queue's kinds."""
+        """Returns what PostgreSQL stores about the kinds of a queue."""
         return [spec.stored() for spec in self.of(queue) if spec.kind != ANY_KIND]
 
     def check_served(self, queue: str) -> None:
-        """A queue that a worker shall serve has a handler, or nothing would ever happen."""
+        """Refuses a queue without a handler: a worker could never run its tasks."""
         if any(self.of(queue)):
             return
         near = get_close_matches(queue, self.queues(), 1)
@@ -239,8 +274,16 @@ class Registry:
         raise ConfigError(f"queues: no handler of the application is for {shown(queue)}", hint=hint)
 
 
+def wrapped(spec: Spec, wrapper: Wrapper) -> Spec:
+    """Returns the handler with its function wrapped."""
+    return replace(spec, function=wrapper(spec))
+
+
 def same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """A module that is imported twice decorates its functions twice."""
+    """Returns whether two functions have the same name and module.
+
+    A module that is imported twice decorates its functions twice.
+    """
     return getattr(one, "__qualname__", one) == getattr(other, "__qualname__", other) and getattr(
         one, "__module__", one
     ) == getattr(other, "__module__", other)

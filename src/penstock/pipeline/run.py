@@ -1,5 +1,4 @@
-"""The pipeline as a list of stages, in their order. Each can be run alone, and again: what is made already is left as
-it is."""
+"""The pipeline as an ordered list of stages. Each stage can run alone and repeatedly: it skips what is already made."""
 
 from __future__ import annotations
 
@@ -8,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.pipeline import profile, report
-from penstock.pipeline.bronze import bronze
-from penstock.pipeline.gold import gold
-from penstock.pipeline.reconcile import reconcile
-from penstock.pipeline.silver import silver
+from penstock.pipeline import report
+from penstock.pipeline.learn import profile
+from penstock.pipeline.stages.bronze import bronze
+from penstock.pipeline.stages.gold import gold
+from penstock.pipeline.stages.reconcile import reconcile
+from penstock.pipeline.stages.silver import silver
 from penstock.pipeline.work import Work
 
 Answer = Mapping[str, Any]
@@ -20,15 +20,17 @@ Answer = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`run` answers what it did, as JSON has it. A stage that finds something wrong says `ok: false`; the others run
-    all the same."""
+    """A stage of the pipeline. `run` returns what it did, as JSON. A stage that finds a problem returns `ok: false`;
+    the other stages still run."""
 
     name: str
     run: Callable[[Work], Answer]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StageOutcome:
+    """What a stage returned, and how long it took."""
+
     stage: str
     seconds: float
     answer: Answer
@@ -62,7 +64,7 @@ LAKE: tuple[Stage, ...] = (
     Stage("gold", gold),
     Stage("reconcile", reconciled),
 )
-# All of them, in order: what tells of the lake stands behind what makes it, and the page behind everything.
+# All stages, in order: stages that read the lake come after those that write it, and the report is last.
 STAGES: tuple[Stage, ...] = (*LAKE[:-1], Stage("profile", profiled), LAKE[-1], Stage("report", reported))
 
 Watch = Callable[[str], None]
@@ -73,14 +75,15 @@ def run(
     stages: Sequence[Stage] = LAKE,
     *,
     begins: Watch = lambda _: None,
-    ends: Callable[[Outcome], None] = lambda _: None,
-) -> list[Outcome]:
-    """Those that make the lake, or others. Whoever watches is told when one begins and what came of it."""
-    found: list[Outcome] = []
+    ends: Callable[[StageOutcome], None] = lambda _: None,
+) -> list[StageOutcome]:
+    """Runs stages in order; by default those that make the lake. `begins` is called when a stage begins, `ends` with
+    its outcome."""
+    found: list[StageOutcome] = []
     for stage in stages:
         begins(stage.name)
         began = time.perf_counter()
         answer = stage.run(work)
-        found.append(Outcome(stage.name, time.perf_counter() - began, answer))
+        found.append(StageOutcome(stage.name, time.perf_counter() - began, answer))
         ends(found[-1])
     return found

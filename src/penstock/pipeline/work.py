@@ -1,12 +1,11 @@
-"""What every stage of the pipeline is given, and the moment at which lake and database are known to belong together."""
+"""What every stage of the pipeline is given, and the checks that the lake belongs to the database."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from hashlib import blake2b
 from pathlib import Path
 from uuid import uuid4
 
@@ -18,27 +17,28 @@ from penstock.database import Database
 from penstock.errors import Conflict
 from penstock.model import Horizon
 from penstock.pipeline.lake import Lake, Scope, State
-from penstock.spark.hints import as_ours
-from penstock.spark.options import Place
-from penstock.spark.place import opened
+from penstock.spark.connection import open_database
+from penstock.spark.error_text import parse_error
+from penstock.spark.options import Address
 from penstock.spark.session import make_ready
 
 Tell = Callable[[str], None]
 
 
-def silence(_: str) -> None:
-    """Nobody listens."""
+def ignore(_: str) -> None:
+    """Ignores a progress message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`dsn` is whole: executors have another environment. `tell` is told what is being done."""
+    """What a stage works with. `dsn` is complete, because executors have another environment. `tell` is called with
+    progress messages."""
 
     spark: SparkSession
     lake: Lake
     database: Database = field(repr=False)
     dsn: str = field(repr=False)
-    tell: Tell = silence
+    tell: Tell = ignore
 
 
 @contextmanager
@@ -49,13 +49,16 @@ def working(
     dsn: str | None = None,
     queues: Sequence[str] = (),
     since: datetime | None = None,
-    tell: Tell = silence,
+    tell: Tell = ignore,
     anywhere: bool = False,
 ) -> Iterator[Work]:
-    """A lake that is ours to change, of the database that we are connected to (or `anywhere`). Begun, if there is none.
-    Where `spark` is made only when it is called, everything else is looked at first."""
+    """Opens a lake for writing and yields the work for its stages. A lake that does not exist is begun.
+
+    The lake must be of the connected database, unless `anywhere` is true. If `spark` is a function, it is called last,
+    after all checks.
+    """
     found = lake if isinstance(lake, Lake) else Lake(lake)
-    with opened(Place(dsn), connections=2) as database:
+    with open_database(Address(dsn), connections=2) as database:
         now = seam.horizon(database)
         for name in queues:
             seam.queues_named(database, name)  # NotFound says which is near
@@ -64,13 +67,14 @@ def working(
             if not found.exists:
                 found.begin(State(uuid4().hex, now.system, now.database, scope))
             if not anywhere:
-                same(found, now, scope)
+                check_same(found, now, scope)
+                check_past(found, database)
             session = spark if isinstance(spark, SparkSession) else spark()
             yield Work(own(session), found, database, database.dsn, tell)
 
 
-def same(lake: Lake, now: Horizon, scope: Scope) -> None:
-    """The lake is of this database, and of what was asked for."""
+def check_same(lake: Lake, now: Horizon, scope: Scope) -> None:
+    """Raises Conflict if the lake is of another database or of another scope than the one asked for."""
     state = lake.state
     if (state.system, state.database) != now[:2]:
         raise Conflict(
@@ -83,17 +87,30 @@ def same(lake: Lake, now: Horizon, scope: Scope) -> None:
         if asked and asked != there:
             said = (", ".join(there) if name == "queues" else there) if there else "everything"
             hint = f"Leave --{name} out, or name another directory."
-            raise Conflict(f"{name}: {lake.place} was begun with {said}; that can not be changed", hint=hint)
+            raise Conflict(f"{name}: {lake.place} was begun with {said}; that cannot be changed", hint=hint)
+
+
+def check_past(lake: Lake, database: Database) -> None:
+    """Raises Conflict if a failover or a restore took rows that the lake has read."""
+    passed = lake.state.passed
+    if passed is None:
+        return
+    try:
+        seam.check_mark(database, passed)
+    except Conflict as error:
+        hint = f"penstock pipeline rebase --lake {lake.place} compares the lake with history, and makes it equal."
+        raise Conflict(f"lake: {lake.place}: {error.message}", hint=hint) from error
 
 
 def own(spark: SparkSession) -> SparkSession:
-    """The same Spark, with settings of our own: whatever somebody else's are, days are UTC and moments microseconds."""
+    """Returns a session of the same Spark with our settings: days are UTC and timestamps have microseconds, whatever
+    the settings of the given session are."""
     session = spark.newSession()
     session.conf.set("spark.sql.session.timeZone", "UTC")
     session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     session.conf.set("spark.sql.ansi.enabled", "true")
-    session.conf.set("spark.sql.maxConcurrentOutputFileWriters", "64")  # else all rows are sorted by day first
-    if session.conf.get("spark.sql.shuffle.partitions") == "200":  # nobody has said anything else
+    session.conf.set("spark.sql.maxConcurrentOutputFileWriters", "64")  # otherwise Spark first sorts all rows by day
+    if session.conf.get("spark.sql.shuffle.partitions") == "200":  # Spark's default
         session.conf.set("spark.sql.shuffle.partitions", str(4 * session.sparkContext.defaultParallelism))
     make_ready(session)
     return session
@@ -101,21 +118,11 @@ def own(spark: SparkSession) -> SparkSession:
 
 @contextmanager
 def sparks_errors() -> Iterator[None]:
-    """What Spark made of an error of ours, as that error again."""
+    """Raises the PenstockError that Spark wrapped in an exception of its own."""
     try:
         yield
     except PySparkException as error:
-        ours = as_ours(str(error))
+        ours = parse_error(str(error))
         if ours is None:
             raise
         raise ours from error
-
-
-def signature(*parts: Collection[str] | int) -> str:
-    """Of what a day was made: the same files in the same version make the same day."""
-    text = "\n".join(str(part) if isinstance(part, int) else " ".join(sorted(part)) for part in parts)
-    return blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def paths(state: State, table: str, days: Collection[str]) -> list[str]:
-    return [file.path for file in state.files(table, days)]

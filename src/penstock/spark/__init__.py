@@ -1,4 +1,4 @@
-"""Spark on both ends: DataFrames into queues, queues as streams, heavy drains on executors, history as DataFrames."""
+"""Spark on both ends: DataFrames into queues, queues as streams, drains on executors, history as DataFrames."""
 
 from __future__ import annotations
 
@@ -11,28 +11,49 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
+    from penstock.model import Duration, Horizon, OnConflict
     from penstock.spark.api import SparkReport, push
-    from penstock.spark.drain import drain, drain_backlog
+    from penstock.spark.drain import Handler, drain, drain_backlog
     from penstock.spark.history import read_history
+    from penstock.spark.options import Pace
     from penstock.spark.outcomes import note_outcomes
     from penstock.spark.session import session
 
-__all__ = ["SparkReport", "drain", "drain_backlog", "note_outcomes", "push", "read_history", "session"]
+__all__ = [
+    "Duration",
+    "Handler",
+    "Horizon",
+    "OnConflict",
+    "Pace",
+    "SparkReport",
+    "drain",
+    "drain_backlog",
+    "note_outcomes",
+    "push",
+    "read_history",
+    "session",
+]
 
-# Where each name is. Loaded when somebody asks: Spark is an extra, and heavy.
+# The module of each name. It is imported on first use: Spark is an extra, and takes long to import.
 HOMES = {
-    "SparkReport": "api",
-    "push": "api",
-    "drain": "drain",
-    "drain_backlog": "drain",
-    "note_outcomes": "outcomes",
-    "read_history": "history",
-    "session": "session",
+    "Duration": "penstock.model",
+    "Horizon": "penstock.model",
+    "OnConflict": "penstock.model",
+    "SparkReport": "penstock.spark.api",
+    "push": "penstock.spark.api",
+    "Handler": "penstock.spark.drain",
+    "drain": "penstock.spark.drain",
+    "drain_backlog": "penstock.spark.drain",
+    "read_history": "penstock.spark.history",
+    "Pace": "penstock.spark.options",
+    "note_outcomes": "penstock.spark.outcomes",
+    "session": "penstock.spark.session",
 }
 
 
 class Package(ModuleType):
-    """Some of these names are modules too: imported, they would stand before what they are for."""
+    """This package. Some of its names are modules too: importing such a module must not hide the function of that
+    name."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in HOMES or not isinstance(value, ModuleType):
@@ -43,10 +64,12 @@ sys.modules[__name__].__class__ = Package
 
 
 def installed() -> bool:
+    """Returns whether PySpark is installed."""
     return find_spec("pyspark") is not None
 
 
 def needed() -> None:
+    """Raises ConfigError if PySpark is not installed."""
     if not installed():
         raise ConfigError("PySpark is not installed", hint="pip install 'penstock[spark]'")
 
@@ -55,4 +78,4 @@ def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     needed()
-    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+    return getattr(import_module(HOMES[name]), name)

@@ -12,15 +12,15 @@ from pyspark.sql import DataFrame
 from penstock.app import Penstock
 from penstock.model import OnConflict
 from penstock.spark import options
-from penstock.spark.hints import as_ours
-from penstock.spark.rows import planned
+from penstock.spark.error_text import parse_error
+from penstock.spark.rows import plan_columns
 from penstock.spark.session import make_ready
-from penstock.spark.writer import job_named
+from penstock.spark.writer import ONCE, name_job
 
 
 @dataclass(frozen=True, slots=True)
 class SparkReport:
-    """What became of the rows of a write: the seven counts add up to `rows`."""
+    """The result of a write. The seven counts add up to `rows`."""
 
     job_id: UUID
     rows: int = 0
@@ -51,9 +51,9 @@ def push(
     txn_version: int | None = None,
     max_connections: int | None = None,
 ) -> SparkReport:
-    """A DataFrame's rows as tasks. Columns: payload (JSON text, struct or map), and if there are any subject, kind,
-    due, priority. With `txn_app_id` and `txn_version` the same call can be repeated: its rows are written once. So many
-    executors write at once as there may be connections; by default all that run."""
+    """Pushes the rows of a DataFrame as tasks. Columns: payload (JSON text, struct or map); optional are subject, kind,
+    due and priority. A call with `txn_app_id` and `txn_version` can be repeated: its rows are written once. At most
+    `max_connections` executors write at the same time; by default all that run."""
     told: dict[str, str | None] = {
         "queue": queue,
         "onConflict": on_conflict,
@@ -66,22 +66,26 @@ def push(
     }
     given = {name: value for name, value in told.items() if value is not None}
     asked = options.for_writing(given)
-    planned(df.schema, pack=asked.pack_columns, kind=asked.kind)
+    plan_columns(df.schema, pack=asked.pack_columns, kind=asked.kind)
     if asked.txn_app_id is None:
-        given |= {"txnAppId": f"once {uuid4()}", "txnVersion": "0"}  # a name, so that we can ask what became of it
-    job = job_named(given["txnAppId"], int(given["txnVersion"]))
+        given |= {
+            "txnAppId": f"{ONCE}{uuid4()}",
+            "txnVersion": "0",
+        }  # a name, so that we can read the report of this job
+    job = name_job(given["txnAppId"], int(given["txnVersion"]))
     with Penstock(dsn, max_connections=2) as app:
         make_ready(df.sparkSession)
-        write(df, given | {"url": app.dsn})
+        write_rows(df, given | {"url": app.dsn})
         found = app.queue(queue).job_report(job)
     return SparkReport(job, **(found or {}))
 
 
-def write(df: DataFrame, given: Mapping[str, str]) -> None:
+def write_rows(df: DataFrame, given: Mapping[str, str]) -> None:
+    """Writes a DataFrame. Raises the PenstockError that Spark wrapped in an exception of its own."""
     try:
         df.write.format("penstock").options(**given).mode("append").save()
     except PySparkException as error:
-        ours = as_ours(str(error))
+        ours = parse_error(str(error))
         if ours is None:
             raise
         raise ours from error

@@ -1,5 +1,6 @@
-"""Queues and adopted tables drained by Spark's executors, for heavy work: claim → handler → settle in each Spark task,
-until nothing waits. Leases decide who has what, so a Spark task that is repeated simply goes on."""
+"""Drains queues and adopted tables on Spark's executors, for heavy work. Each Spark task claims, calls the handler and
+settles until no task waits. Leases decide which Spark task has which tasks, so a repeated Spark task simply
+continues."""
 
 from __future__ import annotations
 
@@ -10,35 +11,35 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from secrets import token_hex
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
-from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 
 from penstock import backlog, validate
 from penstock.errors import Conflict, LeaseLost, PenstockError, Unavailable, ValidationError, shown
+from penstock.handlers.tracebacks import error_text
 from penstock.model import Claim, Duration, Outcome, Task
 from penstock.queue import Queue, persistently
-from penstock.spark.hand import Ended, Hand
-from penstock.spark.hints import hinted
-from penstock.spark.options import MOST_PARTITIONS, Place
-from penstock.spark.place import found, opened
+from penstock.spark.connection import open_database, resolve_dsn
+from penstock.spark.options import MAX_PARTITIONS, Address
+from penstock.spark.subprocess_call import ChildProcess, ProcessEnded
 from penstock.statements import storable
-from penstock.worker.execution import error_text, judged
+from penstock.worker.execution import judged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Handler = Callable[[Task], Outcome | None]
 
-BATCH = 10
+BATCH_SIZE = 10
 SETTLE_EVERY = 0.5  # seconds: small tasks are settled together
 LOOK_AGAIN = 0.1  # seconds
-PATIENCE = 30.0  # seconds without a task, although some wait: somebody holds them
-PASS = 10_000  # records of an adopted table in one pass
-DEATHS = 20  # of processes, one after the other, with nothing handled between
+MAX_WAIT = 30.0  # seconds without a claim although tasks wait: other workers hold them
+PASS_SIZE = 10_000  # records of an adopted table in one pass
+MAX_DEATHS = 20  # of processes in a row, without a pass that ended
 
 OUTCOMES = pa.schema(
     [
@@ -62,8 +63,8 @@ PASSES = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """What a Spark task is told."""
+class DrainSpec:
+    """What a Spark task needs to know."""
 
     dsn: str = field(repr=False)
     source: str
@@ -71,7 +72,7 @@ class Orders:
     function: bytes = field(repr=False)
     shares: tuple[int | None, ...]
     job: str
-    batch: int = BATCH
+    batch: int = BATCH_SIZE
     lease: float = 0.0
 
 
@@ -81,29 +82,32 @@ def drain(
     handler: Handler,
     *,
     dsn: str | None = None,
-    batch: int = BATCH,
+    batch: int = BATCH_SIZE,
     partitions: int | None = None,
     lease: Duration | None = None,
     max_tasks: int | None = None,
 ) -> DataFrame:
-    """Runs now, until nothing is pending or `max_tasks` were handled, and answers what became of each.
+    """Drains a queue now, until no task is pending or `max_tasks` were handled. Returns the outcome of each task.
 
-    The handler is called with a Task, in a process of its own beside each executor's Python worker. It returns (done),
-    returns an Outcome, or raises (failed, tried again as the queue says); one that ends its process has failed too.
-    Rows: id, kind, subject, attempt, outcome (as in history; lost: the lease was), error, seconds, worker. A Spark task
-    that is repeated has forgotten its rows, never its tasks; and begins its share of `max_tasks` anew.
+    The handler is called with a Task, in a process of its own beside each executor's Python worker. It returns None
+    (done), returns an Outcome, or raises (failed, and retried as the queue says). A handler that ends its process has
+    failed too. Columns of the result: id, kind, subject, attempt, outcome (as in history; lost: the lease was lost),
+    error, seconds, worker. If a Spark task is repeated, its earlier rows are missing, but its tasks are settled; its
+    share of `max_tasks` begins again.
     """
     name = validate.queue_name(queue)
     size = validate.whole(batch, "batch", 1, validate.LARGEST_CLAIM)
     most = None if max_tasks is None else validate.whole(max_tasks, "max_tasks", 1, 2**31)
     asked = validate.lease(lease)
     check_handler(handler, "task")
-    place, source = found(Place(dsn))
-    with opened(Place(place)) as database:
+    resolved, source = resolve_dsn(Address(dsn))
+    with open_database(Address(resolved)) as database:
         seconds = Queue(database, name).lease() if asked is None else asked.total_seconds()
-    shares = shared(most, parallel(spark, partitions))
-    orders = Orders(place, source, name, pickled(partial(performed, handler)), shares, new_job(), size, seconds)
-    return outcomes(spark, orders, work, OUTCOMES)
+    shares = split_limit(most, choose_partitions(spark, partitions))
+    spec = DrainSpec(
+        resolved, source, name, pickle_handler(partial(perform, handler)), shares, make_job_id(), size, seconds
+    )
+    return run_drain(spark, spec, drain_queue, OUTCOMES)
 
 
 def drain_backlog(
@@ -116,36 +120,43 @@ def drain_backlog(
     max_records: int | None = None,
     max_age: Duration | None = None,
 ) -> DataFrame:
-    """The same for an adopted table: each Spark task runs passes over it until one finds nothing more. What a pass has
-    locked no other sees, so any number may run at once. Rows: what each pass did; `ended`: processes it cost."""
+    """Drains an adopted table: each Spark task runs passes over it until one finds nothing more. A pass skips the
+    records that another pass has locked, so any number may run at once. Each row of the result is a pass; `ended`
+    counts the processes that ended during it."""
     most = None if max_records is None else validate.whole(max_records, "max_records", 1, 2**31)
     check_handler(handler, "record")
-    place, source = found(Place(dsn))
-    with hinted():
-        known = backlog.load(place, source, name)
-        if known.terms.mode == "observe":
-            raise Conflict(f"{known.name} was adopted to be observed only")
-    one_pass = partial(passed, dsn=place, source=source, name=known.name, handler=handler, max_age=max_age)
-    orders = Orders(place, source, known.name, pickled(one_pass), shared(most, parallel(spark, partitions)), new_job())
-    return outcomes(spark, orders, work_backlog, PASSES)
+    resolved, source = resolve_dsn(Address(dsn))
+    known = backlog.load(resolved, source, name)
+    if known.terms.mode == "observe":
+        raise Conflict(f"{known.name} was adopted to be observed only")
+    one_pass = partial(run_pass, dsn=resolved, source=source, name=known.name, handler=handler, max_age=max_age)
+    spec = DrainSpec(
+        resolved,
+        source,
+        known.name,
+        pickle_handler(one_pass),
+        split_limit(most, choose_partitions(spark, partitions)),
+        make_job_id(),
+    )
+    return run_drain(spark, spec, drain_table, PASSES)
 
 
 # --- in the driver ----------------------------------------------------------------------------------------------------
 
 
-def outcomes(
-    spark: SparkSession, orders: Orders, run: Callable[[Orders, int], Iterator[pa.RecordBatch]], schema: pa.Schema
+def run_drain(
+    spark: SparkSession, spec: DrainSpec, run: Callable[[DrainSpec, int], Iterator[pa.RecordBatch]], schema: pa.Schema
 ) -> DataFrame:
-    """Made now and kept by the executors, cut off from how it was made: if one of them is lost, looking at it fails. A
-    cached DataFrame would be made again then, and drain again."""
+    """Drains now, and keeps the rows on the executors without their lineage: if an executor is lost, reading the result
+    fails. A cached DataFrame would be computed again then, and drain again."""
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - it brings pandas
 
     def drained(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for part in batch["id"].to_pylist():
-                yield from run(orders, part)
+                yield from run(spec, part)
 
-    parts = len(orders.shares)
+    parts = len(spec.shares)
     numbers = spark.range(0, parts, 1, parts)
     made = numbers.mapInArrow(drained, from_arrow_schema(schema))
     return made.localCheckpoint(eager=True)
@@ -153,43 +164,43 @@ def outcomes(
 
 def check_handler(handler: object, what: str) -> None:
     if not callable(handler):
-        raise ValidationError(f"handler: {shown(handler)} can not be called", field="handler")
+        raise ValidationError(f"handler: {shown(handler)} cannot be called", field="handler")
     if inspect.iscoroutinefunction(handler):
         raise ValidationError(
-            "handler: an async function can not run on executors", hint=f"def handle({what}): …", field="handler"
+            "handler: an async function cannot run on executors", hint=f"def handle({what}): …", field="handler"
         )
 
 
-def pickled(function: Callable[[Any], Any]) -> bytes:
+def pickle_handler(function: Callable[[Any], Any]) -> bytes:
     try:
         return cast("bytes", cloudpickle.dumps(function))  # type: ignore[no-untyped-call]  # Spark's
     except Exception as error:
-        raise ValidationError(f"handler: it can not be sent to executors: {error}", field="handler") from error
+        raise ValidationError(f"handler: it cannot be sent to executors: {error}", field="handler") from error
 
 
-def parallel(spark: SparkSession, partitions: int | None) -> int:
+def choose_partitions(spark: SparkSession, partitions: int | None) -> int:
     if partitions is not None:
-        return validate.whole(partitions, "partitions", 1, MOST_PARTITIONS)
-    return min(spark.sparkContext.defaultParallelism, MOST_PARTITIONS)
+        return validate.whole(partitions, "partitions", 1, MAX_PARTITIONS)
+    return min(spark.sparkContext.defaultParallelism, MAX_PARTITIONS)
 
 
-def shared(most: int | None, parts: int) -> tuple[int | None, ...]:
-    """A limit, in so many parts; none of them empty."""
+def split_limit(most: int | None, parts: int) -> tuple[int | None, ...]:
+    """Splits a limit into parts, none of which is 0."""
     if most is None:
         return (None,) * parts
     each, rest = divmod(most, parts)
     return tuple(each + (n < rest) for n in range(min(parts, most)))
 
 
-def new_job() -> str:
-    return uuid4().hex[:8]
+def make_job_id() -> str:
+    return token_hex(8)
 
 
 # --- in an executor: a queue ------------------------------------------------------------------------------------------
 
 
-class Done(NamedTuple):
-    """A row of the answer."""
+class TaskRow(NamedTuple):
+    """A row of the result: one task."""
 
     id: int
     kind: str
@@ -201,40 +212,40 @@ class Done(NamedTuple):
     worker: str
 
 
-def performed(handler: Handler, task: Task) -> Outcome:
-    """One task, in the hand's process. Whoever wants to end it has failed: put back, it would do so again and again."""
+def perform(handler: Handler, task: Task) -> Outcome:
+    """Calls the handler with one task, in the child process. A handler that raises SystemExit has failed: if its task
+    were released, it would do so again and again."""
     try:
         return judged(handler(task), None)
     except BaseException as error:  # noqa: BLE001 - an outcome comes of it
         return Outcome.failed(error_text(error), error_class=type(error).__name__)
 
 
-def work(orders: Orders, part: int) -> Iterator[pa.RecordBatch]:
-    worker = named(orders, part)
+def drain_queue(spec: DrainSpec, part: int) -> Iterator[pa.RecordBatch]:
+    worker = name_worker(spec, part)
     with ExitStack() as stack:
-        stack.enter_context(hinted())
-        hand = stack.enter_context(Hand(orders.function))
-        database = stack.enter_context(opened(Place(orders.dsn), connections=2))
-        queue = Queue(database, orders.name)
-        keeper = stack.enter_context(Keeper(queue, orders.lease))
-        for claim in claims(queue, orders, worker, orders.shares[part]):
+        child = stack.enter_context(ChildProcess(spec.function))
+        database = stack.enter_context(open_database(Address(spec.dsn), connections=2))
+        queue = Queue(database, spec.name)
+        keeper = stack.enter_context(LeaseKeeper(queue, spec.lease))
+        for claim in claim_until_empty(queue, spec, worker, spec.shares[part]):
             with keeper.holding(claim):
-                for rows in flown(queue, claim, hand, keeper, worker):
-                    yield as_batch(rows, OUTCOMES)
+                for rows in run_claim(queue, claim, child, keeper, worker):
+                    yield to_batch(rows, OUTCOMES)
 
 
-def named(orders: Orders, part: int) -> str:
+def name_worker(spec: DrainSpec, part: int) -> str:
     context = TaskContext.get()
-    return f"spark-{orders.job}-{part}.{context.attemptNumber() if context else 0}"
+    return f"spark-{spec.job}-{part}.{context.attemptNumber() if context else 0}"
 
 
-def claims(queue: Queue, orders: Orders, worker: str, left: int | None) -> Iterator[Claim]:
-    """Until nothing is pending, looked at twice: what failed a moment ago may be due the next. For what nobody can get
-    at it does not wait for ever."""
+def claim_until_empty(queue: Queue, spec: DrainSpec, worker: str, left: int | None) -> Iterator[Claim]:
+    """Yields claims until nothing is pending in two consecutive looks, because a task that has just failed may be due
+    at once. It gives up after MAX_WAIT seconds if other workers hold the tasks that wait."""
     since, looked = time.monotonic(), 0
     while left != 0:
-        size = orders.batch if left is None else min(orders.batch, left)
-        claim = persistently(partial(queue.claim, size, lease=orders.lease, worker=worker))
+        size = spec.batch if left is None else min(spec.batch, left)
+        claim = persistently(partial(queue.claim, size, lease=spec.lease, worker=worker))
         if claim:
             yield claim
             left = None if left is None else left - len(claim)
@@ -243,84 +254,86 @@ def claims(queue: Queue, orders: Orders, worker: str, left: int | None) -> Itera
         status = persistently(queue.status)
         waited = time.monotonic() - since
         looked = 0 if status.pending else looked + 1
-        if looked > 1 or status.paused or waited > PATIENCE:
+        if looked > 1 or status.paused or waited > MAX_WAIT:
             return
         queue.look_afresh()
         time.sleep(min(LOOK_AGAIN + waited / 4, 1.0))
 
 
-def flown(queue: Queue, claim: Claim, hand: Hand, keeper: Keeper, worker: str) -> Iterator[list[Done]]:
-    """The tasks of a claim, one by one; what became of them is settled every now and then, and at the end."""
+def run_claim(
+    queue: Queue, claim: Claim, child: ChildProcess, keeper: LeaseKeeper, worker: str
+) -> Iterator[list[TaskRow]]:
+    """Runs the tasks of a claim one by one. Outcomes are settled every SETTLE_EVERY seconds, and at the end."""
     told: dict[int, tuple[Task, Outcome, float]] = {}
     settled_at = time.monotonic()
     try:
         for task in claim.tasks:
             if keeper.lost or task.id in keeper.revoked:
-                yield [row(task, "lost" if keeper.lost else "revoked", None, 0.0, worker)]
+                yield [make_row(task, "lost" if keeper.lost else "revoked", None, 0.0, worker)]
                 continue
             began = time.monotonic()
-            outcome = handled(hand, task)
+            outcome = call_handler(child, task)
             told[task.id] = (task, outcome, time.monotonic() - began)
             if time.monotonic() - settled_at > SETTLE_EVERY:
-                yield settled(queue, claim, told, worker)
+                yield settle_rows(queue, claim, told, worker)
                 told, settled_at = {}, time.monotonic()
         if told:
-            rows, told = settled(queue, claim, told, worker), {}
+            rows, told = settle_rows(queue, claim, told, worker), {}
             yield rows
     except BaseException:
-        with suppress(PenstockError):  # what was not begun is somebody else's at once, not when the lease ends
-            settled(queue, claim, told, worker)
+        with suppress(PenstockError):  # other workers get the remaining tasks at once, not when the lease ends
+            settle_rows(queue, claim, told, worker)
             queue.release(claim)
         raise
 
 
-def handled(hand: Hand, task: Task) -> Outcome:
+def call_handler(child: ChildProcess, task: Task) -> Outcome:
     try:
-        return cast("Outcome", hand.call(task))
-    except Ended as error:
+        return cast("Outcome", child.call(task))
+    except ProcessEnded as error:
         return Outcome.failed(error, error_class="EndedItsProcess")
 
 
-def settled(queue: Queue, claim: Claim, told: dict[int, tuple[Task, Outcome, float]], worker: str) -> list[Done]:
+def settle_rows(queue: Queue, claim: Claim, told: dict[int, tuple[Task, Outcome, float]], worker: str) -> list[TaskRow]:
     words = settle(queue, claim, {id_: outcome for id_, (_, outcome, _) in told.items()})
     return [
-        row(task, words[id_], storable(outcome.error), seconds, worker)
+        make_row(task, words[id_], storable(outcome.error), seconds, worker)
         for id_, (task, outcome, seconds) in told.items()
     ]
 
 
 def settle(queue: Queue, claim: Claim, told: dict[int, Outcome]) -> dict[int, str]:
-    """The outcome of each, as history has it. An outcome that PostgreSQL refuses becomes a failure of its task alone;
-    what is no longer ours is counted."""
+    """Returns the outcome of each task, as in history. If PostgreSQL refuses an outcome, only that task fails. Tasks
+    whose lease was lost are reported as lost."""
     try:
         states = persistently(lambda: queue.settle(claim, told))
     except LeaseLost as error:
         gone = dict.fromkeys(error.refused, "lost") | dict.fromkeys(error.revoked, "revoked")
-        return {id_: gone.get(id_) or word(outcome, "") for id_, outcome in told.items()}
+        return {id_: gone.get(id_) or name_outcome(outcome, "") for id_, outcome in told.items()}
     except ValidationError as error:
         if len(told) > 1:
             return {id_: said for one in told for id_, said in settle(queue, claim, {one: told[one]}).items()}
         refused = Outcome.failed(f"the outcome was refused: {error.message}", error_class=type(error).__name__)
         states = queue.settle(claim, dict.fromkeys(told, refused))
-        return {id_: word(refused, states[id_]) for id_ in told}
-    return {id_: word(outcome, states[id_]) for id_, outcome in told.items()}
+        return {id_: name_outcome(refused, states[id_]) for id_ in told}
+    return {id_: name_outcome(outcome, states[id_]) for id_, outcome in told.items()}
 
 
-def word(outcome: Outcome, state: str) -> str:
+def name_outcome(outcome: Outcome, state: str) -> str:
     return "dead" if state == "dead" else "released" if outcome.word == "release" else outcome.word
 
 
-def row(task: Task, outcome: str, error: str | None, seconds: float, worker: str) -> Done:
-    return Done(task.id, task.kind, task.subject, task.attempt, outcome, error, seconds, worker)
+def make_row(task: Task, outcome: str, error: str | None, seconds: float, worker: str) -> TaskRow:
+    return TaskRow(task.id, task.kind, task.subject, task.attempt, outcome, error, seconds, worker)
 
 
-def as_batch(rows: list[Any], schema: pa.Schema) -> pa.RecordBatch:
+def to_batch(rows: list[Any], schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([one._asdict() for one in rows], schema=schema)
 
 
-class Keeper:
-    """Keeps the lease of the claim in hand alive, in a thread. The handler has a process of its own: whatever it does,
-    it does not stop this."""
+class LeaseKeeper:
+    """Extends the lease of the present claim in a thread. The handler runs in a process of its own, so it cannot block
+    this thread."""
 
     def __init__(self, queue: Queue, seconds: float) -> None:
         self.lost = False
@@ -359,7 +372,7 @@ class Keeper:
                 self._changed.notify()
 
     def _keep(self) -> None:
-        """A third of the lease after it was taken, and again. One that could not be extended is tried again soon."""
+        """Extends the lease after each third of its duration. If that fails, it tries again soon."""
         while True:
             with self._changed:
                 if self._over:
@@ -393,8 +406,8 @@ class Keeper:
 # --- in an executor: an adopted table ---------------------------------------------------------------------------------
 
 
-class Passed(NamedTuple):
-    """A row of the answer: one pass."""
+class PassRow(NamedTuple):
+    """A row of the result: one pass."""
 
     worker: str
     done: int
@@ -406,30 +419,30 @@ class Passed(NamedTuple):
     seconds: float
 
 
-def passed(
+def run_pass(
     limit: int, *, dsn: str, source: str, name: str, handler: Callable[..., Any], max_age: Duration | None
 ) -> tuple[backlog.PassReport, bool]:
-    """One pass, in the hand's process; and whether there may be more."""
+    """Runs one pass in the child process. Returns its report, and whether there may be more records."""
     report = backlog.load(dsn, source, name).process(handler, max_age=max_age, max_records=limit)
     return report, report.more and report.handled > 0
 
 
-def work_backlog(orders: Orders, part: int) -> Iterator[pa.RecordBatch]:
-    """Pass after pass. After one whose process ended the next is careful, and finds out which record it was."""
-    worker = named(orders, part)
-    left = orders.shares[part]
+def drain_table(spec: DrainSpec, part: int) -> Iterator[pa.RecordBatch]:
+    """Runs passes. After a pass whose process ended, the next one is careful and finds out which record ended it."""
+    worker = name_worker(spec, part)
+    left = spec.shares[part]
     ended, more = 0, True
-    with hinted(), Hand(orders.function) as hand:
+    with ChildProcess(spec.function) as child:
         while more and left != 0:
-            limit = PASS if left is None else min(left, PASS)
+            limit = PASS_SIZE if left is None else min(left, PASS_SIZE)
             try:
-                report, more = hand.call(limit)
-            except Ended as error:
+                report, more = child.call(limit)
+            except ProcessEnded as error:
                 ended += 1
-                if ended >= DEATHS:
-                    raise Conflict(f"{orders.name}: {ended} passes in a row did not end: {error}") from None
+                if ended >= MAX_DEATHS:
+                    raise Conflict(f"{spec.name}: {ended} passes in a row did not end: {error}") from None
                 continue
             counts = (report.done, report.failed, report.dead, report.changed, report.skipped)
-            yield as_batch([Passed(worker, *counts, ended, report.seconds)], PASSES)
+            yield to_batch([PassRow(worker, *counts, ended, report.seconds)], PASSES)
             left = None if left is None else left - report.handled
             ended = 0

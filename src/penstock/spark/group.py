@@ -1,5 +1,6 @@
-"""A consumer group in this process's hands: an epoch of its own, locked while the process lives, and a thread that says
-so and keeps its leases. Whoever takes the group over has another epoch, and this one is refused from then on."""
+"""Holds a consumer group in this process. The group has an epoch, which is locked while the process lives; a thread
+renews the group and its leases. A process that takes the group over has a new epoch, and this one is refused from then
+on."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import threading
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from secrets import token_urlsafe
 
 from penstock import statements as say
 from penstock.database import Connection, Database
@@ -18,20 +20,20 @@ from penstock.queue import hold_stream, keep_stream, leave_stream, next_epoch, p
 from penstock.wire import translated
 from penstock.worker.keepalive import frozen
 
-LONGEST_PAUSE = 20.0  # seconds between two signs of life, however long the lease: `doctor` looks for idle transactions
+MAX_EPOCHS = 100  # that a driver tries
+LONGEST_PAUSE = 20.0  # seconds between two renewals, for any lease: `doctor` reports idle transactions
 
 
 class Group:
-    """Held from its making until `leave`, or until somebody else has it."""
+    """A consumer group. It is held from its creation until `leave`, or until another process takes it over."""
 
     def __init__(self, database: Database, queue: str, name: str, lease: timedelta) -> None:
         self._database = database
         self._lease = lease
         self._lost: PenstockError | None = None
         self._leaving = threading.Event()
-        self._epoch = persistently(lambda: next_epoch(database))
-        self._keeper = self._locked()
-        driver = f"{socket.gethostname()}:{os.getpid()}"
+        self._epoch, self._keeper = self._locked_epoch()
+        driver = f"{socket.gethostname()}:{token_urlsafe(8)}:{os.getpid()}"
         try:
             self._held = persistently(
                 lambda: hold_stream(database, queue, name, epoch=self._epoch, driver=driver, lease=lease)
@@ -44,36 +46,54 @@ class Group:
 
     @property
     def held(self) -> Held:
-        """What every call needs; raises, if the group is somebody else's."""
+        """What every call needs. Raises an error if another process has taken the group over."""
         if self._lost is not None:
             raise self._lost
         return self._held
 
     def leave(self) -> None:
+        """Gives the group up."""
         self._leaving.set()
         self._beats.join(5)
-        with suppress(PenstockError):  # the lock goes with the process in any case
+        with suppress(PenstockError):  # the lock ends with the process in any case
             leave_stream(self._database, self._held)
         self._keeper.close()
 
-    def _locked(self) -> Connection:
-        """A transaction that stays open holds the lock, so that it is ours behind a pooler too. It holds nothing else:
-        no snapshot, no transaction id."""
+    def _locked_epoch(self) -> tuple[int, Connection]:
+        """Returns a new epoch, and the connection that holds its lock. An epoch whose lock another session holds is
+        skipped."""
+        for _ in range(MAX_EPOCHS):
+            epoch = persistently(lambda: next_epoch(self._database))
+            keeper = self._locked(epoch)
+            if keeper is not None:
+                return epoch, keeper
+        raise Unavailable(
+            f"other sessions hold the advisory locks ({say.STREAM}, …) of the next {MAX_EPOCHS} drivers",
+            hint="pg_locks says which; end them with pg_terminate_backend.",
+            reason="retry",
+        )
+
+    def _locked(self, epoch: int) -> Connection | None:
+        """Opens a transaction that holds the lock, so that the lock works behind a pooler too. The transaction holds
+        nothing else: no snapshot, no transaction id. None: another session has the lock."""
         keeper = self._database.connect()
         try:
             with translated():
                 keeper.execute("begin isolation level read committed")
                 keeper.execute("set local idle_in_transaction_session_timeout = 0")
-                keeper.execute(say.LOCK_EPOCH, (say.STREAM, self._epoch))
+                row = keeper.execute(say.LOCK_EPOCH, (say.STREAM, epoch)).fetchone()
         except BaseException:
             keeper.close()
             raise
-        return keeper
+        if row == (True,):
+            return keeper
+        keeper.close()
+        return None
 
     def _beat(self) -> None:
         while not self._leaving.wait(min(self._lease.total_seconds() / 3, LONGEST_PAUSE)):
             if any(map(frozen, elders())):
-                continue  # who hangs shall not be kept alive by us
+                continue  # a frozen driver must lose the group
             try:
                 self._stay_locked()
                 keep_stream(self._database, self._held, lease=self._lease)
@@ -84,17 +104,19 @@ class Group:
                 return
 
     def _stay_locked(self) -> None:
-        """After a restart of PostgreSQL the lock is free, and still ours to take: our epoch is nobody else's."""
+        """Locks the epoch again after a restart of PostgreSQL. If another session takes the lock first, only the time
+        that `keep_stream` writes holds the group, until the next attempt."""
         try:
             with translated():
                 self._keeper.execute("select")
         except PenstockError:
             self._keeper.close()
-            self._keeper = self._locked()
+            self._keeper = self._locked(self._epoch) or self._keeper
 
 
 def elders() -> list[int]:
-    """The JVM that started this process, and what started that: the driver's own program, from Python."""
+    """Returns the process ids of the JVM that started this process and of its parent: the driver program, if that is
+    Python."""
     parent = os.getppid()
     try:
         status = Path(f"/proc/{parent}/stat").read_text("ascii", "replace")

@@ -1,7 +1,10 @@
-"""History as DataFrames, whole or as a stream. By windows of transactions, never by ids: those commit out of order.
+"""Reads history as DataFrames, completely or as a stream. It reads windows of transactions, because ids commit out of
+order.
 
-Below the horizon rows never change. So a window is read in many short transactions, a few pages of one day in each, and
-is still exact: no snapshot is held for long, whatever its size and however slowly Spark takes the rows."""
+Rows below the horizon never change. Therefore a window is read in many short transactions, a few pages of a day in
+each, and the result is still exact. No snapshot is held for long, however large the window is and however slowly Spark
+takes the rows.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,8 @@ from penstock import statements as say
 from penstock import validate
 from penstock.errors import ConfigError, Conflict, PenstockError, Unavailable, shown
 from penstock.model import Horizon, Span, Window
-from penstock.spark.hints import hinted
-from penstock.spark.options import HistoryOptions, Pace, Place
-from penstock.spark.place import found, opened
+from penstock.spark.connection import open_database, resolve_dsn
+from penstock.spark.options import Address, HistoryOptions, Pace
 from penstock.spark.session import make_ready
 from penstock.wire import for_other_drivers, meant
 
@@ -41,16 +43,16 @@ SCHEMA = (
 TYPES = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string(), "timestamp": pa.timestamp("us", "UTC")}
 ARROW = pa.schema([(name, TYPES[kind]) for name, kind in map(str.split, SCHEMA.split(", "))])
 
-FIRST = 256  # pages of the first transaction; then as many as take about so long, and give about so much
-SECONDS = 0.15
-BYTES = 8 << 20
-MOST = 1 << 16
-REST = 19.0  # times as long as a slice took: while workers are at it, reading shall not be felt (decision 20)
-LEAST = 64  # pages for which a Spark task of their own is worth its while
-ROWS = 20_000  # in a batch for Spark
+FIRST_PAGES = 256  # of the first transaction; the next ones take about SLICE_SECONDS and give about SLICE_BYTES
+SLICE_SECONDS = 0.15
+SLICE_BYTES = 8 << 20
+MAX_PAGES = 1 << 16
+REST_FACTOR = 19.0  # pause after a slice, times its duration, while workers run (decision 20)
+MIN_PAGES = 64  # of a Spark task
+BATCH_ROWS = 20_000  # in a batch for Spark
 
 
-class Part(InputPartition):
+class HistoryPart(InputPartition):
     """What one Spark task reads."""
 
     def __init__(
@@ -64,54 +66,57 @@ class Part(InputPartition):
 
 
 class HistoryReader(DataSourceReader):
-    """All of history up to now, or a part of it."""
+    """Reads all history up to now, or a part of it."""
 
     def __init__(self, options: HistoryOptions) -> None:
-        self._options = resolved(options)
+        self._options = resolve_options(options)
 
     def partitions(self) -> list[InputPartition]:
         if self._options.window is not None:
-            return planned(self._options, *self._options.window)
-        with opened(self._options.place) as database:
+            return plan_parts(self._options, *self._options.window)
+        with open_database(self._options.address) as database:
             now = seam.horizon(database)
-        return planned(self._options, now._replace(xid=0), now)
+        return plan_parts(self._options, now._replace(xid=0), now)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read(self._options, partition)
+        return read_part(self._options, partition)
 
 
 class HistoryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """History as it grows. An offset says up to which transaction, and of which cluster: there is no other meaning."""
+    """Reads history as it grows. An offset is a transaction id with its cluster and branch. PostgreSQL stores each
+    offset before Spark gets it."""
 
     def __init__(self, options: HistoryOptions) -> None:
-        self._options = resolved(options)
-        self._last: Horizon | None = None  # where a stream of what is there now ends
+        self._options = resolve_options(options)
+        self._last: Horizon | None = None  # AvailableNow: the end of the stream
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
         return to_offset(self._options, self._horizon()._replace(xid=0))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        self._last = self._horizon()
+        with open_database(self._options.address) as database:
+            self._last = seam.note_horizon(database)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802 - Spark's
-        """The start, if nothing was written since: other people's transactions move the horizon all the time."""
-        since, now = from_offset(self._options, start), self._last or self._horizon()
-        with opened(self._options.place) as database:
-            if not seam.written(database, since, now):
+        """Returns the start if no row was written since: transactions of other programs move the horizon all the
+        time."""
+        since = from_offset(self._options, start)
+        with open_database(self._options.address) as database:
+            if not seam.written(database, since, self._last or seam.horizon(database)):
                 return start
-        return to_offset(self._options, now)
+            return to_offset(self._options, self._last or seam.note_horizon(database))
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
         return to_offset(self._options, self._horizon())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return planned(self._options, from_offset(self._options, start), from_offset(self._options, end))
+        return plan_parts(self._options, from_offset(self._options, start), from_offset(self._options, end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read(self._options, partition)
+        return read_part(self._options, partition)
 
     def _horizon(self) -> Horizon:
-        with opened(self._options.place) as database:
+        with open_database(self._options.address) as database:
             return seam.horizon(database)
 
 
@@ -126,11 +131,11 @@ def read_history(
     pace: Pace = "gentle",
     window: tuple[Horizon, Horizon] | None = None,
 ) -> DataFrame:
-    """History as a DataFrame: one row per finished attempt, of a queue or all, finished in [since, until); of a window,
-    for those who come again: what was written between two horizons, always the same. A gentle reader rests most of the
-    time while workers claim tasks; `pace="full"` takes what it can get."""
+    """Returns history as a DataFrame: one row per finished attempt, of one queue or all, finished in [since, until).
+    With `window`, it returns the rows that were written between two horizons, which are always the same. A gentle
+    reader pauses most of the time while workers claim tasks; `pace="full"` reads as fast as it can."""
     given = {
-        "url": found(Place(dsn))[0] or None,
+        "url": resolve_dsn(Address(dsn))[0] or None,
         "queue": None if queue is None else validate.queue_name(queue),
         "since": None if since is None else validate.moment(since, "since").isoformat(),
         "until": None if until is None else validate.moment(until, "until").isoformat(),
@@ -154,45 +159,47 @@ def to_offset(options: HistoryOptions, at: Horizon) -> dict[str, Any]:
 
 
 def from_offset(options: HistoryOptions, offset: Mapping[str, Any]) -> Horizon:
-    """Of a checkpoint that is ours; whether of this cluster, PostgreSQL knows."""
+    """Returns the horizon of an offset. Raises ConfigError if the checkpoint is of another query; PostgreSQL checks the
+    cluster."""
     queue = offset.get("queue")
     if {*offset} != {*Horizon._fields, "queue"}:
-        raise ConfigError(f"checkpoint: {shown(dict(offset))} is no offset of history. {ANEW}")
+        raise ConfigError(f"checkpoint: {shown(dict(offset))} is no offset of history. {OWN_CHECKPOINT}")
     if queue != options.queue:
-        raise ConfigError(f"queue: the checkpoint is of {shown(queue)}, not of {shown(options.queue)}. {ANEW}")
+        raise ConfigError(
+            f"queue: the checkpoint is of {shown(queue)}, not of {shown(options.queue)}. {OWN_CHECKPOINT}"
+        )
     return Horizon(**{name: offset[name] for name in Horizon._fields})
 
 
-ANEW = "Give each query a checkpoint of its own."
+OWN_CHECKPOINT = "Give each query a checkpoint of its own."
 
 
 # --- planning, in the driver ------------------------------------------------------------------------------------------
 
 
-def resolved(options: HistoryOptions) -> HistoryOptions:
-    """With the DSN in it: executors have another environment."""
-    with hinted():
-        dsn, _ = found(options.place)
+def resolve_options(options: HistoryOptions) -> HistoryOptions:
+    """Adds the DSN to the options, because executors have another environment."""
+    dsn, _ = resolve_dsn(options.address)
     fields = {name: getattr(options, name) for name in asdict(options)}
-    return HistoryOptions(**fields | {"place": Place(dsn)}) if dsn else options
+    return HistoryOptions(**fields | {"address": Address(dsn)}) if dsn else options
 
 
-def planned(options: HistoryOptions, start: Horizon, end: Horizon) -> list[InputPartition]:
+def plan_parts(options: HistoryOptions, start: Horizon, end: Horizon) -> list[InputPartition]:
     if start.xid == end.xid and start[:2] == end[:2]:
         return []
     window = Window(start, end, options.queue, options.since, options.until)
-    with opened(options.place) as database:
+    with open_database(options.address) as database:
         spans = seam.spans(database, window)
         queues = None if options.queue is None else seam.queues_named(database, options.queue)
         names = seam.queue_names(database)
-    return [Part(window, some, queues, names) for some in shared(spans, options.partitions)]
+    return [HistoryPart(window, some, queues, names) for some in split_pages(spans, options.partitions)]
 
 
-def shared(spans: Iterable[Span], parts: int) -> list[list[Span]]:
-    """Pages in so many equal parts, or fewer if there are few."""
+def split_pages(spans: Iterable[Span], parts: int) -> list[list[Span]]:
+    """Splits pages into equal parts: at most `parts`, and fewer if there are few pages."""
     left = [one for one in spans if one.pages]
     pages = sum(one.pages for one in left)
-    size = max(-(-pages // parts), LEAST)
+    size = max(-(-pages // parts), MIN_PAGES)
     cut: list[list[Span]] = []
     room = 0
     while left:
@@ -211,33 +218,36 @@ def shared(spans: Iterable[Span], parts: int) -> list[list[Span]]:
 # --- reading, in the executors ----------------------------------------------------------------------------------------
 
 
-def read(options: HistoryOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    if not isinstance(partition, Part):
-        return  # Spark's own, where nothing was planned
-    with connected(options.place) as line:
+def read_part(options: HistoryOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, HistoryPart):
+        return  # Spark's own, if no part was planned
+    with connect_arrow(options.address) as arrow:
         for span in partition.spans:
-            for slice_ in sliced(line, partition, span):
+            for slice_ in read_slices(arrow, partition, span):
                 began = time.monotonic() - slice_.seconds
-                yield from with_names(slice_.table, partition.names).to_batches(ROWS)
+                yield from name_queues(slice_.table, partition.names).to_batches(BATCH_ROWS)
                 if slice_.beside_workers and options.pace == "gentle":
-                    time.sleep(REST * (time.monotonic() - began))  # Spark's part of the work counts, too
+                    time.sleep(REST_FACTOR * (time.monotonic() - began))  # including Spark's part of the work
 
 
-class Slice(NamedTuple):
+class HistorySlice(NamedTuple):
+    """The rows of one transaction."""
+
     table: pa.Table
-    beside_workers: bool  # somebody claims tasks meanwhile
+    beside_workers: bool  # workers claim tasks meanwhile
     seconds: float = 0.0
 
 
-def sliced(line: Line, part: Part, span: Span) -> Iterator[Slice]:
-    """A span's rows, a few pages at a time. Each time they are all here before Spark gets any: no transaction of ours
-    waits for it. One that PostgreSQL had to end because it took too long is tried again with fewer."""
-    first, end, size = span.first_page, span.first_page + span.pages, FIRST
+def read_slices(arrow: ArrowConnection, part: HistoryPart, span: Span) -> Iterator[HistorySlice]:
+    """Yields the rows of a span, a few pages at a time. All rows of a slice are fetched before Spark gets any, so no
+    transaction of ours waits for Spark. If PostgreSQL ends a transaction because it took too long, it is repeated with
+    fewer pages."""
+    first, end, size = span.first_page, span.first_page + span.pages, FIRST_PAGES
     while first < end:
         pages = range(first, min(first + size, end))
         began = time.monotonic()
         try:
-            found = line.rows(say.history_rows(part.window, part.queues, span.day, pages), span)
+            found = arrow.rows(say.history_rows(part.window, part.queues, span.day, pages), span)
         except Unavailable as error:
             if error.reason != "retry" or len(pages) == 1:
                 raise
@@ -245,17 +255,17 @@ def sliced(line: Line, part: Part, span: Span) -> Iterator[Slice]:
             continue
         first = pages.stop
         seconds = time.monotonic() - began
-        size = paced(len(pages), seconds, found.table.nbytes)
+        size = choose_pages(len(pages), seconds, found.table.nbytes)
         yield found._replace(seconds=seconds)
 
 
-def paced(pages: int, seconds: float, size: int) -> int:
-    wanted = pages * min(SECONDS / max(seconds, 1e-6), BYTES / max(size, 1), 4.0)
-    return max(1, min(int(wanted), MOST))
+def choose_pages(pages: int, seconds: float, size: int) -> int:
+    wanted = pages * min(SLICE_SECONDS / max(seconds, 1e-6), SLICE_BYTES / max(size, 1), 4.0)
+    return max(1, min(int(wanted), MAX_PAGES))
 
 
-def with_names(table: pa.Table, names: Mapping[int, str]) -> pa.Table:
-    """The columns as Spark knows them, the queue's name among them."""
+def name_queues(table: pa.Table, names: Mapping[int, str]) -> pa.Table:
+    """Returns the columns of Spark's schema, with the name of the queue."""
     ids = pa.array(names.keys(), pa.int32())
     known = pa.array(names.values(), pa.string())
     queues = known.take(pc.index_in(table["queue_id"].combine_chunks(), value_set=ids))
@@ -263,14 +273,14 @@ def with_names(table: pa.Table, names: Mapping[int, str]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=ARROW)
 
 
-class Line(NamedTuple):
-    """A connection that answers in Arrow: PostgreSQL's binary COPY, decoded in C (decision 17)."""
+class ArrowConnection(NamedTuple):
+    """A connection that returns Arrow: PostgreSQL's binary COPY, decoded in C (decision 17)."""
 
     connection: Any
 
-    def rows(self, statement: str, span: Span) -> Slice:
-        """In a transaction of its own. The day is locked from its first row on: if it is still there at the end, it was
-        there all the time."""
+    def rows(self, statement: str, span: Span) -> HistorySlice:
+        """Runs a statement in a transaction of its own. The day is locked from its first row on: if it still exists at
+        the end, it existed all the time."""
         with self.shortly() as cursor:
             cursor.execute(statement)
             table = cursor.fetch_arrow_table()
@@ -278,18 +288,19 @@ class Line(NamedTuple):
             there = cursor.fetchone()
         if there is None:
             raise Conflict(f"history of {span.day} was dropped while it was being read. Read again what is there now")
-        return Slice(table, beside_workers=there[0])
+        return HistorySlice(table, beside_workers=there[0])
 
     def table(self, statement: str) -> pa.Table:
-        """Of what nobody drops, in a transaction of its own."""
+        """Runs a statement over a table that is never dropped, in a transaction of its own."""
         with self.shortly() as cursor:
             cursor.execute(statement)
             return cursor.fetch_arrow_table()
 
     @contextmanager
     def shortly(self) -> Iterator[Any]:
+        """Opens a short transaction."""
         own = self.connection.adbc_connection
-        with driver_errors():
+        with translate_errors():
             own.set_autocommit(False)
             try:
                 with self.connection.cursor() as cursor:
@@ -301,21 +312,21 @@ class Line(NamedTuple):
 
 
 @contextmanager
-def connected(place: Place) -> Iterator[Line]:
+def connect_arrow(address: Address) -> Iterator[ArrowConnection]:
     from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - executors only
 
-    dsn, _ = found(place)
-    with driver_errors():
+    dsn, _ = resolve_dsn(address)
+    with translate_errors():
         connection = dbapi.connect(for_other_drivers(dsn), autocommit=True)
     try:
-        yield Line(connection)
+        yield ArrowConnection(connection)
     finally:
         connection.close()
 
 
 @contextmanager
-def driver_errors() -> Iterator[None]:
-    """Errors of the driver as ours: its messages repeat the statement."""
+def translate_errors() -> Iterator[None]:
+    """Raises our errors instead of the driver's, whose messages repeat the statement."""
     from adbc_driver_manager import Error  # noqa: PLC0415 - executors only
 
     try:

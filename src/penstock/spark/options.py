@@ -1,4 +1,5 @@
-"""The options of `format("penstock")`, checked before any connection is made. Pure: no Spark here."""
+"""Parses and checks the options of `format("penstock")` before a connection is opened. Pure: this module does not
+import Spark."""
 
 from __future__ import annotations
 
@@ -15,17 +16,17 @@ from penstock.errors import ValidationError, shown
 from penstock.model import Horizon, OnConflict
 from penstock.statements import conflict, table_name
 
-MOST_PARTITIONS = 1000
-STREAM_PARTITIONS, HISTORY_PARTITIONS = 2, 4  # unless somebody says how many
-MOST_ROWS = 10_000_000
+MAX_PARTITIONS = 1000
+STREAM_PARTITIONS, HISTORY_PARTITIONS = 2, 4  # by default
+MAX_ROWS = 10_000_000
 
 Parse = Callable[[str], Any]
-Pace = Literal["gentle", "full"]  # how a reader of history behaves beside workers
+Pace = Literal["gentle", "full"]  # how fast history is read while workers run
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the queue is. A password is never shown: not in a plan, not in a log, not in an error."""
+class Address:
+    """Where the queue is. Its password is never shown: not in a plan, not in a log, not in an error."""
 
     dsn: str | None = field(default=None, repr=False)
     service: str | None = None
@@ -33,9 +34,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """`txn_app_id` and `txn_version` make a write repeatable: the same ones write the same rows once."""
+    """Options of a write. `txn_app_id` and `txn_version` make it repeatable: with the same values its rows are written
+    once."""
 
-    place: Place
+    address: Address
     queue: str
     on_conflict: OnConflict = "skip"
     kind: str | None = None
@@ -48,9 +50,10 @@ class WriteOptions:
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """A queue as a stream. `max_rows` is of one micro-batch, which has as many leases as partitions."""
+    """Options of a queue that is read as a stream. `max_rows` limits a micro-batch, which has one lease per
+    partition."""
 
-    place: Place
+    address: Address
     queue: str
     consumer_group: str = "default"
     max_rows: int = 50_000
@@ -60,19 +63,21 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class HistoryOptions:
-    place: Place
+    """Options of reading history."""
+
+    address: Address
     queue: str | None = None
     since: datetime | None = None
     until: datetime | None = None
     partitions: int = HISTORY_PARTITIONS
     pace: Pace = "gentle"
-    window: tuple[Horizon, Horizon] | None = None  # only what was written between these two
+    window: tuple[Horizon, Horizon] | None = None  # read only rows that were written between these two
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def number(name: str, least: int, most: int) -> Parse:
+def number_parser(name: str, least: int, most: int) -> Parse:
     def parse(text: str) -> int:
         try:
             found = int(text)
@@ -86,7 +91,7 @@ def number(name: str, least: int, most: int) -> Parse:
     return parse
 
 
-def truth(name: str) -> Parse:
+def truth_parser(name: str) -> Parse:
     def parse(text: str) -> bool:
         if text.lower() not in ("true", "false"):
             raise ValidationError(f"{name}: {shown(text)} is neither true nor false", field=name)
@@ -95,27 +100,27 @@ def truth(name: str) -> Parse:
     return parse
 
 
-def words(name: str, most: int = 200) -> Parse:
+def text_parser(name: str, most: int = 200) -> Parse:
     def parse(text: str) -> str:
         return validate.text(text, name, most)
 
     return parse
 
 
-def pace(text: str) -> str:
+def parse_pace(text: str) -> str:
     if text not in get_args(Pace):
         raise ValidationError(f"pace: {shown(text)} is neither gentle nor full", field="pace")
     return text
 
 
-def moment(name: str) -> Parse:
+def moment_parser(name: str) -> Parse:
     def parse(text: str) -> datetime:
         return validate.moment(text, name)
 
     return parse
 
 
-def window(text: str) -> tuple[Horizon, Horizon]:
+def parse_window(text: str) -> tuple[Horizon, Horizon]:
     try:
         start, end = (Horizon(**at) for at in json.loads(text))
         if start.xid <= end.xid:
@@ -125,48 +130,48 @@ def window(text: str) -> tuple[Horizon, Horizon]:
     raise ValidationError(f"window: {shown(text)} is not two horizons in order, as JSON", field="window")
 
 
-def lease(text: str) -> timedelta:
+def parse_lease(text: str) -> timedelta:
     found = validate.lease(text)
     assert found is not None
     return found
 
 
-# What each use of the format takes: the option as people write it, the field it becomes, and how it is read.
-PLACE: dict[str, tuple[str, Parse]] = {
+# The options of each use of the format: the option's name, its field, and its parser.
+ADDRESS: dict[str, tuple[str, Parse]] = {
     "url": ("dsn", str),
     "dsn": ("dsn", str),
-    "service": ("service", words("service")),
+    "service": ("service", text_parser("service")),
 }
 WRITE: dict[str, tuple[str, Parse]] = {
     "queue": ("queue", validate.queue_name),
     "onConflict": ("on_conflict", conflict),
-    "kind": ("kind", words("kind", 128)),
-    "packColumns": ("pack_columns", truth("packColumns")),
+    "kind": ("kind", text_parser("kind", 128)),
+    "packColumns": ("pack_columns", truth_parser("packColumns")),
     "rejectTable": ("reject_table", table_name),
-    "txnAppId": ("txn_app_id", words("txnAppId")),
-    "txnVersion": ("txn_version", number("txnVersion", 0, 2**63 - 1)),
-    "maxConnections": ("max_connections", number("maxConnections", 1, MOST_PARTITIONS)),
+    "txnAppId": ("txn_app_id", text_parser("txnAppId")),
+    "txnVersion": ("txn_version", number_parser("txnVersion", 0, 2**63 - 1)),
+    "maxConnections": ("max_connections", number_parser("maxConnections", 1, MAX_PARTITIONS)),
 }
 STREAM: dict[str, tuple[str, Parse]] = {
     "queue": ("queue", validate.queue_name),
-    "consumerGroup": ("consumer_group", words("consumerGroup")),
-    "maxRowsPerTrigger": ("max_rows", number("maxRowsPerTrigger", 1, MOST_ROWS)),
-    "numPartitions": ("partitions", number("numPartitions", 1, MOST_PARTITIONS)),
-    "maxConnections": ("max_connections", number("maxConnections", 1, MOST_PARTITIONS)),
-    "lease": ("lease", lease),
+    "consumerGroup": ("consumer_group", text_parser("consumerGroup")),
+    "maxRowsPerTrigger": ("max_rows", number_parser("maxRowsPerTrigger", 1, MAX_ROWS)),
+    "numPartitions": ("partitions", number_parser("numPartitions", 1, MAX_PARTITIONS)),
+    "maxConnections": ("max_connections", number_parser("maxConnections", 1, MAX_PARTITIONS)),
+    "lease": ("lease", parse_lease),
 }
 HISTORY: dict[str, tuple[str, Parse]] = {
     "queue": ("queue", validate.queue_name),
-    "since": ("since", moment("since")),
-    "until": ("until", moment("until")),
-    "numPartitions": ("partitions", number("numPartitions", 1, MOST_PARTITIONS)),
-    "maxConnections": ("max_connections", number("maxConnections", 1, MOST_PARTITIONS)),
-    "pace": ("pace", pace),
-    "window": ("window", window),
+    "since": ("since", moment_parser("since")),
+    "until": ("until", moment_parser("until")),
+    "numPartitions": ("partitions", number_parser("numPartitions", 1, MAX_PARTITIONS)),
+    "maxConnections": ("max_connections", number_parser("maxConnections", 1, MAX_PARTITIONS)),
+    "pace": ("pace", parse_pace),
+    "window": ("window", parse_window),
 }
 PASSWORD = re.compile(r"\bpassword\s*=|://[^/@]*:[^/@]+@")
-READ = "read"  # what a read reads: tasks, as a stream, or history
-# Spark passes these along with ours.
+READ = "read"  # the option that chooses between tasks and history
+# Spark adds these to our options.
 SPARKS_OWN = frozenset({"path", "checkpointlocation", "inferschema", "queryname"})
 
 
@@ -174,7 +179,7 @@ SPARKS_OWN = frozenset({"path", "checkpointlocation", "inferschema", "queryname"
 
 
 def for_writing(given: Mapping[str, str]) -> WriteOptions:
-    found = WriteOptions(**read(given, WRITE, "writing"))
+    found = WriteOptions(**read_options(given, WRITE, "writing"))
     if (found.txn_app_id is None) != (found.txn_version is None):
         missing = "txnAppId" if found.txn_app_id is None else "txnVersion"
         raise ValidationError(f"{missing}: txnAppId and txnVersion go together", field=missing)
@@ -182,40 +187,43 @@ def for_writing(given: Mapping[str, str]) -> WriteOptions:
 
 
 def for_stream_writing(given: Mapping[str, str]) -> WriteOptions:
-    """The version is the micro-batch; an identity of one's own outlives the checkpoint."""
-    found = WriteOptions(**read(given, WRITE, "writing a stream"))
+    """Parses the options of a streaming write. Its version is the number of the micro-batch; a txnAppId outlives the
+    checkpoint."""
+    found = WriteOptions(**read_options(given, WRITE, "writing a stream"))
     if found.txn_version is not None:
         raise ValidationError("txnVersion: in a stream it is the number of the micro-batch", field="txnVersion")
     return found
 
 
 def for_streaming(given: Mapping[str, str]) -> StreamOptions:
-    return StreamOptions(**capped(read(given, STREAM, "reading a stream"), STREAM_PARTITIONS))
+    return StreamOptions(**cap_partitions(read_options(given, STREAM, "reading a stream"), STREAM_PARTITIONS))
 
 
 def for_history(given: Mapping[str, str]) -> HistoryOptions:
-    found = HistoryOptions(**capped(read(given, HISTORY, "reading history", needed=()), HISTORY_PARTITIONS))
+    found = HistoryOptions(
+        **cap_partitions(read_options(given, HISTORY, "reading history", needed=()), HISTORY_PARTITIONS)
+    )
     if found.since is not None and found.until is not None and found.since >= found.until:
         raise ValidationError(f"since: {found.since} is not before until, {found.until}", field="since")
     return found
 
 
 def for_history_stream(given: Mapping[str, str]) -> HistoryOptions:
-    """A stream's windows are Spark's to choose."""
+    """Parses the options of a history stream. Spark chooses its windows."""
     found = for_history(given)
     if found.window is not None:
         raise ValidationError("window: a stream has its own", field="window")
     return found
 
 
-def capped(found: dict[str, Any], usual: int) -> dict[str, Any]:
-    """Each partition that is read has a connection of its own: there are no more of them than of those."""
-    most = found.pop("max_connections", MOST_PARTITIONS)
+def cap_partitions(found: dict[str, Any], usual: int) -> dict[str, Any]:
+    """Limits the partitions by `max_connections`: each partition that is read has a connection."""
+    most = found.pop("max_connections", MAX_PARTITIONS)
     return found | {"partitions": min(most, found.get("partitions", usual))}
 
 
 def reads_history(given: Mapping[str, str], *, stream: bool) -> bool:
-    """Tasks are handed out as a stream only: a batch that was read and forgotten would be nobody's."""
+    """Returns whether history is read. Tasks can be read as a stream only: the leases of a batch read would be lost."""
     what = given.get(READ, "tasks")
     if what not in ("tasks", "history"):
         raise ValidationError(f"{READ}: {shown(what)} is not tasks or history", field=READ)
@@ -225,11 +233,11 @@ def reads_history(given: Mapping[str, str], *, stream: bool) -> bool:
     return what == "history"
 
 
-def read(
+def read_options(
     given: Mapping[str, str], known: dict[str, tuple[str, Parse]], use: str, needed: tuple[str, ...] = ("queue",)
 ) -> dict[str, Any]:
-    """Fields by name, from options whose case does not matter."""
-    every = {**PLACE, **known}
+    """Parses options into fields by name. The case of an option's name does not matter."""
+    every = {**ADDRESS, **known}
     spelt = {name.lower(): name for name in every}
     texts: dict[str, str] = {}
     for name, text in given.items():
@@ -243,7 +251,7 @@ def read(
     for name in needed:
         if name not in texts:
             raise ValidationError(f"{name}: the option is missing", hint=f'.option("{name}", …)', field=name)
-    named = [name for name in PLACE if name in texts]
+    named = [name for name in ADDRESS if name in texts]
     if len(named) > 1:
         raise ValidationError(f"{named[-1]}: give url, dsn or service, not two of them", field=named[-1])
     if named and texts[named[0]].lower().startswith("jdbc:"):
@@ -252,6 +260,6 @@ def read(
     if PASSWORD.search(texts.get("dsn", "")):
         hint = "Spark hides url in plans, and shows dsn. Or use a service, a password file, or PENSTOCK_DSN."
         raise ValidationError("dsn: there is a password in it: call the option url", hint=hint, field="dsn")
-    place = Place(texts.get("url", texts.get("dsn")), texts.get("service"))
-    found = {every[name][0]: every[name][1](text) for name, text in texts.items() if name not in PLACE}
-    return {"place": place, **found}
+    address = Address(texts.get("url", texts.get("dsn")), texts.get("service"))
+    found = {every[name][0]: every[name][1](text) for name, text in texts.items() if name not in ADDRESS}
+    return {"address": address, **found}

@@ -1,4 +1,5 @@
-"""What a sink says of single tasks of a batch. What it says nothing of is done when Spark asks for the next batch."""
+"""Outcomes of single tasks of a stream's batch. Tasks without an outcome are done when Spark asks for the next
+batch."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from typing import Any
 from penstock.errors import LeaseLost, ValidationError, shown
 from penstock.model import Outcome
 from penstock.queue import Queue
-from penstock.spark.options import Place
-from penstock.spark.place import opened
+from penstock.spark.connection import open_database
+from penstock.spark.options import Address
 
 
 def note_outcomes(said: Iterable[tuple[Any, Outcome]], *, dsn: str | None = None) -> dict[int, str]:
-    """Settles tasks of a stream's batch, given as rows with `id`, `queue` and `token`, before the batch is: failed,
-    dead, again, release or done. Answers the state each is in now; raises LeaseLost, after the rest is applied, for
-    those that are no longer this driver's.
+    """Settles tasks of a stream's batch before the batch ends. The tasks are given as rows with `id`, `queue` and
+    `token`, each with its outcome: failed, dead, again, release or done. Returns the new state of each. Raises
+    LeaseLost for tasks whose lease this driver has lost, after the others are settled.
 
         def sink(df, batch_id):
             bad = [(row, Outcome.failed(why)) for row, why in ...]
@@ -23,14 +24,14 @@ def note_outcomes(said: Iterable[tuple[Any, Outcome]], *, dsn: str | None = None
     """
     told: dict[tuple[str, str], dict[int, Outcome]] = {}
     for row, outcome in said:
-        queue, token, id_ = (part(row, name) for name in ("queue", "token", "id"))
+        queue, token, id_ = (read_column(row, name) for name in ("queue", "token", "id"))
         told.setdefault((token, queue), {})[id_] = outcome
     states: dict[int, str] = {}
     refused: list[int] = []
     revoked: list[int] = []
     if not told:
         return states
-    with opened(Place(dsn)) as database:
+    with open_database(Address(dsn)) as database:
         for (token, queue), outcomes in sorted(told.items(), key=lambda one: one[0]):
             try:
                 states |= Queue(database, queue).settle(token, outcomes)
@@ -46,7 +47,7 @@ def note_outcomes(said: Iterable[tuple[Any, Outcome]], *, dsn: str | None = None
     return states
 
 
-def part(row: Any, name: str) -> Any:
+def read_column(row: Any, name: str) -> Any:
     try:
         return row[name]
     except (KeyError, ValueError, TypeError, IndexError):

@@ -1,8 +1,9 @@
-"""A partition of rows on its way into the queue: read and checked before anything is written, then written in parts.
+"""Writes a partition of rows into the queue: all rows are read and checked first, then written in parts.
 
-Part 0 stands for the whole partition, and holds what has no subject and what is rejected: one transaction, short
-however long Spark takes to make the rows. Tasks with subjects follow, a chunk and a transaction each, in the order of
-their subjects: a repeat whose rows come in another order has the same parts, and finds them in the ledger.
+Part 0 represents the whole partition, and contains the tasks without a subject and the rejected rows. It is one
+transaction, which is short however long Spark takes to make the rows. Tasks with subjects follow in the order of their
+subjects, one transaction per chunk: if the partition is repeated with its rows in another order, it has the same parts,
+and finds them in the ledger.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ import pyarrow as pa
 from penstock.errors import PayloadError
 from penstock.model import OnConflict
 from penstock.queue import Queue
-from penstock.spark.rows import Plan, checksum_of, chosen, read, reject, whole
+from penstock.spark.rows import ColumnPlan, compute_checksum, drop_defaults, make_reject, read_batch, select_rows
 from penstock.spool import CHUNK, CHUNK_BYTES, Chunk, Columns, Spool
 from penstock.statements import Entry, Reject
 
-# What is sorted together, in memory. More goes into so many buckets first, by the hash of subjects.
-TOGETHER = 200_000
-TOGETHER_BYTES = 64 << 20
+# How much is sorted in memory. More rows are first distributed to buckets by the hash of their subjects.
+SORTED_ROWS = 200_000
+SORTED_BYTES = 64 << 20
 
 Chunks = Callable[[], Iterable[Chunk]]
 
 
 class Target(NamedTuple):
-    """Where to, and how."""
+    """The queue that is written to, and how."""
 
     queue: Queue
     queue_id: int
@@ -42,8 +43,8 @@ class Target(NamedTuple):
     places: int | None = None
 
 
-class Part(NamedTuple):
-    """What one transaction writes; `superseded` rows had the subject of a later one."""
+class LedgerPart(NamedTuple):
+    """What one transaction writes. `superseded` rows had the subject of a later one."""
 
     entry: Entry
     chunks: Chunks
@@ -51,8 +52,8 @@ class Part(NamedTuple):
     superseded: int = 0
 
 
-class Named(NamedTuple):
-    """A chunk of tasks with subjects, each of them once, and the rows it was made of."""
+class SubjectChunk(NamedTuple):
+    """A chunk of tasks with distinct subjects, and how many rows it was made of."""
 
     columns: Columns
     rows: int
@@ -60,11 +61,11 @@ class Named(NamedTuple):
 
 
 class Partition:
-    """The rows of one Spark task: on disk when they are many."""
+    """The rows of one Spark task. Many rows are kept on disk."""
 
-    def __init__(self, job: UUID, number: int) -> None:
+    def __init__(self, job: UUID, number: int, series: UUID | None = None) -> None:
         self._stack = ExitStack()
-        self._job, self._number = job, number
+        self._job, self._number, self._series = job, number, series
         self._batch = uuid5(job, str(number))
         self._plain = self._stack.enter_context(Spool())
         self._named = self._stack.enter_context(Spool())
@@ -81,9 +82,10 @@ class Partition:
     ) -> None:
         self._stack.close()
 
-    def fill(self, plan: Plan, batches: Iterable[pa.RecordBatch], target: Target) -> None:
+    def fill(self, plan: ColumnPlan, batches: Iterable[pa.RecordBatch], target: Target) -> None:
+        """Reads and checks all rows."""
         for arrow in batches:
-            for batch in read(plan, arrow, target.largest, target.queue.judge):
+            for batch in read_batch(plan, arrow, target.largest, target.queue.judge):
                 self.rows += batch.rows
                 self.checksum += batch.checksum
                 self._rejects += batch.rejects
@@ -94,7 +96,7 @@ class Partition:
                     self._named_bytes += sum(map(len, batch.named.payloads))
 
     def write(self, target: Target) -> Counter[str]:
-        """All parts; answers what became of the rows, now or when they were written."""
+        """Writes all parts. Returns the counts, from now or from when the parts were first written."""
         totals: Counter[str] = Counter()
         copying = True
         for part in self._parts(together=target.on_conflict == "error"):
@@ -103,44 +105,47 @@ class Partition:
             totals.update(counts)
         return totals
 
-    def _parts(self, *, together: bool) -> Iterator[Part]:
-        """`together`: a subject that is taken undoes the whole partition, so all of it is one transaction."""
+    def _parts(self, *, together: bool) -> Iterator[LedgerPart]:
+        """Yields the parts. `together`: a taken subject must undo the whole partition, so it is one transaction."""
         if together:
             named = [*self._sorted()]
             superseded = sum(one.rows - len(one.columns.payloads) for one in named)
-            yield Part(self._entry(), lambda: (*self._plain.chunks(), *map(chunk_of, named)), self._rejects, superseded)
+            yield LedgerPart(
+                self._entry(), lambda: (*self._plain.chunks(), *map(to_chunk, named)), self._rejects, superseded
+            )
             return
-        yield Part(self._entry(), self._plain.chunks, self._rejects)
+        yield LedgerPart(self._entry(), self._plain.chunks, self._rejects)
         for number, one in enumerate(self._sorted(), 1):
-            entry = self._entry()._replace(part=number, rows=one.rows, checksum=in_hex(one.checksum))
-            yield Part(entry, one_chunk(one), [], one.rows - len(one.columns.payloads))
+            entry = self._entry()._replace(part=number, rows=one.rows, checksum=to_hex(one.checksum))
+            yield LedgerPart(entry, wrap_chunk(one), [], one.rows - len(one.columns.payloads))
 
     def _entry(self) -> Entry:
-        return Entry(self._job, self._number, self._batch, 0, self.rows, in_hex(self.checksum))
+        return Entry(self._job, self._number, self._batch, 0, self.rows, to_hex(self.checksum), self._series)
 
-    def _sorted(self) -> Iterator[Named]:
+    def _sorted(self) -> Iterator[SubjectChunk]:
         if not self._named.rows:
             return
-        count = 1 + max(self._named.rows // TOGETHER, self._named_bytes // TOGETHER_BYTES)
+        count = 1 + max(self._named.rows // SORTED_ROWS, self._named_bytes // SORTED_BYTES)
         with ExitStack() as stack:
             buckets = [self._named]
             if count > 1:
                 buckets = [stack.enter_context(Spool()) for _ in range(count)]
                 distribute(self._named, buckets)
             for bucket in buckets:
-                yield from sorted_chunks(columns_of(bucket))
+                yield from sort_chunks(load_columns(bucket))
 
 
 def distribute(spool: Spool, buckets: list[Spool]) -> None:
-    """Into buckets by subject, so that equal ones are together. How many there are depends on the rows alone."""
+    """Distributes rows to buckets by subject, so that equal subjects are together. The number of buckets depends on the
+    rows only."""
     for chunk in spool.chunks():
         homes = [zlib.crc32(one or b"") % len(buckets) for one in chunk.subjects or ()]
         for number in {*homes}:
-            buckets[number].add_encoded(chosen(Columns(*chunk[:5]), [home == number for home in homes]))
+            buckets[number].add_encoded(select_rows(Columns(*chunk[:5]), [home == number for home in homes]))
 
 
-def columns_of(spool: Spool) -> Columns:
-    """All of it in memory."""
+def load_columns(spool: Spool) -> Columns:
+    """Loads all rows of a spool into memory."""
     payloads: list[bytes] = []
     subjects: list[bytes | None] = []
     kinds: list[bytes] = []
@@ -156,9 +161,9 @@ def columns_of(spool: Spool) -> Columns:
     return Columns(payloads, subjects, kinds, dues, priorities)
 
 
-def sorted_chunks(columns: Columns) -> Iterator[Named]:
-    """In the order of subjects. Of equal ones the last that came is written, as everywhere; all of them are in one
-    chunk, whatever their order."""
+def sort_chunks(columns: Columns) -> Iterator[SubjectChunk]:
+    """Yields chunks in the order of subjects. Of rows with the same subject, the last one is written, as everywhere;
+    all of them belong to one chunk, in whatever order they come."""
     subjects = columns.subjects or []
     order = sorted(range(len(subjects)), key=[one or b"" for one in subjects].__getitem__)
     rows: list[int] = []
@@ -171,35 +176,36 @@ def sorted_chunks(columns: Columns) -> Iterator[Named]:
         kept.append(n)
         size += len(columns.payloads[n])
         if len(kept) == CHUNK or size >= CHUNK_BYTES:
-            yield named_of(columns, rows, kept)
+            yield make_chunk(columns, rows, kept)
             rows, kept, size = [], [], 0
     if kept:
-        yield named_of(columns, rows, kept)
+        yield make_chunk(columns, rows, kept)
 
 
-def named_of(columns: Columns, rows: list[int], kept: list[int]) -> Named:
+def make_chunk(columns: Columns, rows: list[int], kept: list[int]) -> SubjectChunk:
     every: list[Any] = [column and [column[n] for n in rows] for column in columns]
     only = every if len(rows) == len(kept) else [column and [column[n] for n in kept] for column in columns]
-    return Named(whole(only), len(rows), checksum_of(*every))
+    return SubjectChunk(drop_defaults(only), len(rows), compute_checksum(*every))
 
 
-def chunk_of(named: Named) -> Chunk:
+def to_chunk(named: SubjectChunk) -> Chunk:
     return Chunk(*named.columns, checksum=0, part=0, first=0)
 
 
-def one_chunk(named: Named) -> Chunks:
-    return lambda: [chunk_of(named)]
+def wrap_chunk(named: SubjectChunk) -> Chunks:
+    return lambda: [to_chunk(named)]
 
 
-def in_hex(checksum: int) -> str:
+def to_hex(checksum: int) -> str:
     return f"{checksum % 2**64:016x}"
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def write_part(part: Part, target: Target, *, copying: bool) -> dict[str, int]:
-    """One part. What PostgreSQL refuses although it looked well from here is found, and rejected with its words."""
+def write_part(part: LedgerPart, target: Target, *, copying: bool) -> dict[str, int]:
+    """Writes a part. Rows that PostgreSQL refuses although they passed our checks are found and rejected with
+    PostgreSQL's message."""
 
     def attempt(chunks: Chunks, rejects: list[Reject]) -> dict[str, int]:
         return target.queue.write_part(
@@ -220,17 +226,17 @@ def write_part(part: Part, target: Target, *, copying: bool) -> dict[str, int]:
         bad = [target.queue.judge(chunk.payloads) for chunk in part.chunks()]
         if not any(bad):
             raise
-        refused = [one for chunk, said in zip(part.chunks(), bad, strict=True) for one in rejected(chunk, said)]
-        return attempt(lambda: without(part.chunks(), bad), [*part.rejects, *refused])
+        refused = [one for chunk, said in zip(part.chunks(), bad, strict=True) for one in list_rejects(chunk, said)]
+        return attempt(lambda: drop_rejects(part.chunks(), bad), [*part.rejects, *refused])
 
 
-def rejected(chunk: Chunk, said: dict[int, str]) -> list[Reject]:
+def list_rejects(chunk: Chunk, said: dict[int, str]) -> list[Reject]:
     others = chunk[1:5]
-    return [reject(why, chunk.payloads[n], *(one and one[n] for one in others)) for n, why in sorted(said.items())]
+    return [make_reject(why, chunk.payloads[n], *(one and one[n] for one in others)) for n, why in sorted(said.items())]
 
 
-def without(chunks: Iterable[Chunk], bad: list[dict[int, str]]) -> Iterator[Chunk]:
+def drop_rejects(chunks: Iterable[Chunk], bad: list[dict[int, str]]) -> Iterator[Chunk]:
     for chunk, said in zip(chunks, bad, strict=True):
-        left = chosen(Columns(*chunk[:5]), [n not in said for n in range(len(chunk.payloads))]) if said else chunk
+        left = select_rows(Columns(*chunk[:5]), [n not in said for n in range(len(chunk.payloads))]) if said else chunk
         if left.payloads:
             yield Chunk(*left[:5], checksum=0, part=chunk.part, first=chunk.first)

@@ -1,8 +1,8 @@
-"""DataFrame rows as tasks: which column is what, known from the schema alone; then Arrow batches as encoded columns,
-with what can not be a task set aside.
+"""Converts DataFrame rows to tasks. The schema determines which column is what; then Arrow batches become encoded
+columns, and rows that cannot be tasks are set aside.
 
-Payload text crosses as it is: numbers of 40 digits, 1.0 and 1e400 are the same in PostgreSQL. A struct or map becomes
-JSON: timestamps and dates ISO 8601 (UTC), decimals exact, binary base64, as Spark's own `to_json` has it.
+Payload text is stored as it is: numbers of 40 digits, 1.0 and 1e400 stay the same in PostgreSQL. A struct or map
+becomes JSON: timestamps and dates in ISO 8601 (UTC), decimals exact, binary in base64, like Spark's own `to_json`.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ PLAIN = (
 )
 
 
-class Plan(NamedTuple):
-    """Which column is what. Made on the driver, before anything runs."""
+class ColumnPlan(NamedTuple):
+    """Which column is what. The driver makes it before a task runs."""
 
-    columns: frozenset[str]  # of ours, those that are there
-    packed: tuple[str, ...]  # the others
+    columns: frozenset[str]  # the columns of a task that exist
+    packed: tuple[str, ...]  # the other columns
     text: bool  # the payload is text
     kind: str | None
 
 
-class Batch(NamedTuple):
-    """What became of some rows. `checksum` is of all of them, whatever their order."""
+class CheckedBatch(NamedTuple):
+    """Checked rows. `checksum` is of all of them, in any order."""
 
     rows: int
     checksum: int
@@ -70,8 +70,8 @@ class Batch(NamedTuple):
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 
-def planned(schema: spark.StructType, *, pack: bool, kind: str | None) -> Plan:
-    """Columns of a wrong name or type are an error here, before a row is read."""
+def plan_columns(schema: spark.StructType, *, pack: bool, kind: str | None) -> ColumnPlan:
+    """Raises ValidationError for columns of a wrong name or type, before a row is read."""
     names = schema.fieldNames()
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -80,7 +80,7 @@ def planned(schema: spark.StructType, *, pack: bool, kind: str | None) -> Plan:
     if others and not pack:
         raise ValidationError(
             f"{', '.join(others)}: no column of a task",
-            hint=f'{nearest(others)}A task has {", ".join(OURS)}; .option("packColumns", "true") packs the others into'
+            hint=f'{suggest(others)}A task has {", ".join(OURS)}; .option("packColumns", "true") packs the others into'
             " its payload.",
             field=others[0],
         )
@@ -90,10 +90,10 @@ def planned(schema: spark.StructType, *, pack: bool, kind: str | None) -> Plan:
     for field in schema.fields:
         check_type(field)
     text = "payload" in names and isinstance(schema["payload"].dataType, TEXTS)
-    return Plan(frozenset(names).intersection(OURS), others, text, kind)
+    return ColumnPlan(frozenset(names).intersection(OURS), others, text, kind)
 
 
-def nearest(others: Sequence[str]) -> str:
+def suggest(others: Sequence[str]) -> str:
     near = get_close_matches(others[0].lower(), OURS, 1)
     return f"Did you mean {near[0]}? " if near else ""
 
@@ -102,23 +102,23 @@ def check_type(field: spark.StructField) -> None:
     kind, name = field.dataType, field.name
     if name == "payload":
         if not isinstance(kind, (*TEXTS, spark.StructType, spark.MapType)):
-            raise wrong(name, kind, "JSON text, a struct or a map")
+            raise make_type_error(name, kind, "JSON text, a struct or a map")
         check_json(kind, name)
     elif name in ("subject", "kind"):
         if not isinstance(kind, TEXTS):
-            raise wrong(name, kind, "text")
+            raise make_type_error(name, kind, "text")
     elif name == "due":
         if not isinstance(kind, spark.TimestampType):
-            raise wrong(name, kind, "a timestamp (with its zone, not timestamp_ntz)")
+            raise make_type_error(name, kind, "a timestamp (with its zone, not timestamp_ntz)")
     elif name == "priority":
         if not isinstance(kind, WHOLE):
-            raise wrong(name, kind, "a whole number")
+            raise make_type_error(name, kind, "a whole number")
     else:
         check_json(kind, name)
 
 
 def check_json(kind: spark.DataType, path: str) -> None:
-    """Everything in it can be JSON."""
+    """Raises ValidationError if a type has no form in JSON."""
     if isinstance(kind, spark.StructType):
         for field in kind.fields:
             check_json(field.dataType, f"{path}.{field.name}")
@@ -126,14 +126,14 @@ def check_json(kind: spark.DataType, path: str) -> None:
         check_json(kind.elementType, f"{path}[]")
     elif isinstance(kind, spark.MapType):
         if not isinstance(kind.keyType, TEXTS):
-            raise wrong(f"{path}: its key", kind.keyType, "text")
+            raise make_type_error(f"{path}: its key", kind.keyType, "text")
         check_json(kind.valueType, f"{path}[]")
     elif not isinstance(kind, PLAIN):
         hint = "Cast it to string, or take it apart first."
         raise ValidationError(f"{path}: {kind.simpleString()} has no form in JSON", hint=hint, field=path)
 
 
-def wrong(name: str, kind: spark.DataType, wanted: str) -> ValidationError:
+def make_type_error(name: str, kind: spark.DataType, wanted: str) -> ValidationError:
     said = f"{name}: {kind.simpleString()} is not {wanted}"
     return ValidationError(said, hint=f"Cast {name} before writing.", field=name)
 
@@ -141,58 +141,60 @@ def wrong(name: str, kind: spark.DataType, wanted: str) -> ValidationError:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def read(plan: Plan, batch: pa.RecordBatch, largest: int, judge: Judge) -> list[Batch]:
-    """An Arrow batch, CHUNK rows at most at a time."""
+def read_batch(plan: ColumnPlan, batch: pa.RecordBatch, largest: int, judge: Judge) -> list[CheckedBatch]:
+    """Checks an Arrow batch, at most CHUNK rows at a time."""
     step = max(1, min(CHUNK, CHUNK_BYTES * batch.num_rows // max(batch.nbytes, 1)))
-    return [read_some(plan, batch.slice(n, step), largest, judge) for n in range(0, batch.num_rows, step)]
+    return [read_chunk(plan, batch.slice(n, step), largest, judge) for n in range(0, batch.num_rows, step)]
 
 
-def read_some(plan: Plan, batch: pa.RecordBatch, largest: int, judge: Judge) -> Batch:
+def read_chunk(plan: ColumnPlan, batch: pa.RecordBatch, largest: int, judge: Judge) -> CheckedBatch:
     bad: dict[int, str] = {}
-    payloads = payloads_of(plan, batch, bad)
-    subjects = texts_of(plan, batch, "subject", validate.LARGEST_SUBJECT, bad)
-    kinds = kinds_of(plan, batch, bad)
-    dues = dues_of(plan, batch, bad)
-    priorities = priorities_of(plan, batch, bad)
-    checksum = checksum_of(payloads, subjects, kinds, dues, priorities)
+    payloads = read_payloads(plan, batch, bad)
+    subjects = read_texts(plan, batch, "subject", validate.LARGEST_SUBJECT, bad)
+    kinds = read_kinds(plan, batch, bad)
+    dues = read_dues(plan, batch, bad)
+    priorities = read_priorities(plan, batch, bad)
+    checksum = compute_checksum(payloads, subjects, kinds, dues, priorities)
     check_payloads(payloads, largest, judge, bad)
     rejects = [
-        reject(bad[n], payloads[n], *(c and c[n] for c in (subjects, kinds, dues, priorities))) for n in sorted(bad)
+        make_reject(bad[n], payloads[n], *(c and c[n] for c in (subjects, kinds, dues, priorities)))
+        for n in sorted(bad)
     ]
     columns: list[Any] = [payloads, subjects, kinds, dues, priorities]
     if bad:
         columns = [c and [one for n, one in enumerate(c) if n not in bad] for c in columns]
-    kept = whole(columns)
-    plain, named = split(kept)
-    return Batch(batch.num_rows, checksum, plain, named, rejects)
+    kept = drop_defaults(columns)
+    plain, named = split_by_subject(kept)
+    return CheckedBatch(batch.num_rows, checksum, plain, named, rejects)
 
 
-def payloads_of(plan: Plan, batch: pa.RecordBatch, bad: dict[int, str]) -> list[bytes | None]:
+def read_payloads(plan: ColumnPlan, batch: pa.RecordBatch, bad: dict[int, str]) -> list[bytes | None]:
     given: list[bytes | None] = [b"{}"] * batch.num_rows
     if "payload" in plan.columns:
         column = batch.column("payload")
-        given = bytes_of(column, "payload", bad) if plan.text else encoded(column, bad)
-        for n in nulls(column):
+        given = read_bytes(column, "payload", bad) if plan.text else encode_column(column, bad)
+        for n in find_nulls(column):
             bad[n] = "payload: null is not a JSON object"
     if not plan.packed:
         return given
     others = pa.StructArray.from_arrays([batch.column(name) for name in plan.packed], list(plan.packed))
-    return [with_fields(one, more) for one, more in zip(given, encoded(others, bad), strict=True)]
+    return [add_fields(one, more) for one, more in zip(given, encode_column(others, bad), strict=True)]
 
 
-def with_fields(payload: bytes | None, more: bytes | None) -> bytes | None:
-    """The other columns before its own, as text: of two with one name its own is the one that stays."""
+def add_fields(payload: bytes | None, more: bytes | None) -> bytes | None:
+    """Puts the other columns before the fields of the payload, as text. If two fields have one name, that of the
+    payload is used."""
     if payload is None or more is None:
         return None
     own = payload.strip()
     if not own.startswith(b"{"):
-        return payload  # it is no object, and will be told so
+        return payload  # it is not an object, and is rejected later
     return more if own[1:].strip() == b"}" else more[:-1] + b"," + own[1:]
 
 
-def bytes_of(column: pa.Array, name: str, bad: dict[int, str]) -> list[bytes | None]:
-    """Texts as UTF-8; what is none is bad. Spark lets any bytes be text."""
-    found: list[bytes | None] = raw_of(column).to_pylist()
+def read_bytes(column: pa.Array, name: str, bad: dict[int, str]) -> list[bytes | None]:
+    """Returns texts as UTF-8, and marks rows that are not UTF-8 as bad. Spark allows any bytes in a text."""
+    found: list[bytes | None] = to_binary(column).to_pylist()
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
@@ -202,7 +204,7 @@ def bytes_of(column: pa.Array, name: str, bad: dict[int, str]) -> list[bytes | N
     return found
 
 
-def raw_of(column: pa.Array) -> pa.Array:
+def to_binary(column: pa.Array) -> pa.Array:
     return column.cast(pa.large_binary())
 
 
@@ -214,63 +216,65 @@ def is_text(raw: bytes) -> bool:
     return True
 
 
-def texts_of(plan: Plan, batch: pa.RecordBatch, name: str, most: int, bad: dict[int, str]) -> list[bytes | None] | None:
+def read_texts(
+    plan: ColumnPlan, batch: pa.RecordBatch, name: str, most: int, bad: dict[int, str]
+) -> list[bytes | None] | None:
     if name not in plan.columns:
         return None
     column = batch.column(name)
-    found = bytes_of(column, name, bad)
+    found = read_bytes(column, name, bad)
     lengths = pc.binary_length(column)
-    for n in where(pc.or_(pc.less(lengths, 1), pc.greater(lengths, most))):
+    for n in find_true(pc.or_(pc.less(lengths, 1), pc.greater(lengths, most))):
         bad.setdefault(n, f"{name}: {len(found[n] or b'')} bytes are not between 1 and {most}")
-    for n in where(pc.match_substring(raw_of(column), b"\x00")):
+    for n in find_true(pc.match_substring(to_binary(column), b"\x00")):
         bad.setdefault(n, f"{name}: there is a NUL in it")
     return found
 
 
-def kinds_of(plan: Plan, batch: pa.RecordBatch, bad: dict[int, str]) -> list[bytes | None] | None:
-    """A row without one has that of the option."""
+def read_kinds(plan: ColumnPlan, batch: pa.RecordBatch, bad: dict[int, str]) -> list[bytes | None] | None:
+    """Returns the kinds. A row without one has the kind of the option."""
     default = (plan.kind or "default").encode()
-    found = texts_of(plan, batch, "kind", validate.LARGEST_KIND, bad)
+    found = read_texts(plan, batch, "kind", validate.LARGEST_KIND, bad)
     if found is None:
         return None if plan.kind is None else [default] * batch.num_rows
     return [default if one is None else one for one in found]
 
 
-def dues_of(plan: Plan, batch: pa.RecordBatch, bad: dict[int, str]) -> list[bytes | None] | None:
+def read_dues(plan: ColumnPlan, batch: pa.RecordBatch, bad: dict[int, str]) -> list[bytes | None] | None:
     if "due" not in plan.columns:
         return None
     column = batch.column("due").cast(pa.timestamp("us", "UTC"))
     micros = column.cast(pa.int64())
     latest = datetime.now(UTC) + validate.LONGEST_DELAY
-    for n in where(pc.less(micros, in_micros(validate.EARLIEST))):
+    for n in find_true(pc.less(micros, to_micros(validate.EARLIEST))):
         bad.setdefault(n, "due: it is before 0001-01-02")
-    for n in where(pc.greater(micros, in_micros(latest))):
+    for n in find_true(pc.greater(micros, to_micros(latest))):
         bad.setdefault(n, "due: it is more than ten years ahead")
     found: list[bytes | None] = column.cast(pa.string()).cast(pa.binary()).to_pylist()
     return found
 
 
-def in_micros(moment: datetime) -> int:
+def to_micros(moment: datetime) -> int:
     apart = moment - datetime(1970, 1, 1, tzinfo=UTC)
     return (apart.days * 86400 + apart.seconds) * 1_000_000 + apart.microseconds
 
 
-def priorities_of(plan: Plan, batch: pa.RecordBatch, bad: dict[int, str]) -> list[int] | None:
+def read_priorities(plan: ColumnPlan, batch: pa.RecordBatch, bad: dict[int, str]) -> list[int] | None:
     if "priority" not in plan.columns:
         return None
     column = pc.fill_null(batch.column("priority").cast(pa.int64()), 5)
     found: list[int] = column.to_pylist()
-    for n in where(pc.or_(pc.less(column, 0), pc.greater(column, 9))):
+    for n in find_true(pc.or_(pc.less(column, 0), pc.greater(column, 9))):
         bad.setdefault(n, f"priority: {found[n]} is not a whole number from 0 to 9")
     return found
 
 
-def where(mask: pa.Array) -> list[int]:
+def find_true(mask: pa.Array) -> list[int]:
     return [] if not pc.any(mask).as_py() else pc.indices_nonzero(mask.fill_null(False)).to_pylist()
 
 
-def nulls(column: pa.Array) -> list[int]:
-    return where(column.is_null()) if column.null_count else []
+def find_nulls(column: pa.Array) -> list[int]:
+    return find_true(column.is_null()) if column.null_count else []
 
 
 # --- payloads ---------------------------------------------------------------------------------------------------------
@@ -280,9 +284,10 @@ BREAKS = bytes.maketrans(b"\t\r\n", b"   ")
 
 
 def check_payloads(payloads: list[bytes | None], largest: int, judge: Judge, bad: dict[int, str]) -> None:
-    """What is too large or too deep is ours to say. Whether the rest is JSON that PostgreSQL can hold, PostgreSQL says:
-    it is asked about what looks odd from here. Then white space between tokens is made such that a line is a task."""
-    if not bad and all_plain(payloads, largest):
+    """Checks size and depth here. PostgreSQL decides whether a payload is JSON that it can store; it is asked only
+    about payloads that look suspicious here. Then line breaks between tokens are replaced, so that each task is one
+    line."""
+    if not bad and are_all_plain(payloads, largest):
         return
     odd: list[int] = []
     for n, raw in enumerate(payloads):
@@ -302,7 +307,7 @@ def check_payloads(payloads: list[bytes | None], largest: int, judge: Judge, bad
             continue
         if not plain:
             odd.append(n)
-    asked = [n for n in odd if sendable(n, payloads[n], bad)]
+    asked = [n for n in odd if is_sendable(n, payloads[n], bad)]
     if asked:
         said_of = judge([payloads[n] or b"" for n in asked])
         bad.update({asked[at]: said for at, said in said_of.items()})
@@ -311,9 +316,9 @@ def check_payloads(payloads: list[bytes | None], largest: int, judge: Judge, bad
             payloads[n] = raw.translate(BREAKS)
 
 
-def all_plain(payloads: Sequence[bytes | None], largest: int) -> bool:
-    """One look at all of them, at half the cost. Two halves of an object may pass for one here, but not in PostgreSQL,
-    whose refusal makes us look again."""
+def are_all_plain(payloads: Sequence[bytes | None], largest: int) -> bool:
+    """Checks all payloads at once, at half the cost. Two halves of an object may pass here, but PostgreSQL refuses
+    them, and then they are checked one by one."""
     if None in payloads:
         return False
     texts = cast("Sequence[bytes]", payloads)
@@ -329,10 +334,10 @@ def all_plain(payloads: Sequence[bytes | None], largest: int) -> bool:
     return len(found) == len(texts) and {*map(type, found)} <= {dict}
 
 
-def sendable(n: int, raw: bytes | None, bad: dict[int, str]) -> bool:
-    """PostgreSQL can not even be asked about a NUL."""
+def is_sendable(n: int, raw: bytes | None, bad: dict[int, str]) -> bool:
+    """Returns whether PostgreSQL can be asked about a payload: not if it contains a NUL."""
     if raw is None or b"\x00" in raw:
-        bad[n] = "payload: there is a NUL in it, which PostgreSQL can not store"
+        bad[n] = "payload: there is a NUL in it, which PostgreSQL cannot store"
         return False
     return True
 
@@ -357,17 +362,17 @@ def too_deep(raw: bytes) -> str | None:
 FORM = orjson.OPT_UTC_Z
 
 
-def encoded(column: pa.Array, bad: dict[int, str]) -> list[bytes | None]:
-    column = column.cast(in_utc(column.type))
+def encode_column(column: pa.Array, bad: dict[int, str]) -> list[bytes | None]:
+    column = column.cast(to_utc(column.type))
     try:
         values = column.to_pylist(maps_as_pydicts="strict")
     except (ValueError, OverflowError, UnicodeDecodeError, KeyError):
-        values = [one_value(column, n, bad) for n in range(len(column))]
+        values = [read_value(column, n, bad) for n in range(len(column))]
     return [None if value is None else encode(n, value, bad) for n, value in enumerate(values)]
 
 
-def one_value(column: pa.Array, n: int, bad: dict[int, str]) -> Any:
-    """A moment that Python has no name for, or bytes that are no text, are one row's trouble."""
+def read_value(column: pa.Array, n: int, bad: dict[int, str]) -> Any:
+    """Reads one value. A timestamp that Python cannot represent, or bytes that are not text, affect only their row."""
     try:
         return column[n].as_py(maps_as_pydicts="strict")
     except (ValueError, OverflowError, UnicodeDecodeError, KeyError) as error:
@@ -377,7 +382,7 @@ def one_value(column: pa.Array, n: int, bad: dict[int, str]) -> Any:
 
 def encode(n: int, value: Any, bad: dict[int, str]) -> bytes:
     try:
-        raw = orjson.dumps(value, default=as_json, option=FORM)
+        raw = orjson.dumps(value, default=encode_value, option=FORM)
         if b"null" in raw:
             refuse_odd_numbers(value)  # orjson writes null for them
     except (PayloadError, TypeError, ValueError, RecursionError) as error:
@@ -386,7 +391,7 @@ def encode(n: int, value: Any, bad: dict[int, str]) -> bytes:
     return raw
 
 
-def as_json(value: object) -> object:
+def encode_value(value: object) -> object:
     if isinstance(value, Decimal):
         return orjson.Fragment(format(value, "f"))
     if isinstance(value, bytes):
@@ -406,24 +411,24 @@ def refuse_odd_numbers(value: object, path: str = "payload") -> None:
         refuse_odd_numbers(one, f"{path}{step}")
 
 
-def in_utc(kind: pa.DataType) -> pa.DataType:
-    """The same type with every moment in UTC, whatever the session's time zone."""
+def to_utc(kind: pa.DataType) -> pa.DataType:
+    """Returns the same type with every timestamp in UTC, whatever the session's time zone is."""
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return pa.timestamp(kind.unit, "UTC")
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(f.name, in_utc(f.type), f.nullable) for f in kind])
+        return pa.struct([pa.field(f.name, to_utc(f.type), f.nullable) for f in kind])
     if pa.types.is_map(kind):
-        return pa.map_(kind.key_type, in_utc(kind.item_type))
+        return pa.map_(kind.key_type, to_utc(kind.item_type))
     if pa.types.is_list(kind):
-        return pa.list_(in_utc(kind.value_type))
+        return pa.list_(to_utc(kind.value_type))
     return kind
 
 
-# --- what is kept and what is not -------------------------------------------------------------------------------------
+# --- kept and rejected rows -------------------------------------------------------------------------------------------
 
 
-def checksum_of(payloads: list[bytes | None], *others: Sequence[object] | None) -> int:
-    """The sum of what each row has: the same whatever their order, and rows that are there twice count twice."""
+def compute_checksum(payloads: list[bytes | None], *others: Sequence[object] | None) -> int:
+    """Returns the sum over all rows: it does not depend on their order, and duplicates count twice."""
     crc = zlib.crc32
     more = [column for column in others if column is not None]
     if not more:
@@ -431,8 +436,8 @@ def checksum_of(payloads: list[bytes | None], *others: Sequence[object] | None) 
     return sum(crc(payload or b"", crc(repr(rest).encode())) for payload, *rest in zip(payloads, *more, strict=True))
 
 
-def whole(columns: list[Any]) -> Columns:
-    """Without columns that are all default."""
+def drop_defaults(columns: list[Any]) -> Columns:
+    """Leaves out columns that contain only defaults."""
     payloads, subjects, kinds, dues, priorities = columns
     return Columns(
         payloads,
@@ -443,8 +448,8 @@ def whole(columns: list[Any]) -> Columns:
     )
 
 
-def split(columns: Columns) -> tuple[Columns | None, Columns | None]:
-    """Those without a subject, and those with one."""
+def split_by_subject(columns: Columns) -> tuple[Columns | None, Columns | None]:
+    """Separates the rows without a subject from those with one."""
     if not columns.payloads:
         return None, None
     if columns.subjects is None:
@@ -452,19 +457,19 @@ def split(columns: Columns) -> tuple[Columns | None, Columns | None]:
     if None not in columns.subjects:
         return None, columns
     named = [one is not None for one in columns.subjects]
-    return chosen(columns, [not one for one in named]), chosen(columns, named)
+    return select_rows(columns, [not one for one in named]), select_rows(columns, named)
 
 
-def chosen(columns: Columns, mask: list[bool]) -> Columns:
-    return whole([column and [one for one, yes in zip(column, mask, strict=True) if yes] for column in columns])
+def select_rows(columns: Columns, mask: list[bool]) -> Columns:
+    return drop_defaults([column and [one for one, yes in zip(column, mask, strict=True) if yes] for column in columns])
 
 
-def reject(reason: str, payload: bytes | None, *others: object) -> Reject:
-    return Reject(reason, shown(payload), *(None if one is None else shown(one) for one in others))
+def make_reject(reason: str, payload: bytes | None, *others: object) -> Reject:
+    return Reject(reason, to_text(payload), *(None if one is None else to_text(one) for one in others))
 
 
-def shown(value: object) -> str | None:
-    """As it came, as far as it is text."""
+def to_text(value: object) -> str | None:
+    """Returns a value as text, as far as it is text."""
     if value is None:
         return None
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)

@@ -1,4 +1,5 @@
-"""A Spark session in which all of ours works: the same Python everywhere, a Java, UTC, Arrow, no password shown."""
+"""Makes a Spark session with the settings that Penstock needs: the same Python everywhere, a Java, UTC, Arrow, and no
+password in plans."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from penstock.spark.java import Java, find_java
 
 log = logging.getLogger("penstock.spark")
 
-SECRET = "(?i)url|dsn|password|secret|token"  # noqa: S105 - of options that are not shown in plans
+SECRET = "(?i)url|dsn|password|secret|token"  # noqa: S105 - names of options that plans do not show
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -29,15 +30,15 @@ chosen: Java | None = None  # the Java that our sessions run on
 
 
 def session(app_name: str = "penstock", *, master: str | None = None, **conf: Any) -> SparkSession:
-    """The session: the one that is there, or a new one. Settings by their Spark names, `**{"spark.…": …}`; what
-    spark-submit or the environment says stays as it is."""
+    """Returns the present session, or a new one. Settings have their Spark names, `**{"spark.…": …}`. What spark-submit
+    or the environment sets takes precedence over our defaults."""
     given = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in conf.items()}
     if master is not None:
         given["spark.master"] = master
     if SparkSession.getActiveSession() is None:
         prepare(os.environ, master)
-        # Jars and memory are for the start of its Java; only then SparkConf knows what spark-submit was told.
-        with unhurried():
+        # Jars and memory are needed when its Java starts; SparkConf knows the options of spark-submit only afterwards.
+        with delay_interrupt():
             SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*given.items()]))  # noqa: SLF001 - no other way
     told = SparkConf().setAll([*given.items()])
     told.setIfMissing("spark.master", "local[*]")
@@ -51,7 +52,7 @@ def session(app_name: str = "penstock", *, master: str | None = None, **conf: An
 
 
 def prepare(environ: MutableMapping[str, str], master: str | None) -> None:
-    """What Spark takes from the environment, before its Java starts. A Java that runs already has it from elsewhere."""
+    """Sets what Spark reads from the environment before its Java starts. If its Java already runs, it does nothing."""
     global chosen  # noqa: PLW0603 - one process, one Java
     if "PYSPARK_GATEWAY_PORT" in environ:
         return
@@ -60,13 +61,13 @@ def prepare(environ: MutableMapping[str, str], master: str | None) -> None:
     if chosen.home is not None:
         environ["JAVA_HOME"] = chosen.home
     if (master or "local").startswith("local"):
-        environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else `python3`, whichever that is
-        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else local-cluster may look for itself at a wrong address
+        environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise Spark runs `python3` of PATH
+        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # otherwise local-cluster may use a wrong address
 
 
 @contextmanager
-def unhurried() -> Iterator[None]:
-    """Ctrl-C waits until Java is up: one that has not said where it listens is left running for ever."""
+def delay_interrupt() -> Iterator[None]:
+    """Delays Ctrl-C until Java has started: a Java that is interrupted before it reports its port runs for ever."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -81,8 +82,9 @@ def unhurried() -> Iterator[None]:
 
 
 def make_ready(spark: SparkSession) -> None:
-    """Any session, somebody else's too, in any thread: Spark looks for `format("penstock")` in the active session, and
-    only the thread that made a session has one. No options are seen in plans: others hide only what is called a url."""
+    """Prepares a session for `format("penstock")`, in any thread. Spark looks for the format in the active session, and
+    only the thread that made a session has one. It also hides our options in plans; Spark by default hides only
+    `url`."""
     SparkSession._activeSession = spark  # noqa: SLF001 - as Spark does where it makes a DataFrame
     java: Any = spark._jvm  # noqa: SLF001 - the same
     java.SparkSession.setActiveSession(spark._jsparkSession)  # noqa: SLF001 - the same

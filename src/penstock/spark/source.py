@@ -1,5 +1,5 @@
-"""A queue as a stream that can be replayed. An offset is the number of a batch of the consumer group; PostgreSQL knows
-which tasks are in it. What Spark asks for decides: whoever asks for what comes after a batch has done with it."""
+"""Reads a queue as a replayable stream. An offset is the number of a batch of the consumer group; PostgreSQL knows its
+tasks. When Spark asks for the batch after an offset, the batches up to that offset are done."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from penstock.database import Database
 from penstock.errors import ConfigError, Unavailable, shown
 from penstock.model import EPOCH
 from penstock.queue import batch_leases, next_batch, persistently, read_lease, status, waiting_now
+from penstock.spark.connection import resolve_dsn
 from penstock.spark.group import Group
-from penstock.spark.hints import hinted
-from penstock.spark.options import MOST_ROWS, StreamOptions
-from penstock.spark.place import found
+from penstock.spark.options import MAX_ROWS, StreamOptions
 
-# `payload` is JSON as it is stored; `since` is when the task's age began. `id`, `iterations` and `attempt` are one run
-# of one task, whatever became of batches and checkpoints. With `token` a sink says what became of it (see `outcomes`).
+# `payload` is the stored JSON; `since` is the start of the task's age. `id`, `iterations` and `attempt` identify one
+# run of a task, independently of batches and checkpoints. `token` lets a sink settle the task (see `outcomes`).
 SCHEMA = (
     "id bigint, queue string, kind string, subject string, payload string, priority int, due timestamp, attempt int,"
     " iterations int, created timestamp, since timestamp, token string"
@@ -44,13 +43,13 @@ COLUMNS = pa.schema(
         "token": pa.string(),
     }
 )
-SLICE = 5000  # tasks read in one short transaction
+SLICE = 5000  # tasks per transaction
 
 Offset = dict[str, Any]
 
 
-class Leases(InputPartition):
-    """What one Spark task reads: tokens and sizes."""
+class LeasePart(InputPartition):
+    """What one Spark task reads: tokens and sizes of leases."""
 
     def __init__(self, leases: Sequence[tuple[str, int]]) -> None:
         super().__init__(leases)
@@ -58,48 +57,47 @@ class Leases(InputPartition):
 
 
 class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives in a process of the driver's for as long as the query runs; copies of it, which never hold a group, read on
-    executors."""
+    """The stream reader. It lives in a process of the driver while the query runs. Copies of it read on executors, and
+    never hold a group."""
 
     def __init__(self, asked: StreamOptions) -> None:
         self._asked = asked
-        self._dsn, self._source = found(asked.place)
+        self._dsn, self._source = resolve_dsn(asked.address)
         self._database: Database | None = None
         self._group: Group | None = None
-        self._newest = 0  # the last batch that the group was given, as far as we know
-        self._moment: datetime | None = None  # AvailableNow: what was due by then is read, `_left` tasks
+        self._newest = 0  # the last known batch of the group
+        self._moment: datetime | None = None  # AvailableNow: tasks due by then are read, `_left` of them
         self._left = 0
 
     # --- what Spark asks ----------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's
-        """Before the first batch. Pure: Spark asks more than once."""
+        """Returns the offset before the first batch. Spark calls it more than once."""
         return {"batch": 0, "queue": self._asked.queue, "group": self._asked.consumer_group}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
         return ReadMaxRows(self._asked.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        with hinted():
-            self._moment, self._left = persistently(lambda: waiting_now(self._connected(), self._asked.queue))
+        self._moment, self._left = persistently(lambda: waiting_now(self._connected(), self._asked.queue))
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's
-        """The batch after `start`; all up to there is done. Asked again, after a crash too, it is the same batch."""
-        with hinted():
-            held = self._hold().held
-            after = self._number(start)
-            most = self._most(limit)
-            batch = persistently(
-                lambda: next_batch(
-                    self._connected(),
-                    held,
-                    after=after,
-                    limit=most,
-                    slots=self._asked.partitions,
-                    lease=self._asked.lease,
-                    before=self._moment,
-                )
+        """Returns the batch after `start`, and settles the batches up to `start`. If it is called again, also after a
+        crash, it returns the same batch."""
+        held = self._hold().held
+        after = self._number(start)
+        most = self._most(limit)
+        batch = persistently(
+            lambda: next_batch(
+                self._connected(),
+                held,
+                after=after,
+                limit=most,
+                slots=self._asked.partitions,
+                lease=self._asked.lease,
+                before=self._moment,
             )
+        )
         self._left -= batch.early
         if batch.number == after:
             return start
@@ -107,25 +105,25 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.initialOffset(), "batch": batch.number, "id": held.identity}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Leases, dealt out. None, if all of the batch went back to the queue while nobody kept it."""
-        with hinted():
-            held = self._hold().held
-            after, upto = self._number(start), self._number(end)
-            leases = persistently(lambda: batch_leases(self._connected(), held, after, upto))
+        """Distributes the leases of a batch. There are none if all of its tasks went back to the queue while no driver
+        held the group."""
+        held = self._hold().held
+        after, upto = self._number(start), self._number(end)
+        leases = persistently(lambda: batch_leases(self._connected(), held, after, upto))
         dealt = (leases[n :: self._asked.partitions] for n in range(self._asked.partitions))
-        return [Leases(some) for some in dealt if some]
+        return [LeasePart(some) for some in dealt if some]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Leases)
-        with hinted(), Database(self._dsn, source=self._source).session() as connection:
+        assert isinstance(partition, LeasePart)
+        with Database(self._dsn, source=self._source).session() as connection:
             for token, size in partition.leases:
                 for first in range(0, size, SLICE):
                     rows = read_lease(connection, token, first, SLICE)
                     if rows:
-                        yield table(rows, self._asked.queue, token)
+                        yield make_batch(rows, self._asked.queue, token)
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - Spark's
-        """For people who look at the query's progress: how much waits."""
+        """Returns the size of the backlog for the query's progress."""
         try:
             (now,) = status(self._connected(), self._asked.queue)
         except Unavailable:
@@ -133,7 +131,7 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.initialOffset(), "batch": self._newest, "backlog": now.pending, "planned": now.planned}
 
     def commit(self, end: Offset) -> None:
-        """Nothing: Spark says it a batch late, and never of the last one."""
+        """Does nothing: Spark calls it one batch late, and never for the last batch."""
 
     def stop(self) -> None:
         if self._group is not None:
@@ -160,18 +158,19 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadMaxRows):
             most = limit.max_rows
         elif isinstance(limit, ReadAllAvailable):
-            most = MOST_ROWS
+            most = MAX_ROWS
         return most if self._moment is None else max(0, min(most, self._left))
 
     def _number(self, offset: Offset) -> int:
-        """The batch that an offset in the checkpoint means, if it is one of this group's."""
+        """Returns the batch of an offset. Raises ConfigError if the checkpoint is of another queue or group."""
         ours = self.initialOffset()
         if not isinstance(offset, dict) or not isinstance(offset.get("batch"), int):
-            raise ConfigError(f"checkpointLocation: {shown(offset)} is not an offset of a queue", hint=OWN)
+            raise ConfigError(f"checkpointLocation: {shown(offset)} is not an offset of a queue", hint=OWN_CHECKPOINT)
         if any(offset.get(name) != ours[name] for name in ("queue", "group")):
             theirs = f"consumerGroup {shown(offset.get('group'))} of queue {shown(offset.get('queue'))}"
             raise ConfigError(
-                f"checkpointLocation: it is of {theirs}, not {shown(ours['group'])} of {shown(ours['queue'])}", hint=OWN
+                f"checkpointLocation: it is of {theirs}, not {shown(ours['group'])} of {shown(ours['queue'])}",
+                hint=OWN_CHECKPOINT,
             )
         held = self._hold().held
         if offset.get("id", held.identity) != held.identity:
@@ -182,25 +181,26 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if offset["batch"] > self._newest:
             raise ConfigError(
                 f"checkpointLocation: it is at batch {offset['batch']}, the consumerGroup only at {self._newest}",
-                hint="The database was restored from an older copy. Begin with a new checkpoint.",
+                hint="The database was restored from an older copy, or failed over to a standby that lagged. "
+                "Begin with a new checkpoint: what is not settled here is handed out again.",
             )
         return int(offset["batch"])
 
 
-OWN = "Every query needs a checkpointLocation of its own."
+OWN_CHECKPOINT = "Every query needs a checkpointLocation of its own."
 
 
-def table(rows: list[tuple[Any, ...]], queue: str, token: str) -> pa.RecordBatch:
-    """Rows of READ_LEASE, column by column; moments are microseconds since 2000."""
+def make_batch(rows: list[tuple[Any, ...]], queue: str, token: str) -> pa.RecordBatch:
+    """Converts rows of READ_LEASE to columns. Timestamps are microseconds since 2000."""
     id_, kind, subject, payload, priority, due, attempt, iterations, created, since = zip(*rows, strict=True)
     queues, tokens = [queue] * len(rows), [token] * len(rows)
     every: tuple[Sequence[Any], ...] = (
         id_, queues, kind, subject, payload, priority, due, attempt, iterations, created, since, tokens,
     )  # fmt: skip
-    return pa.RecordBatch.from_arrays(list(map(column, every, COLUMNS.types)), schema=COLUMNS)
+    return pa.RecordBatch.from_arrays(list(map(make_column, every, COLUMNS.types)), schema=COLUMNS)
 
 
-def column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def make_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if kind != MOMENT:
         return pa.array(values, kind)
     return pc.add(pa.array(values, pa.int64()), int(EPOCH.timestamp()) * 1_000_000).cast(MOMENT)

@@ -1,4 +1,5 @@
--- Who may do what. Roles belong to the whole cluster, and are shared by all databases in it; nobody logs in as one.
+-- Roles and their rights. Roles belong to the whole cluster and are shared by all databases in it; no session logs in
+-- as one.
 do $$
 declare
     v_role text;
@@ -8,12 +9,12 @@ begin
             begin
                 execute pg_catalog.format('create role %I nologin', v_role);
             exception when duplicate_object or unique_violation then
-                null;    -- another database's init made it just now
+                null;    -- the init of another database made it just now
             end;
         end if;
     end loop;
 
-    -- An administrator may do what all the others may.
+    -- An administrator may do everything that the other roles may.
     foreach v_role in array array['penstock_producer', 'penstock_worker', 'penstock_reader'] loop
         if not pg_catalog.pg_has_role('penstock_admin', v_role, 'member') then
             begin

@@ -1,4 +1,7 @@
-"""A runner's process: `python -m penstock.worker FD …`. What follows the FD is for readers of the process list."""
+"""The process of a runner: `python -m penstock.worker FD …`.
+
+The arguments after FD only serve readers of the process list.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +10,45 @@ import gc
 import os
 import socket
 import sys
+import traceback
 
 from penstock.errors import PenstockError
 from penstock.worker import logs
 from penstock.worker.link import Link
 from penstock.worker.orders import Orders, in_one_line, load
+from penstock.worker.reloading import Files, files_in, loaded_files
 from penstock.worker.runner import Runner
 
 
 async def serve(end: socket.socket) -> int:
+    """Runs a runner over this socket, and returns the exit code."""
     link = await Link.over(end)
     first = await link.receive()
     if first is None:
         return 0
     orders = Orders(**first["orders"])
-    logs.set_up(orders.log_format, quiet=orders.quiet)
+    logs.set_up(orders.log_format, quiet=orders.quiet, dev=orders.dev)
     try:
-        registry, _ = load(orders.target, orders.handler_of)
+        registry, _ = load(orders.target, orders.handler_of, tracebacks=orders.tracebacks)
         calm_the_collector()
         runner = Runner(orders, registry, link)
         await runner.run()
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, the supervisor is told
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the supervisor is told of any error
         hint = error.hint if isinstance(error, PenstockError) else None
         code = error.exit_code if isinstance(error, PenstockError) else 1
-        link.send(failed=in_one_line(error), hint=hint, exit_code=code)
+        files = Files()
+        if orders.dev:
+            files.add([*loaded_files(), *files_in(error)])
+        if orders.dev and not isinstance(error, PenstockError):
+            traceback.print_exception(error)
+        elif orders.dev and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        link.send(failed=in_one_line(error), hint=hint, exit_code=code, files=files.stamps)
         await asyncio.sleep(0.05)
         return code
     await asyncio.sleep(0)
     link.close()
-    if runner.stuck:  # its tasks are somebody else's by now, or soon
+    if runner.stuck:  # other workers have its tasks now, or soon
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -43,14 +56,18 @@ async def serve(end: socket.socket) -> int:
 
 
 def calm_the_collector() -> None:
-    """What the application loaded stays, and half a million tasks a minute leave no cycles: looking for some took a
-    tenth of all time."""
+    """Makes the garbage collector run rarely.
+
+    The objects of the application stay, and half a million tasks a minute leave no cycles: the search for cycles took a
+    tenth of all time.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
 
 def main() -> None:
+    """Runs the process: the first argument is the number of the socket's file descriptor."""
     sys.exit(asyncio.run(serve(socket.socket(fileno=int(sys.argv[1])))))
 
 

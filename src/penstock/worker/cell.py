@@ -1,4 +1,7 @@
-"""The inside of a process slot: `python -m penstock.worker.cell`. It reads a job, runs it, answers, and again."""
+"""The child process of a process slot: `python -m penstock.worker.cell`.
+
+It reads a job, runs it, answers, and repeats.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,23 @@ from penstock.database import Database
 from penstock.handlers import Context, Held, Registry, Spec
 from penstock.model import DONE, Claim, Outcome, Task
 from penstock.queue import Queue
-from penstock.worker import execution
+from penstock.worker import execution, logs
 from penstock.worker.crew import called
 from penstock.worker.execution import LOST, SETTLED
-from penstock.worker.orders import Orders, load
+from penstock.worker.orders import DEADLINE, Orders, load
 
 Json = dict[str, Any]
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 def job_to_json(claim: Claim, spec: Spec, work: Task | list[Task]) -> Json:
+    """Returns the message that sends a job to the child process."""
     tasks = work if isinstance(work, list) else [work]
     return {"queue": claim.queue, "token": str(claim.token), "kind": spec.kind, "tasks": [list(one) for one in tasks]}
 
 
 def outcome_to_json(outcome: Outcome) -> Json:
+    """Returns an outcome as JSON."""
     due = None if outcome.due is None else outcome.due.isoformat()
     delay = outcome.delay.total_seconds() if isinstance(outcome.delay, timedelta) else outcome.delay
     payload = None if outcome.payload is None else json.loads(validate.payload(outcome.payload, validate.LARGEST_EVER))
@@ -41,6 +46,7 @@ def outcome_to_json(outcome: Outcome) -> Json:
 
 
 def outcome_from_json(told: Json) -> Outcome:
+    """Returns the outcome that JSON describes."""
     if told["word"] == "done":
         return DONE
     if told["word"] in ("settled", "lost"):
@@ -49,17 +55,19 @@ def outcome_from_json(told: Json) -> Outcome:
 
 
 class Inside:
-    """What this process has: the handlers, a database of its own for their transactions, and the line."""
+    """The state of this process: the handlers, its own database for their transactions, and the runner's socket."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
         self._lines = line.makefile("rb")
         orders = Orders(**self._next()["orders"])
-        self._registry: Registry = load(orders.target, orders.handler_of)[0]
-        self._database = Database(orders.dsn, max_connections=2)
+        logs.set_up(orders.log_format, quiet=orders.quiet, dev=orders.dev)
+        self._registry: Registry = load(orders.target, orders.handler_of, tracebacks=orders.tracebacks)[0]
+        self._database = Database(orders.dsn, max_connections=2, deadline=DEADLINE)
         self._leases = orders.leases
 
     def serve(self) -> None:
+        """Runs jobs until the runner closes the socket; calls the start and stop hooks."""
         asyncio.run(called(self._registry.starting))
         self._say(ready=True)
         while message := self._next():
@@ -89,8 +97,11 @@ class Inside:
 
 
 def main() -> None:
-    # Signals to a group or a service are the runner's affair: it ends this process when it must. They are not ignored,
-    # because programs that handlers start would inherit that.
+    """Runs the child process.
+
+    Signals to a process group or a service are handled by the runner, which ends this process when necessary. Here they
+    have an empty handler. They are not ignored, because programs that handlers start would inherit that.
+    """
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: None)
     die_with_parent()
@@ -99,7 +110,10 @@ def main() -> None:
 
 
 def die_with_parent() -> None:
-    """Where the system can do that (Linux): no handler goes on when nobody can settle it any more."""
+    """Ends this process when its parent dies, where the system supports it (Linux).
+
+    A handler must not continue when its task can no longer be settled.
+    """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Async handlers, all on one loop."""
+"""Runs async handlers, all on one loop."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from penstock.handlers import AsyncContext, Spec
 from penstock.model import Outcome, Task
 from penstock.worker import execution
 from penstock.worker.crew import Job, Slots, hand_in_all, ids_of, last_resort, still_wanted
-from penstock.worker.execution import LOST, SETTLED
+from penstock.worker.execution import LOST
 from penstock.worker.flights import Desk, Flight
 
-TURN = 0.005  # seconds after which handlers that never wait for anything let others have the loop
-FAREWELL = 1.0  # seconds that a handler may take to heed its cancellation when the process is about to end
+TURN = 0.005  # seconds after which handlers that never wait yield the loop to others
+FAREWELL = 1.0  # seconds in which a handler must react to its cancellation when the process is about to end
 
 
 class Coroutines(Slots):
-    """So many slots, each a coroutine that lives as long as the runner and takes one task after the other: an asyncio
-    task for each would cost more than most handlers do."""
+    """A fixed number of slots.
+
+    Each is a coroutine that lives as long as the runner and takes one task after the other; an asyncio task per job
+    would cost more than most handlers do.
+    """
 
     def __init__(self, slots: int, desk: Desk, queues: dict[str, AsyncQueue]) -> None:
         super().__init__(slots, desk)
@@ -30,26 +33,29 @@ class Coroutines(Slots):
         self._unwanted: set[asyncio.Task[None]] = set()
         self._turn_ends = 0.0
         self._over = False
-        self._spread = True  # who takes a task wakes another slot for the next
+        self._spread = True  # a slot that takes a task wakes another slot for the next task
 
     def put(self, jobs: Iterable[Job], *, alone: bool = False) -> None:
+        """Queues jobs and wakes a slot."""
         self._spread = not alone
         self._jobs.extend(jobs)
         self._wake()
 
     def nudge(self) -> None:
+        """Wakes a slot if jobs are waiting."""
         self._spread = True
         if self._jobs:
             self._wake()
 
     def cancel(self, flight: Flight, ids: set[int] | None) -> None:
+        """Cancels the running handlers of these tasks."""
         for slot, (of, _, work) in self._running.items():
             if of is flight and (ids is None or ids_of(work) <= ids) and slot not in self._unwanted:
                 self._unwanted.add(slot)
                 slot.cancel()
 
     async def stop(self) -> None:
-        """A handler that does not heed it is left behind: its task has gone back."""
+        """Cancels all slots. A handler that does not react is abandoned; its task has been put back."""
         self._over = True
         for slot in self._slots:
             slot.cancel()
@@ -72,7 +78,8 @@ class Coroutines(Slots):
                 if self._over:
                     raise
             finally:
-                while me.cancelling():  # meant for a handler that has ended, whether or not it heeded it
+                # The cancellation was meant for a handler that has ended, whether or not it reacted.
+                while me.cancelling():
                     me.uncancel()
 
     async def _run_next(self, me: asyncio.Task[None]) -> None:
@@ -122,8 +129,9 @@ class Coroutines(Slots):
                 context = self._context(flight, spec, task, limit)
                 return await execution.run_async(spec, task, context)
         except TimeoutError:
-            settled = context is not None and context.settled
-            return SETTLED if settled else execution.timed_out(spec, task)
+            if context is not None and context.decided:
+                return execution.stands(context)
+            return execution.timed_out(spec, task)
 
     async def _run_batch(self, spec: Spec, tasks: list[Task]) -> dict[int, Outcome]:
         try:
@@ -146,7 +154,11 @@ class Coroutines(Slots):
         return AsyncContext(task, flight, self._queues[flight.claim.queue], postpone)
 
     def _call_off(self, job: Job, error: asyncio.CancelledError | None) -> None:
-        """Nobody waits for it any more; or, with an error, the handler has cancelled itself or what it waited for."""
+        """Hands in the outcome of a cancelled job.
+
+        Without an error, the result is no longer needed; with an error, the handler cancelled itself or something that
+        it waited for.
+        """
         flight, spec, work = job
         for task in work if isinstance(work, list) else (work,):
             outcome = LOST if error is None else execution.failed(spec, task, None, error)

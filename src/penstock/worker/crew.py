@@ -1,4 +1,4 @@
-"""What the three ways to run handlers have in common: threads, coroutines, processes."""
+"""The parts that the three ways to run handlers share: threads, coroutines and processes."""
 
 from __future__ import annotations
 
@@ -18,29 +18,34 @@ Job = tuple[Flight, Spec, Task | list[Task]]
 
 
 class Crew(Protocol):
+    """One way to run handlers: a number of slots, and the jobs that wait for them."""
+
     slots: int
 
     @property
     def oldest(self) -> Flight | None:
-        """Whose tasks have waited longest for a slot."""
+        """The flight whose tasks have waited longest for a slot."""
 
     def put(self, jobs: Iterable[Job], *, alone: bool = False) -> None:
-        """Work. `alone`: it is so small that one slot does it sooner than many could be woken."""
+        """Queues jobs.
+
+        With `alone`, the work is so small that one slot finishes it sooner than other slots could be woken.
+        """
 
     def nudge(self) -> None:
-        """It was not, if something still waits."""
+        """Wakes a slot if jobs are still waiting: a job that was put with `alone` was not small."""
 
     def withdraw(self) -> list[Job]:
-        """What has not begun; it will not."""
+        """Removes and returns the jobs that have not begun."""
 
     def cancel(self, flight: Flight, ids: set[int] | None) -> None:
-        """Nobody waits for these tasks any more (None: for none of the flight); their handlers shall stop."""
+        """Stops the handlers of these tasks, whose results are no longer needed. None means all tasks of the flight."""
 
     async def stop(self) -> None: ...
 
 
 class Slots:
-    """So many coroutines on one loop, each started when it is needed, taking one job after the other."""
+    """A number of coroutines on one loop. Each is started when it is needed, and takes one job after the other."""
 
     def __init__(self, slots: int, desk: Desk) -> None:
         self.slots = slots
@@ -51,9 +56,11 @@ class Slots:
 
     @property
     def oldest(self) -> Flight | None:
+        """The flight whose tasks have waited longest for a slot."""
         return self._jobs[0][0] if self._jobs else None
 
     def withdraw(self) -> list[Job]:
+        """Removes and returns the jobs that have not begun."""
         found = [*self._jobs]
         self._jobs.clear()
         return found
@@ -78,16 +85,18 @@ class Slots:
 
 
 def ids_of(work: Task | list[Task]) -> set[int]:
+    """Returns the ids of the tasks of a job."""
     return {task.id for task in work} if isinstance(work, list) else {work.id}
 
 
 def hand_in_all(desk: Desk, flight: Flight, tasks: list[Task], outcomes: dict[int, Outcome], seconds: float) -> None:
+    """Hands in the outcomes of a batch; the time is divided equally among its tasks."""
     for task in tasks:
         desk.hand_in(flight, task, outcomes[task.id], seconds / len(tasks))
 
 
 def still_wanted(desk: Desk, flight: Flight, work: Task | list[Task]) -> Task | list[Task]:
-    """What of a job somebody still waits for: nothing when the lease is lost, not what was cancelled."""
+    """Returns the part of a job whose result is still needed: nothing if the lease is lost, and no cancelled tasks."""
     tasks = work if isinstance(work, list) else [work]
     dropped = [task for task in tasks if flight.lost or task.id in flight.revoked]
     for task in dropped:
@@ -97,6 +106,7 @@ def still_wanted(desk: Desk, flight: Flight, work: Task | list[Task]) -> Task | 
 
 
 async def called(hooks: list[Hook]) -> None:
+    """Calls hooks one after the other, and awaits the async ones."""
     for hook in hooks:
         result = hook()
         if inspect.isawaitable(result):
@@ -104,7 +114,7 @@ async def called(hooks: list[Hook]) -> None:
 
 
 def last_resort(desk: Desk, job: Job, error: BaseException) -> None:
-    """A bug of ours, or a machine without memory: whatever it is, the task has failed and is not stuck."""
+    """Marks the tasks of a job as failed after a bug in Penstock or a lack of memory, so that they are never stuck."""
     flight, _, work = job
     name = type(error).__name__
     for task in work if isinstance(work, list) else (work,):

@@ -1,4 +1,7 @@
-"""Hears of pushes, in a thread with a line of its own. A hint, never a duty: runners look by themselves too."""
+"""Listens for notifications of pushes, in a thread with its own connection.
+
+They are only hints: the supervisor looks for work too.
+"""
 
 from __future__ import annotations
 
@@ -10,50 +13,111 @@ from typing import Protocol
 
 from penstock.database import Database
 from penstock.errors import PenstockError
-from penstock.line import Line, listening
+from penstock.line import ECHO, Line, listening
 
 LOG = logging.getLogger("penstock.worker")
+ECHO_EVERY = 30.0  # seconds between two notifications that it sends to itself
+ECHO_PATIENCE = 5.0  # seconds in which such a notification must arrive
 
 
 class Owner(Protocol):
+    """The runner that an Ear serves."""
+
     def heard(self, queue: str, line: Line) -> None:
-        """In the ear's thread: something was pushed."""
+        """Reports that a task was pushed. It is called in the thread of the Ear."""
+
+    def hears(self, does: bool) -> None:
+        """Reports that notifications arrive here, or no longer arrive. It is called in the thread of the Ear."""
 
 
 class Ear:
-    def __init__(self, database: Database, owner: Owner) -> None:
+    """A thread that listens on a channel, and checks with its own notifications that they arrive."""
+
+    def __init__(
+        self, database: Database, owner: Owner, *, every: float = ECHO_EVERY, patience: float = ECHO_PATIENCE
+    ) -> None:
         self._database = database
         self._owner = owner
-        self._queues: dict[str, str] = {}  # by channel
+        self._every = every
+        self._patience = patience
+        self._hears = False
+        self._channel: str | None = None
+        self._wanted = threading.Event()  # set while there is a channel
         self._line: Line | None = None
         self._lives = False
+        self._over = threading.Event()
 
-    def listen(self, queues: dict[str, str]) -> None:
-        """On these channels from now on."""
-        if queues == self._queues:
+    def listen(self, channel: str | None) -> None:
+        """Listens on this channel from now on. None stops listening and closes the connection."""
+        self._channel = channel
+        if channel is None:
+            self._wanted.clear()
+            line = self._line
+            if line is not None:
+                line.ring()
             return
-        self._queues = queues
-        line = self._line
-        if line is not None:
-            line.ring()
+        self._wanted.set()
         if not self._lives:
             self._lives = True
             threading.Thread(target=self._live, name="penstock-ear", daemon=True).start()
 
+    def close(self) -> None:
+        """Ends the thread."""
+        self._over.set()
+        self.listen(None)
+        self._wanted.set()
+
     def _live(self) -> None:
         while True:
+            self._wanted.wait()
+            if self._over.is_set():
+                return
             try:
-                self._hear(self._queues)
+                self._hear()
             except PenstockError:
-                pass  # who claims has the same trouble, and says so
-            except Exception as error:  # noqa: BLE001 - whatever it is (no file descriptor left), it tries again
+                pass  # claims have the same problem, and report it
+            except Exception as error:  # noqa: BLE001 - it retries after any error (no file descriptor left)
                 LOG.warning("not listening", extra={"error_class": type(error).__name__})
             self._line = None
-            time.sleep(random.uniform(0.05, 1.0))  # noqa: S311 - a server that was away must not be stormed
+            self._tell(False)
+            self._over.wait(random.uniform(0.05, 1.0))  # noqa: S311 - a server that comes back must not be flooded
 
-    def _hear(self, queues: dict[str, str]) -> None:
-        with listening(self._database, queues) as line:
+    def _hear(self) -> None:
+        """Listens until a notification of its own does not arrive, and then returns: a new connection may work better.
+
+        Behind a pooler in transaction mode no notification ever arrives, and behind a proxy that hangs none arrives any
+        more. Pushes wake only workers that receive notifications. So the first notification is sent by this process,
+        over another connection, and more follow.
+        """
+        channel = self._channel
+        if channel is None:
+            return
+        with listening(self._database, [channel]) as line:
             self._line = line
-            while queues is self._queues:
-                for channel in line.heard():
-                    self._owner.heard(queues[channel], line)
+            while channel == self._channel and self._echoes(channel, line):
+                pass
+
+    def _echoes(self, channel: str, line: Line) -> bool:
+        """Sends one notification and listens for pushes until the next is due.
+
+        Returns whether any notification arrived.
+        """
+        self._database.once(ECHO, (channel,))
+        sent_at, arrived = time.monotonic(), False
+        while channel == self._channel:
+            # If no notification has ever arrived, as behind a pooler, there is no hurry to try another connection.
+            until = sent_at + (self._patience if self._hears and not arrived else self._every)
+            found = line.heard(max(0.0, until - time.monotonic()))
+            if not found and time.monotonic() >= until:
+                return arrived
+            arrived = arrived or bool(found)
+            if "" in found:
+                self._tell(True)
+            for queue in found - {""}:
+                self._owner.heard(queue, line)
+        return True
+
+    def _tell(self, hears: bool) -> None:
+        if hears != self._hears:
+            self._hears = hears
+            self._owner.hears(hears)

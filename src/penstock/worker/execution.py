@@ -1,99 +1,122 @@
-"""One task, step by step: its handler is called with what its payload says, and what it does becomes an outcome.
-Whatever a handler does, an outcome comes of it: no task is ever stuck."""
+"""Runs one task: calls its handler with the arguments from the payload, and turns the result into an outcome.
+
+Whatever a handler does, there is an outcome: no task is ever stuck.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import traceback
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, cast
 
 from penstock import validate
-from penstock.errors import LeaseLost, PayloadError, ValidationError, shown
+from penstock.errors import HandlerMisuse, LeaseLost, PayloadError, ValidationError, shown
 from penstock.handlers import Spec
 from penstock.handlers.context import AnyContext
-from penstock.model import DONE, Outcome, Task
+from penstock.handlers.tracebacks import error_text, message_of
+from penstock.model import DONE, Outcome, Task, split_error
+from penstock.worker.logs import SUMMARY
+
+LOG = logging.getLogger("penstock.worker")
 
 UNKNOWN_KIND = Outcome.release(delay="60s", error_class="UnknownKind")
-EXITS = ("SystemExit", "KeyboardInterrupt")  # a handler that ends its process: put back, and the process is replaced
-SETTLED = Outcome("settled")  # by the handler itself, in transaction(): nothing to say
-LOST = Outcome("lost")  # no longer ours: nobody would listen
+# The handler ended its process: the task is put back and the process replaced.
+EXITS = ("SystemExit", "KeyboardInterrupt")
+SETTLED = Outcome("settled")  # the handler settled the task in transaction(), so there is nothing to report
+LOST = Outcome("lost")  # the lease is no longer ours: an outcome would be refused
 WORDS = ("done", "again", "failed", "dead", "release")
-FRAMES = 12
-LONGEST_ERROR = 6000
+LONGEST_LOGGED = 300  # characters of a message in one line of the log
+Caught = Callable[[Task, BaseException], None]  # it is told of every error, for `drain_inline`
 
 
-def run(spec: Spec, task: Task, context: AnyContext | None) -> Outcome:
-    """A sync handler, in whatever thread or process this is."""
+def run(spec: Spec, task: Task, context: AnyContext | None, caught: Caught | None = None) -> Outcome:
+    """Runs a sync handler in the current thread or process."""
     try:
         assert spec.arguments is not None
+        if context is not None:
+            context.keep_traceback = spec.tracebacks
         return judged(spec.function(**spec.arguments.call(task, context)), context)
-    except BaseException as error:  # noqa: BLE001 - an outcome comes of it
-        return failed(spec, task, context, error)
+    except BaseException as error:  # noqa: BLE001 - every error becomes an outcome
+        return failed(spec, task, context, error, caught)
 
 
 def run_quickly(spec: Spec, task: Task) -> Outcome:
-    """The same for a handler that asks for nothing: half the cost, which is all of a small task's."""
+    """Runs a sync handler that takes no task or context.
+
+    It costs half as much as `run`, and this cost dominates small tasks.
+    """
     try:
         assert spec.arguments is not None
         result = spec.function(**spec.arguments.checked(task.payload))
         return DONE if result is None else judged(result, None)
-    except BaseException as error:  # noqa: BLE001 - an outcome comes of it
+    except BaseException as error:  # noqa: BLE001 - every error becomes an outcome
         return failed(spec, task, None, error)
 
 
-async def run_async(spec: Spec, task: Task, context: AnyContext | None) -> Outcome:
-    """An async handler. A cancellation of whoever runs it is his own affair."""
+async def run_async(spec: Spec, task: Task, context: AnyContext | None, caught: Caught | None = None) -> Outcome:
+    """Runs an async handler. A cancellation of the asyncio task that runs it is raised to the caller."""
     try:
         assert spec.arguments is not None
+        if context is not None:
+            context.keep_traceback = spec.tracebacks
         return judged(await spec.function(**spec.arguments.call(task, context)), context)
     except BaseException as error:
         if cancelled(error):
             raise
-        return failed(spec, task, context, error)
+        return failed(spec, task, context, error, caught)
 
 
 async def run_quickly_async(spec: Spec, task: Task) -> Outcome:
+    """Runs an async handler that takes no task or context."""
     try:
         assert spec.arguments is not None
         result = await spec.function(**spec.arguments.checked(task.payload))
         return DONE if result is None else judged(result, None)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - an outcome comes of it
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - every error becomes an outcome
         return failed(spec, task, None, error)
 
 
-def run_batch(spec: Spec, tasks: Sequence[Task]) -> dict[int, Outcome]:
-    """A handler that takes many: what it answers is for each, what it raises for all."""
+def run_batch(spec: Spec, tasks: Sequence[Task], caught: Caught | None = None) -> dict[int, Outcome]:
+    """Runs a handler that takes many tasks.
+
+    Its answer has an outcome for each task; its error applies to all of them.
+    """
     try:
         return shared(spec.function([*tasks]), tasks)
-    except BaseException as error:  # noqa: BLE001 - an outcome comes of it
-        return {task.id: failed(spec, task, None, error) for task in tasks}
+    except BaseException as error:  # noqa: BLE001 - every error becomes an outcome
+        return {task.id: failed(spec, task, None, error, caught) for task in tasks}
 
 
-async def run_batch_async(spec: Spec, tasks: Sequence[Task]) -> dict[int, Outcome]:
+async def run_batch_async(spec: Spec, tasks: Sequence[Task], caught: Caught | None = None) -> dict[int, Outcome]:
+    """Runs an async handler that takes many tasks."""
     try:
         return shared(await cast("Callable[..., Awaitable[Any]]", spec.function)([*tasks]), tasks)
     except BaseException as error:
         if cancelled(error):
             raise
-        return {task.id: failed(spec, task, None, error) for task in tasks}
+        return {task.id: failed(spec, task, None, error, caught) for task in tasks}
 
 
 def cancelled(error: BaseException) -> bool:
-    """Whoever runs the handler is cancelled, or thrown away. The cancellation of something that a handler waits for is
-    an error like any other."""
+    """Returns whether the asyncio task that runs the handler is cancelled or discarded.
+
+    The cancellation of something that a handler awaits is an ordinary error.
+    """
     me = asyncio.current_task() if isinstance(error, asyncio.CancelledError) else None
     return isinstance(error, GeneratorExit) or (me is not None and me.cancelling() > 0)
 
 
-# --- what came of it --------------------------------------------------------------------------------------------------
+# --- outcomes ---------------------------------------------------------------------------------------------------------
 
 
 def judged(result: object, context: AnyContext | None) -> Outcome:
-    """What a handler returned: nothing, an outcome, or something that is at least JSON."""
-    if context is not None and context.settled:
-        return SETTLED
+    """Returns the outcome for what a handler returned: None, an Outcome, or a value that must be valid JSON."""
+    if context is not None and context.decided:
+        if type(result) is Outcome and result != context.outcome:
+            raise context.misused(result)
+        return stands(context)
     if type(result) is Outcome:
         return checked(result)
     if result is not None:
@@ -104,7 +127,7 @@ def judged(result: object, context: AnyContext | None) -> Outcome:
 
 
 def checked(outcome: Outcome) -> Outcome:
-    """An outcome that PostgreSQL will take: else the whole settle would be refused because of one."""
+    """Returns an outcome that PostgreSQL accepts, or raises. One invalid outcome would make the whole settle fail."""
     if outcome.word not in WORDS:
         raise ValidationError(f"outcome: {shown(outcome.word)} is not one of {', '.join(WORDS)}", field="outcome")
     if outcome.due is not None:
@@ -116,6 +139,7 @@ def checked(outcome: Outcome) -> Outcome:
 
 
 def not_json(result: object) -> Outcome | None:
+    """Returns a failure if the result of a handler is not valid JSON."""
     try:
         validate.payload({"result": result}, validate.LARGEST_EVER)
     except PayloadError as error:
@@ -124,7 +148,10 @@ def not_json(result: object) -> Outcome | None:
 
 
 def shared(result: object, tasks: Sequence[Task]) -> dict[int, Outcome]:
-    """What a batch handler answered: nothing, or outcomes by id; what it does not name is done."""
+    """Returns the outcomes of a batch from its handler's answer: None, or outcomes by id.
+
+    A task that the answer does not name is done.
+    """
     if result is None:
         return {task.id: DONE for task in tasks}
     if not isinstance(result, Mapping):
@@ -138,30 +165,59 @@ def shared(result: object, tasks: Sequence[Task]) -> dict[int, Outcome]:
     return {task.id: checked(result.get(task.id, DONE)) for task in tasks}
 
 
-def failed(spec: Spec, task: Task, context: AnyContext | None, error: BaseException) -> Outcome:
-    """What an error makes of a task."""
-    if context is not None and context.settled:
-        return SETTLED  # what comes after transaction() changes nothing
+def failed(
+    spec: Spec, task: Task, context: AnyContext | None, error: BaseException, caught: Caught | None = None
+) -> Outcome:
+    """Returns the outcome of a task whose handler raised an error."""
+    if context is not None and context.decided:
+        report_late(spec, task, error, caught)
+        return stands(context)
     name = type(error).__name__
     if isinstance(error, (SystemExit, KeyboardInterrupt)):
         return Outcome.release(error_class=name)
     if isinstance(error, LeaseLost) and task.id in (*error.refused, *error.revoked):
         return LOST
-    text = error_text(error)
+    if caught is not None:
+        caught(task, error)
+    text = error_text(error, keep_traceback=spec.tracebacks)
     if spec.policy is None:
         return Outcome.failed(text, error_class=name)
     return by_policy(spec, task, error, text)
 
 
+def stands(context: AnyContext) -> Outcome:
+    """Returns the outcome after a transaction() block.
+
+    The task is settled, or still has to be settled if the block was rolled back.
+    """
+    return SETTLED if context.settled else context.outcome
+
+
+def report_late(spec: Spec, task: Task, error: BaseException, caught: Caught | None) -> None:
+    """Logs an error after transaction(), which can no longer change the outcome."""
+    name = type(error).__name__
+    facts = {"task": task.id, "queue": spec.queue, "kind": task.kind, "error_class": name}
+    if isinstance(error, HandlerMisuse):  # its message is ours, and contains no values
+        facts |= {"error": error.message, "hint": error.hint}
+    else:
+        facts[SUMMARY] = in_one_line(Outcome.failed(message_of(error), error_class=name))
+    LOG.error("error after the end of the task", extra=facts)
+    if caught is not None:
+        caught(task, error)
+
+
 def by_policy(spec: Spec, task: Task, error: BaseException, text: str) -> Outcome:
-    """The application's own strategy. One that answers nonsense is told of in the error; the stored one is followed."""
+    """Asks the application's own retry policy.
+
+    An invalid answer is recorded in the error, and the stored strategy is followed.
+    """
     assert spec.policy is not None
     name = type(error).__name__
     try:
         asked = spec.policy(error, task.attempt, age(task))
         wait = validate.delay(asked)
-    except BaseException as wrong:  # noqa: BLE001 - somebody else's function
-        said = wrong.bare if isinstance(wrong, ValidationError) else f"{type(wrong).__name__}: {first_line(wrong)}"
+    except BaseException as wrong:  # noqa: BLE001 - the policy is the user's code
+        said = wrong.bare if isinstance(wrong, ValidationError) else f"{type(wrong).__name__}: {message_of(wrong)}"
         return Outcome.failed(f"{text}\n(retry policy: {said}; the stored strategy is followed)", error_class=name)
     if wait is None:
         return Outcome.dead(f"the retry policy ended: {text}", error_class=name)
@@ -169,26 +225,22 @@ def by_policy(spec: Spec, task: Task, error: BaseException, text: str) -> Outcom
 
 
 def age(task: Task) -> timedelta:
+    """Returns the time that has passed since `task.since`; it is never negative."""
     return max(datetime.now(task.since.tzinfo) - task.since, timedelta())
 
 
-def timed_out(spec: Spec, task: Task) -> Outcome:
+def timed_out(spec: Spec, task: Task, caught: Caught | None = None) -> Outcome:
+    """Returns the outcome of a task that took longer than its timeout."""
     error = TimeoutError(f"timeout: it took longer than {spec.timeout:g} s")
-    outcome = failed(spec, task, None, error)
+    outcome = failed(spec, task, None, error, caught)
     return outcome._replace(error_class="Timeout")
 
 
-def error_text(error: BaseException) -> str:
-    """The message first, then where it happened: the frames of the handler, without values."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [one for one in frames if one.filename != __file__][-FRAMES:]
-    where = "".join(f"\n  {one.filename}:{one.lineno} in {one.name}" for one in ours)
-    return f"{first_line(error)}{where}"[:LONGEST_ERROR]
-
-
-def first_line(error: BaseException) -> str:
-    """Somebody's error may not even be able to say what it is."""
-    try:
-        return str(error) or type(error).__name__
-    except BaseException:  # noqa: BLE001
-        return f"<{type(error).__name__}>"
+def in_one_line(outcome: Outcome) -> str | None:
+    """Returns what went wrong, as one line for the log."""
+    message, _ = split_error(outcome.error)
+    if not message:
+        return outcome.error_class
+    line = " ".join(message.split())
+    short = line if len(line) <= LONGEST_LOGGED else line[: LONGEST_LOGGED - 1] + "…"
+    return short if outcome.error_class is None else f"{outcome.error_class}: {short}"

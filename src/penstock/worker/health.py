@@ -1,4 +1,4 @@
-"""A liveness probe: a file that is touched every second, or a port that answers."""
+"""A liveness probe: a file that is written every second, or a port that answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Probe = Callable[[], dict[str, Any]]  # {"ok": bool, …}
 
 
 async def serve(where: str, probe: Probe) -> None:
-    """For ever. `8080` and `host:8080` are ports (by default on loopback); anything else is a file."""
+    """Serves the probe forever. `8080` and `host:8080` are ports (on loopback by default); anything else is a file."""
     host, _, port = where.rpartition(":")
     if port.isdecimal() and "/" not in where:
         await on_port(host or "127.0.0.1", int(port), probe)
@@ -24,6 +24,8 @@ async def serve(where: str, probe: Probe) -> None:
 
 
 async def on_port(host: str, port: int, probe: Probe) -> None:
+    """Answers HTTP requests on a port: 200 if all is well, or else 503."""
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, TimeoutError, asyncio.LimitOverrunError, asyncio.IncompleteReadError):
             async with asyncio.timeout(5):
@@ -41,13 +43,13 @@ async def on_port(host: str, port: int, probe: Probe) -> None:
     try:
         server = await asyncio.start_server(answer, host, port)
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"health: {shown(f'{host}:{port}')} can not be listened on: {error}") from error
+        raise ConfigError(f"health: {shown(f'{host}:{port}')} cannot be listened on: {error}") from error
     async with server:
         await server.serve_forever()
 
 
 async def in_file(path: Path, probe: Probe) -> None:
-    """Written anew each second while all is well, gone at the end: a probe looks at its age."""
+    """Writes a file every second while all is well, and removes it at the end. The probe checks the age of the file."""
     written = False
     try:
         while True:
@@ -57,8 +59,8 @@ async def in_file(path: Path, probe: Probe) -> None:
                     path.write_text(json.dumps(told) + "\n", "utf-8")
                     written = True
                 except OSError as error:
-                    if not written:  # later a full disk, for one, may pass
-                        raise ConfigError(f"health: {shown(str(path))} can not be written: {error}") from error
+                    if not written:  # later errors may be temporary, such as a full disk
+                        raise ConfigError(f"health: {shown(str(path))} cannot be written: {error}") from error
             await asyncio.sleep(1)
     finally:
         path.unlink(missing_ok=True)

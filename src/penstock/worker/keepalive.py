@@ -1,5 +1,7 @@
-"""Leases go on while their runner lives. This runs in the supervisor, so that a handler that holds the interpreter, or
-keeps both cores busy, can not stop it."""
+"""Extends leases while their runner lives.
+
+This runs in the supervisor, so that a handler that holds the interpreter, or keeps both cores busy, cannot stop it.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,15 @@ LAST_GASP = "100ms"
 
 @dataclass(slots=True)
 class Lease:
+    """One lease of a runner, and when to extend it."""
+
     queue: AsyncQueue
     token: str
     seconds: float
-    due: float  # monotonic: when to extend it
+    due: float  # when to extend it, on the monotonic clock
 
     def rest(self, now: float) -> None:
+        """Sets the next extension to a third of the lease from now."""
         self.due = now + self.seconds / 3
 
 
@@ -31,7 +36,7 @@ Revoked = Callable[[Lease, tuple[int, ...]], None]
 
 
 class Leases:
-    """Those of one runner."""
+    """The leases of one runner."""
 
     def __init__(self, pid: int, lost: Lost, revoked: Revoked) -> None:
         self._pid = pid
@@ -43,18 +48,23 @@ class Leases:
         return len(self._held)
 
     def hold(self, queue: AsyncQueue, token: str, seconds: float, age: float) -> None:
-        """A lease that was asked for so many seconds ago."""
+        """Adds a lease that was requested `age` seconds ago."""
         self._held[token] = Lease(queue, token, seconds, time.monotonic() + seconds / 3 - age)
 
     def let_go(self, token: str) -> None:
+        """Removes a lease: it is no longer extended."""
         self._held.pop(token, None)
 
     @property
     def next_due(self) -> float:
+        """When the next extension is due, on the monotonic clock."""
         return min((lease.due for lease in self._held.values()), default=float("inf"))
 
     async def extend(self) -> None:
-        """Those that are due. A runner that somebody froze is not alive: its leases may end."""
+        """Extends the leases that are due.
+
+        A runner that a signal has stopped does not count as alive, so its leases may end.
+        """
         now = time.monotonic()
         due = [lease for lease in self._held.values() if lease.due <= now]
         if not due:
@@ -67,33 +77,42 @@ class Leases:
             await self._extend(queue, seconds, some)
 
     async def _extend(self, queue: AsyncQueue, seconds: float, some: list[Lease]) -> None:
-        answers = await queue.extend_many([lease.token for lease in some], lease=seconds)
+        # A connection that hangs is given up early enough to extend the leases over another one.
+        deadline = max(1.0, seconds / 4)
+        answers = await queue.extend_many([lease.token for lease in some], lease=seconds, deadline=deadline)
         now = time.monotonic()
         for lease in some:
             answer = answers.get(lease.token)
             if lease.token not in self._held:
-                continue  # settled meanwhile, or its runner is dead
+                continue  # it was settled in the meantime, or its runner is dead
             if answer is None:
                 self.let_go(lease.token)
                 self._lost(lease)
             elif answer.until is None:
-                lease.due = now + 0.05  # a handler's transaction settles it this moment
+                lease.due = now + 0.05  # the transaction of a handler settles it at this moment
             else:
                 lease.rest(now)
                 if answer.revoked:
                     self._revoked(lease, answer.revoked)
 
-    async def end_soon(self) -> None:
-        """Their runner is dead: nobody needs to wait for the rest of them. They expire all the same: that is how a task
-        that kills its worker is found."""
+    def take_all(self) -> list[Lease]:
+        """Removes and returns all leases, because their runner is dead. They are no longer extended."""
         held = [*self._held.values()]
         self._held.clear()
+        return held
+
+    @staticmethod
+    async def end_soon(held: Iterable[Lease]) -> None:
+        """Shortens the leases that could not be ended at once.
+
+        They expire, which is how a task that kills its worker is found.
+        """
         for (queue, _), some in together(held).items():
             await queue.extend_many([lease.token for lease in some], lease=LAST_GASP)
 
 
 def together(leases: Iterable[Lease]) -> dict[tuple[AsyncQueue, float], list[Lease]]:
-    """Those that one statement can extend."""
+    """Groups the leases that one statement can extend."""
     found: dict[tuple[AsyncQueue, float], list[Lease]] = {}
     for lease in leases:
         found.setdefault((lease.queue, lease.seconds), []).append(lease)
@@ -101,14 +120,14 @@ def together(leases: Iterable[Lease]) -> dict[tuple[AsyncQueue, float], list[Lea
 
 
 async def until(moment: float, changed: asyncio.Event) -> None:
-    """A moment of the monotonic clock, or something that changes it."""
+    """Waits until a moment of the monotonic clock, at most 60 seconds, or until the event is set."""
     with suppress(TimeoutError):
         async with asyncio.timeout(max(0.0, min(moment - time.monotonic(), 60.0))):
             await changed.wait()
 
 
 def frozen(pid: int) -> bool:
-    """Stopped by a signal (Linux tells)."""
+    """Returns whether a signal has stopped the process (Linux only)."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
     except OSError:

@@ -1,44 +1,67 @@
-"""The line between two of our processes: one JSON value a line, over a pair of sockets. It ends when either does."""
+"""The connection between two Penstock processes: one JSON value per line, over a pair of sockets.
+
+It ends when either process ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any, Self, cast
+from typing import Any, Protocol, Self, cast
 
 Message = dict[str, Any]
-LONGEST = 64 << 20  # a payload of 16 MiB, escaped
+LONGEST = 64 << 20  # enough for an escaped payload of 16 MiB
 AT_ONCE = 1 << 20
 
 
-async def close_when_over(link: Link, process: subprocess.Popen[bytes]) -> None:
-    """A process that a handler forked holds the line too: when ours is over, so is the line, whoever holds it."""
+class Process(Protocol):
+    """The other end of a link: a process, or a thread with the same methods."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None:
+        """Returns the exit code, or None while it lives."""
+
+    def kill(self) -> None: ...
+
+
+async def close_when_over(link: Link, process: Process) -> None:
+    """Closes the link when the process has ended.
+
+    A process that a handler forked also holds the socket, which would otherwise stay open.
+    """
     while process.poll() is None:
         await asyncio.sleep(0.1)
-    await asyncio.sleep(0.2)  # what it said last is still to be read
+    await asyncio.sleep(0.2)  # its last messages are still to be read
     link.close()
 
 
 class Link:
+    """One end of the connection."""
+
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     @classmethod
     async def over(cls, end: socket.socket) -> Self:
+        """Returns a link over this end of a pair of sockets."""
         return cls(*await asyncio.open_connection(sock=end, limit=LONGEST))
 
     def send(self, **message: Any) -> None:
-        """Never waits: what is sent is little, and who does not read is soon noticed otherwise."""
+        """Sends a message without waiting.
+
+        Messages are small, and a process that does not read them is soon noticed in other ways.
+        """
         if not self._writer.is_closing():
             self._writer.write(json.dumps(message).encode() + b"\n")
 
     async def receive(self) -> Message | None:
-        """None: the other one is gone."""
+        """Returns the next message, or None if the other process is gone."""
         try:
             line = await self._reader.readline()
         except (ConnectionError, ValueError):
@@ -50,9 +73,12 @@ class Link:
             yield message
 
     async def heaps(self) -> AsyncIterator[list[Message]]:
-        """All that came since it was last asked for, until the other one is gone. Until it is asked nobody is woken:
-        that would take a core from who sends. By an end of our own: what the other one said last can still be read when
-        he no longer hears us."""
+        """Yields all messages since the last request, until the other process is gone.
+
+        Between two requests this process is not woken, because that would take a core from the sender. It reads from
+        its own duplicate of the socket, so that the last messages can still be read when the other process no longer
+        reads.
+        """
         cast("asyncio.Transport", self._writer.transport).pause_reading()
         loop, rest = asyncio.get_running_loop(), b""
         with self._writer.get_extra_info("socket").dup() as end, suppress(ConnectionError):
@@ -62,6 +88,7 @@ class Link:
                 yield [json.loads(line) for line in lines]
 
     def close(self) -> None:
-        with suppress(OSError):  # it is over already
-            self._writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)  # whoever else holds it
+        """Closes the connection, also for other processes that hold the socket."""
+        with suppress(OSError):  # it is closed already
+            self._writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)  # also for other processes that hold it
         self._writer.close()

@@ -1,4 +1,7 @@
-"""What a runner is told at its start: everything it needs, in one message, so that no DSN is ever on a command line."""
+"""The orders of a runner: everything that it needs at its start, in one message.
+
+So a DSN is never on a command line.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,13 @@ from penstock.handlers import ANY_KIND, Registry, Spec
 from penstock.handlers.registry import spec_of
 
 Weights = dict[str, int]
+DEADLINE = 20.0  # seconds in which PostgreSQL must answer a claim or a settle
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
+    """The settings of one runner."""
+
     name: str
     target: str  # module:attribute
     dsn: str
@@ -24,25 +30,32 @@ class Orders:
     leases: dict[str, float]  # seconds
     concurrency: int
     grace: float
-    overlap: bool  # claim while the tasks before are settled; where processes fill all cores, in turn is quicker
+    overlap: bool  # claim while earlier tasks are settled; if processes fill all cores, taking turns is faster
     max_tasks: int | None = None
     max_rss: int | None = None
-    handler_of: str | None = None  # the queue whose only handler the target is, for `drain`
+    handler_of: str | None = None  # for `drain`: the queue for which the target is the only handler
+    tracebacks: bool = True  # stored with errors, unless the application says otherwise
     log_format: str = "text"
     quiet: bool = False
+    dev: bool = False  # tracebacks are logged, and a changed file of the application ends the process
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the orders as JSON."""
         return asdict(self)
 
 
-def load(target: str, handler_of: str | None = None) -> tuple[Registry, str | None]:
-    """The handlers that `module:attribute` names, and the DSN of the application that has them."""
+def load(target: str, handler_of: str | None = None, *, tracebacks: bool = True) -> tuple[Registry, str | None]:
+    """Returns the handlers that `module:attribute` names, and the DSN of their application.
+
+    With `tracebacks=False`, the handler of a `drain` stores no tracebacks.
+    """
     found = resolve(target)
     if handler_of is not None:
         registry = Registry()
-        own = getattr(found, "spec", None)
+        own = as_registered(found)
         spec = replace(own, queue=handler_of, kind=ANY_KIND) if isinstance(own, Spec) else None
-        registry.add(spec or spec_of(found, queue=handler_of, kind=ANY_KIND))
+        known_spec = spec or spec_of(found, queue=handler_of, kind=ANY_KIND)
+        registry.add(replace(known_spec, tracebacks=tracebacks and known_spec.tracebacks))
         return registry, getattr(getattr(found, "app", None), "dsn", None) if spec else None
     known = getattr(found, "registry", None)
     if not isinstance(known, Registry):
@@ -55,11 +68,20 @@ def load(target: str, handler_of: str | None = None) -> tuple[Registry, str | No
     return known, getattr(found, "dsn", None)
 
 
+def as_registered(found: Any) -> Any:
+    """Returns the Spec of a decorated function as its application runs it, or None if the function is not decorated."""
+    own = getattr(found, "spec", None)
+    registry = getattr(getattr(found, "app", None), "registry", None)
+    known = registry.find(own.queue, own.kind) if isinstance(own, Spec) and isinstance(registry, Registry) else None
+    return known or own
+
+
 def resolve(target: str) -> Any:
+    """Imports the module and returns the object that `module:attribute` names."""
     module_name, colon, attribute = target.partition(":")
     if not (colon and module_name and attribute):
         raise ConfigError(f"app: {shown(target)} is not module:name", hint="Such as myproject.tasks:app.")
-    if os.getcwd() not in sys.path:  # noqa: PTH109 - as text, as sys.path has it
+    if os.getcwd() not in sys.path:  # noqa: PTH109 - sys.path contains strings
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     try:
         found: Any = importlib.import_module(module_name)
@@ -70,7 +92,7 @@ def resolve(target: str) -> Any:
             f"app: there is no module {shown(module_name)}",
             hint=f"It is looked for in {os.getcwd()} and where Python finds modules.",  # noqa: PTH109
         ) from None
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever somebody's module does
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the module is the user's code
         raise_broken(module_name, error)
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -80,12 +102,13 @@ def resolve(target: str) -> Any:
 
 
 def raise_broken(module_name: str, error: BaseException) -> NoReturn:
+    """Raises the error for a module that cannot be imported."""
     raise ConfigError(
-        f"app: {shown(module_name)} can not be imported: {in_one_line(error)}",
+        f"app: {shown(module_name)} cannot be imported: {in_one_line(error)}",
         hint=getattr(error, "hint", None) or "--debug shows where.",
     ) from error
 
 
 def in_one_line(error: BaseException) -> str:
-    """Somebody else's error, in a message of ours."""
+    """Returns an error of the user's code as one line, for a message of Penstock."""
     return " ".join(f"{type(error).__name__}: {error}".split())

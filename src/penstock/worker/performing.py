@@ -1,8 +1,9 @@
-"""Running a handler where the caller is, whatever its colour is: for `drain_inline`."""
+"""Runs a sync or async handler in the caller's thread or loop, for `drain_inline`."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -11,49 +12,76 @@ from penstock.aio.database import AsyncDatabase
 from penstock.aio.queue import AsyncQueue
 from penstock.database import Database
 from penstock.handlers import AsyncContext, Context, Held, Spec
+from penstock.handlers.registry import Hook
 from penstock.model import Outcome, Task
 from penstock.queue import Queue
 from penstock.worker import execution
+from penstock.worker.execution import Caught
 
 T = TypeVar("T")
 
 
-def perform(spec: Spec, tasks: list[Task], held: Held, queue: Queue) -> dict[int, Outcome]:
-    """In this thread; an async handler on a loop of its own."""
+def perform(
+    spec: Spec, tasks: list[Task], held: Held, queue: Queue, caught: Caught | None = None
+) -> dict[int, Outcome]:
+    """Runs a handler in this thread. An async handler gets its own loop."""
     if spec.mode == "async":
-        return on_own_loop(on_new_loop(spec, tasks, held, queue))
+        return on_own_loop(on_new_loop(spec, tasks, held, queue, caught))
     if spec.batch is not None:
-        return execution.run_batch(spec, tasks)
-    return {task.id: execution.run(spec, task, Context(task, held, queue)) for task in tasks}
+        return execution.run_batch(spec, tasks, caught)
+    return {task.id: execution.run(spec, task, Context(task, held, queue), caught) for task in tasks}
 
 
-async def perform_async(spec: Spec, tasks: list[Task], held: Held, queue: AsyncQueue) -> dict[int, Outcome]:
-    """On this loop; a sync handler in a thread."""
+async def perform_async(
+    spec: Spec, tasks: list[Task], held: Held, queue: AsyncQueue, caught: Caught | None = None
+) -> dict[int, Outcome]:
+    """Runs a handler on this loop. A sync handler runs in a thread."""
     if spec.mode != "async":
-        return await asyncio.to_thread(in_new_thread, spec, tasks, held, queue)
+        return await asyncio.to_thread(in_new_thread, spec, tasks, held, queue, caught)
     if spec.batch is not None:
-        return await performed_together(spec, tasks)
-    return {task.id: await performed_async(spec, task, AsyncContext(task, held, queue)) for task in tasks}
+        return await performed_together(spec, tasks, caught)
+    return {task.id: await performed_async(spec, task, AsyncContext(task, held, queue), caught) for task in tasks}
 
 
-async def performed_async(spec: Spec, task: Task, context: AsyncContext) -> Outcome:
+async def performed_async(spec: Spec, task: Task, context: AsyncContext, caught: Caught | None) -> Outcome:
+    """Runs an async handler with its timeout."""
     try:
         async with asyncio.timeout(spec.timeout):
-            return await execution.run_async(spec, task, context)
+            return await execution.run_async(spec, task, context, caught)
     except TimeoutError:
-        return execution.SETTLED if context.settled else execution.timed_out(spec, task)
+        return execution.stands(context) if context.decided else execution.timed_out(spec, task, caught)
 
 
-async def performed_together(spec: Spec, tasks: list[Task]) -> dict[int, Outcome]:
+async def performed_together(spec: Spec, tasks: list[Task], caught: Caught | None) -> dict[int, Outcome]:
+    """Runs an async batch handler with its timeout."""
     try:
         async with asyncio.timeout(spec.timeout):
-            return await execution.run_batch_async(spec, tasks)
+            return await execution.run_batch_async(spec, tasks, caught)
     except TimeoutError:
-        return {task.id: execution.timed_out(spec, task) for task in tasks}
+        return {task.id: execution.timed_out(spec, task, caught) for task in tasks}
+
+
+def tell_hook(hook: Hook, task: Task, error: str) -> None:
+    """Calls an on_dead hook in this thread. An async hook gets its own loop."""
+    if inspect.iscoroutinefunction(hook):
+        on_own_loop(hook(task, error))
+    else:
+        hook(task, error)
+
+
+async def tell_hook_async(hook: Hook, task: Task, error: str) -> None:
+    """Calls an on_dead hook on this loop. A sync hook runs in a thread."""
+    if inspect.iscoroutinefunction(hook):
+        await hook(task, error)
+    else:
+        await asyncio.to_thread(hook, task, error)
 
 
 def on_own_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Where a loop runs already (a notebook, an async test) there can be no second one: another thread has it."""
+    """Runs a coroutine on a loop of its own.
+
+    If a loop already runs in this thread (a notebook, an async test), the new loop runs in another thread.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -62,17 +90,23 @@ def on_own_loop(work: Coroutine[Any, Any, T]) -> T:
         return pool.submit(asyncio.run, work).result()
 
 
-async def on_new_loop(spec: Spec, tasks: list[Task], held: Held, queue: Queue) -> dict[int, Outcome]:
+async def on_new_loop(
+    spec: Spec, tasks: list[Task], held: Held, queue: Queue, caught: Caught | None
+) -> dict[int, Outcome]:
+    """Runs an async handler with a database connection of the new loop."""
     database = AsyncDatabase(queue.dsn)
     try:
-        return await perform_async(spec, tasks, held, AsyncQueue(database, queue.name))
+        return await perform_async(spec, tasks, held, AsyncQueue(database, queue.name), caught)
     finally:
         await database.close()
 
 
-def in_new_thread(spec: Spec, tasks: list[Task], held: Held, queue: AsyncQueue) -> dict[int, Outcome]:
+def in_new_thread(
+    spec: Spec, tasks: list[Task], held: Held, queue: AsyncQueue, caught: Caught | None
+) -> dict[int, Outcome]:
+    """Runs a sync handler with a database connection of the new thread."""
     database = Database(queue.dsn)
     try:
-        return perform(spec, tasks, held, Queue(database, queue.name))
+        return perform(spec, tasks, held, Queue(database, queue.name), caught)
     finally:
         database.close()

@@ -1,4 +1,4 @@
-"""Sync handlers that must be able to end: each slot is a process of its own, killed when its time is up."""
+"""Runs sync handlers that must be able to end: each slot is its own process, which is killed when its time is up."""
 
 from __future__ import annotations
 
@@ -23,34 +23,37 @@ from penstock.worker.link import Link, close_when_over
 from penstock.worker.orders import Orders
 
 FAREWELL = 2.0  # seconds for on_stop in a process
-STARTING = 60.0  # seconds a process may take to import the application
+STARTING = 60.0  # seconds in which a process must import the application
 
 
 class Processes(Slots):
-    """So many slots. Each has its process from the first task on, and a new one after each that was ended."""
+    """A number of slots. Each slot has a process from its first task on, and a new one after a process was ended."""
 
     def __init__(self, slots: int, desk: Desk, orders: Orders) -> None:
         super().__init__(slots, desk)
         self._orders = orders
-        self._running: dict[Cell, Job] = {}
-        self._cells: set[Cell] = set()
+        self._running: dict[ChildProcess, Job] = {}
+        self._cells: set[ChildProcess] = set()
 
-    def put(self, jobs: Iterable[Job], *, alone: bool = False) -> None:  # noqa: ARG002 - nothing is small here
+    def put(self, jobs: Iterable[Job], *, alone: bool = False) -> None:  # noqa: ARG002 - no job is small here
+        """Queues jobs and wakes the slots."""
         self._jobs.extend(jobs)
         self.nudge()
 
     def nudge(self) -> None:
+        """Wakes as many slots as there are jobs."""
         for _ in range(min(len(self._jobs), self.slots)):
             self._wake()
 
     def cancel(self, flight: Flight, ids: set[int] | None) -> None:
+        """Kills the processes that run these tasks."""
         for cell, (of, _, work) in self._running.items():
             if of is flight and (ids is None or ids_of(work) <= ids):
                 cell.unwanted = True
                 cell.kill()
 
     async def stop(self) -> None:
-        """Those that rest are let go, so that they can say goodbye; those that run are ended."""
+        """Lets idle processes call their stop hooks and exit, and kills the processes that run a handler."""
         resting = [cell.dismiss() for cell in self._cells if cell not in self._running]
         if resting:
             await asyncio.wait([asyncio.ensure_future(one) for one in resting], timeout=FAREWELL)
@@ -59,7 +62,7 @@ class Processes(Slots):
         await asyncio.gather(*self._slots, return_exceptions=True)
 
     async def _work(self) -> None:
-        cell = Cell(self._orders)
+        cell = ChildProcess(self._orders)
         self._cells.add(cell)
         try:
             while True:
@@ -78,7 +81,7 @@ class Processes(Slots):
             self._cells.discard(cell)
             cell.kill()
 
-    async def _run(self, cell: Cell, flight: Flight, spec: Spec, work: Task | list[Task]) -> None:
+    async def _run(self, cell: ChildProcess, flight: Flight, spec: Spec, work: Task | list[Task]) -> None:
         began = time.perf_counter()
         if flight.lost or flight.revoked:
             work = still_wanted(self._desk, flight, work)
@@ -90,7 +93,7 @@ class Processes(Slots):
             outcomes = await cell.run(flight, spec, work)
         except TimeoutError:
             outcomes = {task.id: execution.timed_out(spec, task) for task in tasks}
-        except (HandlerCrashed, OSError) as error:  # the latter: the system has no process to give
+        except (HandlerCrashed, OSError) as error:  # OSError: the system cannot start a process
             outcomes = {task.id: LOST if cell.unwanted else execution.failed(spec, task, None, error) for task in tasks}
         hand_in_all(self._desk, flight, tasks, outcomes, time.perf_counter() - began)
 
@@ -99,7 +102,7 @@ class HandlerCrashed(Exception):
     """The process of a handler ended before the handler did."""
 
 
-class Cell:
+class ChildProcess:
     """A process that runs one task at a time."""
 
     def __init__(self, orders: Orders) -> None:
@@ -110,7 +113,7 @@ class Cell:
         self._watching: asyncio.Task[None] | None = None
 
     def kill(self) -> None:
-        """It, and whatever its handler started."""
+        """Kills the process and the processes that its handler started."""
         if self._process is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -118,14 +121,18 @@ class Cell:
             self._link.close()
 
     async def dismiss(self) -> None:
-        """It may say goodbye."""
+        """Lets the process call its stop hooks and exit, and waits for it."""
         if self._link is not None:
             self._link.close()
         while self._process is not None and self._process.poll() is None:
             await asyncio.sleep(0.01)
 
     async def run(self, flight: Flight, spec: Spec, work: Task | list[Task]) -> dict[int, Outcome]:
-        """TimeoutError: it took too long, and is ended. HandlerCrashed: it ended by itself, or somebody ended it."""
+        """Runs a job and returns its outcomes.
+
+        Raises TimeoutError if it took too long and was killed, or HandlerCrashed if the process ended by itself or was
+        killed from outside.
+        """
         link = await self._ready()
         link.send(job=job_to_json(flight.claim, spec, work))
         try:
@@ -143,7 +150,7 @@ class Cell:
 
     async def _ready(self) -> Link:
         if self._process is not None and self._process.poll() is not None:
-            await self._end()  # it died while it rested: not the fault of who comes next
+            await self._end()  # it died while it was idle, which is not the fault of the next task
         if self._link is None:
             await self._start()
         assert self._link is not None
@@ -152,7 +159,7 @@ class Cell:
     async def _start(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - ourselves
+            self._process = subprocess.Popen(  # noqa: S603 - Penstock itself
                 [sys.executable, "-P", "-m", "penstock.worker.cell", str(theirs.fileno()), self._orders.target],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -170,13 +177,13 @@ class Cell:
             raise HandlerCrashed(f"it could not start: {await self._end()}")
 
     async def _end(self, *, hurry: bool = False) -> str:
-        """Ends what is left of it, and answers how it ended."""
+        """Kills what is left of the process, and returns how it ended."""
         assert self._process is not None
         process, self._process = self._process, None
         if self._link is not None:
             self._link.close()
             self._link = None
-        for _ in range(20):  # it may be about to say how it ended
+        for _ in range(20):  # the process may be about to exit by itself
             if process.poll() is not None or hurry:
                 break
             await asyncio.sleep(0.01)

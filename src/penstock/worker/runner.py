@@ -1,9 +1,11 @@
-"""One worker process: it claims, runs, settles. The supervisor keeps its leases alive, which no handler can stop."""
+"""One worker process: it claims, runs and settles tasks.
+
+The supervisor keeps its leases alive, so that no handler can prevent that.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import random
 import resource
@@ -12,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -27,53 +29,65 @@ from penstock.errors import ConfigError, PenstockError, Unavailable
 from penstock.handlers import Registry, Spec
 from penstock.handlers.registry import Hook
 from penstock.line import Line
-from penstock.model import Claim, Outcome, Task
+from penstock.model import Claim, Outcome, Task, split_error
 from penstock.queue import Queue
 from penstock.validate import LARGEST_CLAIM
 from penstock.worker.coroutines import Coroutines
 from penstock.worker.crew import Crew, Job, called
 from penstock.worker.ear import Ear
-from penstock.worker.execution import EXITS, SETTLED, UNKNOWN_KIND
+from penstock.worker.execution import EXITS, SETTLED, UNKNOWN_KIND, in_one_line
 from penstock.worker.flights import AT_ONCE, Desk, Entry, Flight, Tray
 from penstock.worker.link import Link, Message
-from penstock.worker.orders import Orders
-from penstock.worker.pace import Pace, Turns
+from penstock.worker.logs import DETAILS, SUMMARY
+from penstock.worker.orders import DEADLINE, Orders
+from penstock.worker.pace import LARGEST_BATCH, Pace, Turns
+from penstock.worker.performing import tell_hook_async
 from penstock.worker.processes import Processes
+from penstock.worker.reloading import INTERVAL, Files, loaded_files
 from penstock.worker.threads import Threads
 
 LOG = logging.getLogger("penstock.worker")
 TICK = 0.25
-STRETCH = 0.2  # seconds that a thread goes on by itself
-LOITERING = 0.5  # seconds after which a batch of tiny tasks should long be over
+STRETCH = 0.2  # seconds for which a thread works by itself
+LOITERING = 0.5  # seconds after which a batch of tiny tasks should have ended long ago
 STALLED = 1.0  # seconds that a claimed task may wait for a slot before it is given back
-FAREWELL = 5.0  # seconds that hooks for the dead may take when the process is about to end
+FAREWELL = 5.0  # seconds for the last settles, releases and hooks when the process is about to end
+MAX_UNSETTLED = 2 * LARGEST_BATCH  # outcomes that PostgreSQL does not know yet; with more, nothing is claimed
+UNSETTLED_PATIENCE = 3.0  # seconds that an outcome may wait for PostgreSQL before claiming stops
 RELEASED = Outcome.release()
 REPLACED = ("recycled", "left")
 FIRST = asyncio.FIRST_COMPLETED
 
 
 class Rest:
-    """While there is nothing to do: whoever hears of something may claim so much, and hands it over."""
+    """An offer to claim while the runner has nothing to do.
+
+    The thread that is notified of a push may claim `room` tasks and hands them over.
+    """
 
     def __init__(self, room: int, idle: bool) -> None:
         self.room = room
         self.idle = idle
+        self.queue = ""  # the queue of the notification
         self.over = asyncio.Event()
-        self.found: list[Flight] = []  # on its way from one thread to another: who takes it out has it
+        self.found: list[Flight] = []  # passes from one thread to the other: the thread that removes it owns it
         self.taken = threading.Event()
 
 
 class Runner:
+    """Claims tasks, runs their handlers and settles them, until it is stopped."""
+
     def __init__(self, orders: Orders, registry: Registry, link: Link) -> None:
         self._orders = orders
         self._registry = registry
         self._link = link
         slots = orders.concurrency
-        self._database = Database(orders.dsn, max_connections=slots + AT_ONCE + 2, timeout=2.0)
-        self._for_coroutines = AsyncDatabase(orders.dsn, max_connections=2 * slots)  # extend() inside transaction()
+        self._database = Database(orders.dsn, max_connections=slots + AT_ONCE + 2, timeout=2.0, deadline=DEADLINE)
+        # There are twice as many connections as slots, because extend() can be called inside transaction().
+        self._for_coroutines = AsyncDatabase(orders.dsn, max_connections=2 * slots, deadline=DEADLINE)
         self._queues = {name: Queue(self._database, name) for name in orders.queues}
         self._specs: dict[tuple[str, str], Spec | None] = {}
-        # Claims and settles are the sync client's, in threads of their own: asyncio would cost a third of a small task.
+        # Claims and settles use the sync client in threads of their own; asyncio would cost a third of a small task.
         self._pool = ThreadPoolExecutor(AT_ONCE + 2, "penstock-database")
         self._leases = dict(orders.leases)
         self._turns = Turns(orders.queues)
@@ -82,10 +96,12 @@ class Runner:
         self._threads = Threads(slots, self._desk)
         self._crews: dict[str, Crew] = self._hired(slots)
         self._flights: dict[str, Flight] = {}
-        self._in_hand = 0  # tasks taken and not finished
-        self._load = 0.0  # the slots they take
+        self._claiming_since: float | None = None  # since when a claim waits for PostgreSQL
+        self._claims_fail_since: float | None = None
+        self._in_hand = 0  # tasks claimed and not finished
+        self._load = 0.0  # the slots that they take
         self._batches = {name: largest_batch(registry, name) for name in orders.queues}
-        self._gone: list[str] = []  # leases that ended, and the supervisor does not know
+        self._gone: list[str] = []  # leases that ended and that the supervisor does not know of
         self._finished = 0
         self._counts: Counter[str] = Counter()
         self._changed = asyncio.Event()
@@ -93,15 +109,16 @@ class Runner:
         self._impatient = asyncio.Event()
         self._grace = orders.grace
         self._why = "stopped"
-        self._asked_at: float | None = None  # to stop: the grace period begins
-        self._beside = False  # one of the tiny ones is not: the others need not wait for it
+        self._asked_at: float | None = None  # when it was told to stop: the grace period begins
+        self._beside = False  # one of the tiny tasks takes long: the others need not wait for it
         self._errand: asyncio.Future[int] | None = None  # a thread claims, runs and settles by itself
         self._tray = Tray()
-        self._rests: list[Rest] = []  # the one that nobody has taken, if we rest
-        self._told: set[str] = set()  # queues of which the loop will hear that something came
+        self._rests: list[Rest] = []  # the offer that no thread has taken, if the runner rests
+        self._told: set[str] = set()  # queues for which the loop will be told that a task arrived
         self._ear = Ear(self._database, self)
         self._loop = asyncio.get_running_loop()
-        self._alone = False  # somebody has to run alone what killed its worker before: let go of everything first
+        # This process must run alone a task that killed its worker before: it finishes everything else first.
+        self._alone = False
         self._reconnecting: asyncio.Task[None] | None = None
         self._reconnected_at = 0.0
         self._chores: set[asyncio.Task[Any]] = set()
@@ -114,14 +131,19 @@ class Runner:
             "process": Processes(slots, self._desk, self._orders),
         }
 
-    # --- from start to stop -----------------------------------------------------------------------------------------
+    # --- from start to stop -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until somebody says stop, there is nobody left to say it, or it is time for a new process."""
+        """Runs until it is told to stop, its supervisor is gone, or a new process should replace it."""
         self._heed_signals()
+        if self._orders.dev:  # the supervisor knows only the kinds of the code with which it was started
+            for name, queue in self._queues.items():
+                await self.apart(queue.set_kinds, self._registry.stored(name))
         await called(self._registry.starting)
         self._link.send(ready=True)
-        duties = [asyncio.create_task(duty()) for duty in (self._claim, self._listen, self._tick)]
+        duties = [
+            asyncio.create_task(duty()) for duty in (self._claim, self._listen, self._tick, *self._for_developers())
+        ]
         for duty in duties:
             duty.add_done_callback(self._ended)
         await self._over.wait()
@@ -131,7 +153,7 @@ class Runner:
         await asyncio.gather(*duties, return_exceptions=True)
         if self._chores:
             await asyncio.wait(self._chores, timeout=FAREWELL)
-        self._report()  # the hooks are somebody else's
+        self._report()  # before the hooks, which are the user's code
         await called(self._registry.stopping)
         await self._for_coroutines.close()
         self._report(bye=self._why)
@@ -139,14 +161,38 @@ class Runner:
             if not duty.cancelled() and (error := duty.exception()) is not None:
                 raise error
 
+    async def close(self) -> None:
+        """Ends the threads and connections, which otherwise end with the process."""
+        self._ear.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._database.close)
+
+    def _for_developers(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        return [self._watch_files] if self._orders.dev else []
+
+    async def _watch_files(self) -> None:
+        """Ends this process when a file of the application changes; the supervisor starts another with the new code."""
+        files = Files()
+        files.add(loaded_files())
+        while (changed := files.changed()) is None:
+            await asyncio.sleep(INTERVAL)
+            files.add(loaded_files())
+        LOG.info("reloading", extra={"file": str(Path(changed).relative_to(Path.cwd()))})
+        self._stop("reloaded")
+
     @property
     def stuck(self) -> bool:
-        """Threads are left that nobody can end: in a handler, or waiting for PostgreSQL."""
+        """Whether threads are left that cannot be ended: in a handler, or waiting for PostgreSQL."""
         return bool(self._in_hand or self._flights or self._reconnecting)
 
     def _heed_signals(self) -> None:
-        """A service manager may signal every process of a group, not only the first. Ctrl-C is the supervisor's affair;
-        it is not ignored, because programs that handlers start would inherit that."""
+        """Handles SIGTERM, because a service manager may signal every process of a group and not only the first.
+
+        Ctrl-C is handled by the supervisor. Here it has an empty handler; it is not ignored, because programs that
+        handlers start would inherit that. In a thread of another program, signals are left to that program.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._terminated)
         loop.add_signal_handler(signal.SIGINT, lambda: None)
@@ -162,9 +208,8 @@ class Runner:
 
     def _stop(self, why: str) -> None:
         if self._asked_at is None and why not in REPLACED:
-            self._asked_at = (
-                time.monotonic()
-            )  # who is only replaced may finish whatever it has, however long that takes
+            # A process that is only replaced may finish its tasks, however long that takes.
+            self._asked_at = time.monotonic()
         if not self._over.is_set():
             self._why = why
             self._over.set()
@@ -173,9 +218,13 @@ class Runner:
                 flight.stopping = True
 
     async def _wind_up(self, claiming: asyncio.Task[None]) -> None:
-        """What has not begun goes back at once; what runs may finish within the grace period, then it goes back too."""
+        """Ends the work.
+
+        Tasks that have not begun go back at once; running tasks may finish within the grace period, and then they go
+        back too.
+        """
         if self._reconnecting is not None:
-            claiming.cancel()  # it waits for PostgreSQL, nobody knows how long
+            claiming.cancel()  # it waits for PostgreSQL for an unknown time
         await asyncio.wait([claiming, asyncio.create_task(self._impatient.wait())], timeout=10, return_when=FIRST)
         self._give_back(self._withdrawn())
         while self._in_hand > 0 and not self._impatient.is_set():
@@ -185,25 +234,41 @@ class Runner:
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.1):
                     await self._changed.wait()
+        await self._settle_the_rest()
         with suppress(TimeoutError):
-            async with asyncio.timeout(5):
-                await self._desk.empty()
+            async with asyncio.timeout(FAREWELL):
                 await self._abandon()
         for crew in self._crews.values():
             await crew.stop()
 
+    async def _settle_the_rest(self) -> None:
+        """Settles the known outcomes, and counts those that remain.
+
+        It takes at most the rest of the grace period, or five seconds if that is longer.
+        """
+        left = 0.0
+        if self._asked_at is not None and not self._impatient.is_set():
+            left = self._asked_at + self._grace - time.monotonic()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(FAREWELL, left)):
+                await self._desk.empty()
+        unsettled = sum(flight.unsettled for flight in self._flights.values())
+        if unsettled:
+            self._counts["unsettled"] += unsettled
+            LOG.error("outcomes not settled: these tasks run again", extra={"tasks": unsettled})
+
     async def _abandon(self) -> None:
-        """What still runs is put back, no attempt burned; whatever comes of it is refused."""
+        """Puts the running tasks back without using up an attempt. Their outcomes are refused from now on."""
         await asyncio.gather(*(self._let_go(flight) for flight in [*self._flights.values()]))
 
     async def _let_go(self, flight: Flight) -> None:
         flight.lost = True
         with suppress(PenstockError):
-            await self.apart(flight.queue.release, flight.claim)
-            self._counts["release"] += flight.left
+            await self.apart(partial(flight.queue.release, flight.claim, wait=False))
+            self._counts["release"] += flight.left - flight.unsettled
         self._gone.append(flight.token)
 
-    # --- claiming ---------------------------------------------------------------------------------------------------
+    # --- claiming -----------------------------------------------------------------------------------------------------
 
     async def _claim(self) -> None:
         while not self._over.is_set():
@@ -221,15 +286,35 @@ class Runner:
         return min(room * self._batches[name], LARGEST_CLAIM)
 
     def _room(self) -> int:
-        if any(flight.claim.alone for flight in self._flights.values()) or (self._alone and self._flights):
-            return 0
-        if self._in_turn and self._flights:
+        if (self._in_turn and self._flights) or self._abstains:
             return 0
         return self._pace.room(self._load)
 
     @property
+    def _abstains(self) -> bool:
+        """Whether it claims nothing, even if slots are free."""
+        if any(flight.claim.alone for flight in self._flights.values()) or (self._alone and self._flights):
+            return True
+        return self._settles_lag
+
+    @property
+    def _settles_lag(self) -> bool:
+        """Whether PostgreSQL takes outcomes so slowly that tasks claimed now would only be lost and repeated."""
+        unsettled = sum(flight.unsettled for flight in self._flights.values())
+        return unsettled >= max(MAX_UNSETTLED, self._orders.concurrency) or self._oldest_unsettled > UNSETTLED_PATIENCE
+
+    @property
+    def _oldest_unsettled(self) -> float:
+        """Seconds that the oldest outcome has waited for PostgreSQL.
+
+        Outcomes of tasks that another transaction holds do not count.
+        """
+        since = [flight.known_since for flight in self._flights.values() if flight.known_since is not None]
+        return time.monotonic() - min(since) if since else 0.0
+
+    @property
     def _in_turn(self) -> bool:
-        """Claim, run, settle, then claim; not beside each other."""
+        """Whether it claims, runs and settles one batch after the other, and not at the same time."""
         return self._pace.tiny and not self._orders.overlap and not self._beside
 
     async def _rest(self, room: int) -> None:
@@ -240,7 +325,7 @@ class Runner:
                 await self._changed.wait()
         try:
             self._rests.pop()
-        except IndexError:  # the ear was quicker
+        except IndexError:  # the thread of the Ear took it first
             await self._end(rest)
 
     async def _end(self, rest: Rest) -> None:
@@ -248,20 +333,25 @@ class Runner:
         rest.taken.set()
         try:
             flight = rest.found.pop()
-        except IndexError:  # it failed, and we shall see for ourselves why; or it was late, and went back
-            self._turns.wake()
+        except IndexError:  # the claim failed, and the next one shows why; or it was late, and the tasks went back
+            self._turns.wake(rest.queue)
         else:
             self._took(flight, self._most(flight.claim.queue, rest.room))
 
     def heard(self, name: str, line: Line) -> None:
-        """By the ear's thread, which claims by itself while we rest: each hand-over would wait until somebody wakes."""
-        if self._over.is_set():
+        """Reacts to a notification of a push.
+
+        The thread of the Ear calls it, and claims by itself while the runner rests: each hand-over would have to wait
+        until a thread wakes up.
+        """
+        if name not in self._queues:
             return
         try:
-            rest = self._rests.pop() if line.may_speak and not self._alone else None
+            rest = self._rests.pop() if line.may_speak and not (self._alone or self._over.is_set()) else None
         except IndexError:
             rest = None
         if rest is not None:
+            rest.queue = name
             self._claim_heard(self._queues[name], line, rest)
         elif name not in self._told:
             self._told.add(name)
@@ -275,21 +365,31 @@ class Runner:
         finally:
             self._soon(self._wake_from, rest)
         if not rest.taken.wait(min(STALLED, lease / 3)):
-            with suppress(IndexError, PenstockError):  # a handler holds the loop: others may run these
+            with suppress(IndexError, PenstockError):  # a handler holds the loop: other workers may run these tasks
                 flight = rest.found.pop()
-                flight.queue.release(flight.claim)
+                flight.queue.release(flight.claim, wait=False)
 
     def _wake_from(self, rest: Rest) -> None:
         rest.over.set()
         self._changed.set()
 
     def _soon(self, callback: Callable[..., None], *arguments: Any) -> None:
-        with suppress(RuntimeError):  # the loop is closed: it took so long that nobody waits for it
+        with suppress(RuntimeError):  # the loop is closed: this took so long that it is no longer needed
             self._loop.call_soon_threadsafe(callback, *arguments)
+
+    def hears(self, does: bool) -> None:
+        """Tells the supervisor whether notifications arrive here."""
+        self._soon(partial(self._link.send, hears=does))
 
     def _wake(self, name: str) -> None:
         self._told.discard(name)
-        self._turns.wake(name)
+        if self._over.is_set() or not self._room():
+            self._link.send(full=name)  # the supervisor and PostgreSQL believe that this process is idle
+        self._look_at([name])
+
+    def _look_at(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._turns.wake(name)
         self._changed.set()
 
     def _flight(self, claim: Claim, asked_at: float, lease: float) -> Flight:
@@ -306,19 +406,24 @@ class Runner:
             if self._in_turn and idle:
                 self._turns.note(name, await self._send(queue, room), room)
             else:
+                self._claiming_since = time.monotonic()
                 self._took(await self.apart(self._ask, queue, room, idle), room)
         except Unavailable as error:
+            self._claims_fail_since = self._claims_fail_since or self._claiming_since or time.monotonic()
             if not self._over.is_set():
                 await self.reconnected(error)
             return
         except ConfigError:
             raise
-        except PenstockError as error:  # the queue was dropped, for one: it may come back
+        except PenstockError as error:  # the queue was dropped, for example: it may come back
             if self._turns.put_aside(name):
                 LOG.warning("claim refused", extra={"queue": name, "code": error.code})
             return
+        finally:
+            self._claiming_since = None
+        self._claims_fail_since = None
         if idle:
-            self._alone = False  # if one waited here, it has it now
+            self._alone = False  # if a task for quarantine waited here, this process has it now
 
     def _ask(self, queue: Queue, room: int, idle: bool) -> Flight:
         asked_at, lease = time.monotonic(), self._leases[queue.name]
@@ -343,10 +448,13 @@ class Runner:
         self._report(held=flight.token, queue=claim.queue, seconds=flight.lease, age=age)
         self._in_hand += len(claim)
         self._load += len(claim) * flight.unit
-        flight.lost = age > flight.lease  # an async handler held the loop: somebody else has them by now
+        flight.lost = age > flight.lease  # an async handler held the loop: another worker may have these tasks by now
 
     def _sorted(self, flight: Flight) -> dict[str, list[Job]]:
-        """Who runs what. A kind that nobody knows is put back for later, and shown."""
+        """Sorts the tasks of a flight by the way they are run.
+
+        A task of an unknown kind is put back for later and logged.
+        """
         claim = flight.claim
         found: dict[str, list[Job]] = {}
         together: dict[str, tuple[Spec, list[Task]]] = {}
@@ -371,19 +479,25 @@ class Runner:
             found = self._specs[queue, kind] = self._registry.find(queue, kind)
             return found
 
-    # --- tiny tasks -------------------------------------------------------------------------------------------------
+    # --- tiny tasks ---------------------------------------------------------------------------------------------------
 
     async def _send(self, queue: Queue, room: int) -> int:
-        """One thread does it all, from claim to settle, batch after batch: where processes fill the cores, every
-        hand-over waits for one of them, and that takes longer than the tasks. How many its last claim brought."""
+        """Lets one thread do everything from claim to settle, batch by batch, and returns the size of its last claim.
+
+        Where processes fill the cores, every hand-over to another thread waits for a core, and that takes longer than
+        the tasks.
+        """
         told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._errand = told
         self._threads.send(partial(self._go, queue, room, told))
         return await told
 
     def _go(self, queue: Queue, room: int, told: asyncio.Future[int]) -> None:
-        """By a thread of the crew. It is back when it got less than it asked for, or there is something else to do."""
-        soon = told.get_loop().call_soon_threadsafe
+        """Claims, runs and settles in a thread.
+
+        It returns when a claim gets fewer tasks than asked for, or when there is something else to do.
+        """
+        soon = self._soon
         until = time.monotonic() + STRETCH
         try:
             while True:
@@ -395,7 +509,7 @@ class Runner:
                 if short or flight.taken_at > until or told.done() or self._alone or self._over.is_set():
                     break
             soon(self._back, told, len(flight.claim))
-        except BaseException as error:  # noqa: BLE001 - whoever sent it shall know
+        except BaseException as error:  # noqa: BLE001 - the sender gets the error
             soon(self._back, told, error)
 
     def _done_in_one_go(self, flight: Flight, soon: Callable[..., object]) -> bool:
@@ -414,7 +528,7 @@ class Runner:
         return False
 
     def _quick_mode(self, claim: Claim) -> str | None:
-        """How all of it is run, if that is the same quick way for all."""
+        """Returns how the tasks of a claim are run, if it is the same quick way for all of them, or else None."""
         if claim.alone or self._over.is_set():
             return None
         specs = [self._spec(claim.queue, kind) for kind in {task.kind for task in claim.tasks}]
@@ -423,16 +537,17 @@ class Runner:
 
     @staticmethod
     def _back(told: asyncio.Future[int], got: int | BaseException) -> None:
-        if told.done():  # nobody could wait any longer
+        if told.done():  # the caller no longer waits
             return
         if isinstance(got, BaseException):
             told.set_exception(got)
         else:
             told.set_result(got)
 
-    # --- what comes of it -------------------------------------------------------------------------------------------
+    # --- outcomes -----------------------------------------------------------------------------------------------------
 
     def finished(self, tasks: int, load: float, seconds: float, others: list[Entry]) -> None:
+        """Records finished tasks, and logs those that are not simply done."""
         self._in_hand -= tasks
         self._load = self._load - load if self._in_hand else 0.0
         self._finished += tasks
@@ -450,25 +565,37 @@ class Runner:
         if outcome.word in ("failed", "dead") or outcome.error_class:
             facts = {"task": task.id, "queue": flight.claim.queue, "kind": task.kind, "attempt": task.attempt}
             facts |= {"error_class": outcome.error_class, "seconds": round(seconds, 3)}
+            facts[SUMMARY] = in_one_line(outcome)
+            if self._orders.dev:
+                facts[DETAILS] = split_error(outcome.error)[1]
             LOG.warning("put back" if outcome.word == "release" else outcome.word, extra=facts)
         if outcome.word == "release" and outcome.error_class in EXITS:
             self._stop("left")
 
     def settled(self, flight: Flight, done: int, others: dict[int, Outcome], dead: set[int]) -> None:
+        """Counts settled outcomes, and calls the on_dead hooks for dead tasks."""
         self._counts["done"] += done
         self._counts.update(outcome.word for outcome in others.values())
         self._counts["died"] += len(dead)
+        self._counts["unknown"] += sum(outcome is UNKNOWN_KIND for outcome in others.values())
+        if others:
+            self._turns.wake(flight.claim.queue)  # some may already wait again, and no notification says so
         for id_ in dead:
             for hook in self._registry.dying:
                 self._do(mourn(hook, flight.task(id_), others[id_].error or ""))
+        self._changed.set()
 
     def landed(self, flight: Flight) -> None:
+        """Removes a flight whose tasks are all settled."""
         self._flights.pop(flight.token, None)
         self._gone.append(flight.token)
         self._changed.set()
 
     def _report(self, **news: Any) -> None:
-        """Leases that ended are told of with the next: each message wakes the supervisor, which needs a core for it."""
+        """Sends news to the supervisor.
+
+        Ended leases go with the next message, because each message wakes the supervisor, which needs a core for it.
+        """
         self._link.send(**news, gone=self._gone, counts=self._counts)
         self._gone = []
 
@@ -478,8 +605,10 @@ class Runner:
         task.add_done_callback(self._chores.discard)
 
     async def reconnected(self, error: Unavailable) -> None:
-        """PostgreSQL is back. All who need it wait for the same one. Where it answers, and only can not do it now, a
-        moment is enough."""
+        """Waits until PostgreSQL is back; all callers wait for the same reconnection.
+
+        If PostgreSQL answers but cannot do the work now, a short pause is enough.
+        """
         if error.reason in ("retry", "pool"):
             await asyncio.sleep(random.uniform(0.05, 0.5))  # noqa: S311
             return
@@ -491,20 +620,19 @@ class Runner:
         finally:
             if self._reconnecting is not None and self._reconnecting.done():
                 self._reconnecting = None
-                self._turns.wake()
 
     async def _reconnect(self) -> None:
-        """Not more than once a second: it may be a server that can be reached, and can not write."""
+        """Reconnects at most once a second, because the server may be reachable but unable to write."""
         await asyncio.sleep(max(0.0, self._reconnected_at + 1.0 - time.monotonic()))
         await self.apart(self._database.reconnect)
         self._reconnected_at = time.monotonic()
 
     async def apart(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """What waits for PostgreSQL, in a thread."""
+        """Runs a call that waits for PostgreSQL in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
 
     def _withdrawn(self) -> list[tuple[Flight, Task]]:
-        """What was taken and has not begun."""
+        """Removes and returns the tasks that were claimed and have not begun."""
         found = []
         for crew in self._crews.values():
             for flight, _, work in crew.withdraw():
@@ -515,7 +643,7 @@ class Runner:
         for flight, task in waiting:
             self._desk.hand_in(flight, task, RELEASED, 0.0)
 
-    # --- beside it --------------------------------------------------------------------------------------------------
+    # --- messages and ticks -------------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
         async for message in self._link:
@@ -536,8 +664,10 @@ class Runner:
         elif "revoked" in message and flight is not None:
             flight.revoked.update(message["revoked"])
             self._cancel(flight, flight.revoked)
-        elif "channels" in message:
-            self._ear.listen(message["channels"])
+        elif "channel" in message:
+            self._ear.listen(message["channel"])
+        elif "look" in message:
+            self._look_at(message["look"])
         elif "alone" in message:
             self._alone = message["alone"]
             self._changed.set()
@@ -549,7 +679,7 @@ class Runner:
             crew.cancel(flight, ids)
 
     async def _tick(self) -> None:
-        """Signs of life; and what was taken too early goes back, so that somebody else may run it."""
+        """Sends signs of life, and gives back tasks that were claimed too early. Another worker may run them."""
         while True:
             self._desk.collect()
             oldest = [flight for crew in self._crews.values() if (flight := crew.oldest) is not None]
@@ -564,29 +694,39 @@ class Runner:
                 self._pace.stalled()
                 self._give_back(self._withdrawn())
             if self._orders.max_rss is not None and self._finished and memory() > self._orders.max_rss:
-                self._stop("recycled")  # not before it did anything: the limit may be less than anybody needs
+                # This happens only after it has finished a task: the limit may be lower than any process needs.
+                self._stop("recycled")
             busy = max(0, min(self._in_hand, self._orders.concurrency))
-            self._report(busy=busy)
+            claims = not self._abstains and self._claims_fail_since is None
+            self._report(busy=busy, stalled=round(self._stalled, 3), claims=claims)
+            if self._settles_lag:
+                self._changed.set()  # settles may no longer lag, and no event says so
             await asyncio.sleep(TICK)
+
+    @property
+    def _stalled(self) -> float:
+        """Seconds for which no claim has succeeded, or no settle, or no settle of some task."""
+        now = time.monotonic()
+        since = [self._claims_fail_since, self._claiming_since]
+        since += [flight.given_up_since for flight in self._flights.values()]
+        return max(self._oldest_unsettled, *(now - one for one in since if one is not None), 0.0)
 
 
 def largest_batch(registry: Registry, queue: str) -> int:
+    """Returns the largest batch size among the handlers of a queue."""
     return max((spec.batch or 1 for spec in registry.of(queue)), default=1)
 
 
 async def mourn(hook: Hook, task: Task, error: str) -> None:
-    """A hook for the dead must not harm the living."""
+    """Calls an on_dead hook; its errors are logged and do not stop the worker."""
     try:
-        if inspect.iscoroutinefunction(hook):
-            await hook(task, error)
-        else:
-            await asyncio.to_thread(hook, task, error)
-    except (Exception, SystemExit, KeyboardInterrupt) as wrong:  # noqa: BLE001 - somebody else's function
+        await tell_hook_async(hook, task, error)
+    except (Exception, SystemExit, KeyboardInterrupt) as wrong:  # noqa: BLE001 - the hook is the user's code
         LOG.warning("on_dead hook failed", extra={"task": task.id, "error_class": type(wrong).__name__})
 
 
 def memory() -> int:
-    """Bytes of memory that this process holds now; where the system does not tell, the most it ever held."""
+    """Returns the bytes of memory that this process holds now, or the most it ever held if the system does not tell."""
     with suppress(OSError, ValueError):
         return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * resource.getpagesize()
     unit = 1 if sys.platform == "darwin" else 1024

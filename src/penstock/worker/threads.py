@@ -1,4 +1,4 @@
-"""Sync handlers, in threads."""
+"""Runs sync handlers in threads."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from penstock.handlers import Context, Spec
 from penstock.model import Task
 from penstock.worker import execution
 from penstock.worker.crew import Job, hand_in_all, last_resort, still_wanted
-from penstock.worker.execution import SETTLED
 from penstock.worker.flights import Desk, Entry, Flight, Tray
 
 RING = 0.001  # seconds between two calls to the loop while tasks are tiny: it would take the interpreter from them
 
 
 class Threads:
-    """So many threads, started when they are needed. One that is awake goes on as long as there is work: waking another
-    for each task would cost more than most tasks do."""
+    """A number of threads, started when they are needed.
+
+    A thread that is awake continues as long as there is work; waking another one for each task would cost more than
+    most tasks do.
+    """
 
     def __init__(self, slots: int, desk: Desk) -> None:
         self.slots = slots
@@ -30,34 +32,38 @@ class Threads:
         self._errands: deque[Callable[[], None]] = deque()
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._idle = 0
-        self._spread = True  # who takes a task wakes another thread for the next
+        self._spread = True  # a thread that takes a task wakes another thread for the next task
         self._started = 0
+        self._over = False
         self._lock = threading.Lock()
 
     @property
     def oldest(self) -> Flight | None:
+        """The flight whose tasks have waited longest for a thread."""
         try:
             return self._jobs[0][0]
         except IndexError:
             return None
 
     def put(self, jobs: Iterable[Job], *, alone: bool = False) -> None:
+        """Queues jobs and wakes a thread."""
         self._spread = not alone
         self._jobs.extend(jobs)
         self._wake()
 
     def send(self, errand: Callable[[], None]) -> None:
-        """Something that one thread shall do as a whole, before anything else."""
+        """Queues a call that one thread executes as a whole, before anything else."""
         self._errands.append(errand)
         self._wake()
 
     def nudge(self) -> None:
+        """Wakes a thread if jobs are waiting."""
         self._spread = True
         if self._jobs:
             self._wake()
 
     def withdraw(self) -> list[Job]:
-        """What has not begun."""
+        """Removes and returns the jobs that have not begun."""
         found = []
         while True:
             try:
@@ -66,10 +72,13 @@ class Threads:
                 return found
 
     def cancel(self, flight: Flight, ids: set[int] | None) -> None:
-        """Nobody can end a thread: its handler sees it in `context.cancelled`."""
+        """Does nothing, because a thread cannot be ended. Its handler can read `context.cancelled`."""
 
     async def stop(self) -> None:
-        """They end with the process."""
+        """Ends the idle threads now. A thread inside a handler ends when the handler returns, or with the process."""
+        self._over = True
+        for _ in range(self._started):
+            self._bell.put(None)
 
     def _wake(self) -> None:
         with self._lock:
@@ -82,7 +91,7 @@ class Threads:
             self._started += 1
         try:
             threading.Thread(target=self._work, name=f"penstock-{self._started}", daemon=True).start()
-        except RuntimeError:  # the system has none to give: those that there are go on
+        except RuntimeError:  # the system cannot start another thread: the existing ones continue
             with self._lock:
                 self._started -= 1
 
@@ -95,6 +104,8 @@ class Threads:
                     continue
                 job = jobs.popleft()
             except IndexError:
+                if self._over:
+                    return
                 self._rest()
                 continue
             entry = self._do(job)
@@ -107,7 +118,10 @@ class Threads:
                 self._desk.ring()
 
     def work_off(self, jobs: Iterable[Job], tray: Tray) -> None:
-        """On an errand: these, until they are done or others came to help. What becomes of them is not handed in."""
+        """Runs these jobs in the thread of an errand, until none waits any more.
+
+        Other threads may take some of them. The outcomes of this thread go to `tray` and are not handed in.
+        """
         self._spread = False
         self._jobs.extend(jobs)
         while True:
@@ -119,7 +133,7 @@ class Threads:
                 tray.entries.append(entry)
 
     def _do(self, job: Job) -> Entry | None:
-        """What became of it; None: somebody was told already."""
+        """Runs a job and returns its entry, or None if the outcome is already handed in."""
         flight, spec, work = job
         try:
             if self._spread and self._jobs and (self._idle or self._started < self.slots):
@@ -138,7 +152,8 @@ class Threads:
     def _rest(self) -> None:
         with self._lock:
             self._idle += 1
-        if self._jobs or self._errands:  # came between the look and the note; whoever notices takes the place back
+        # It came after the check and before the note; the thread that notices undoes the note.
+        if self._jobs or self._errands:
             self._wake()
         self._bell.get()
 
@@ -158,6 +173,6 @@ class Threads:
         context = Context(work, flight, flight.queue)
         context.deadline = None if spec.timeout is None else time.monotonic() + spec.timeout
         outcome = execution.run(spec, work, context)
-        if context.late and outcome is not SETTLED:
+        if context.late and not context.decided:
             outcome = execution.timed_out(spec, work)
         self._desk.hand_in(flight, work, outcome, time.perf_counter() - began)

@@ -1,8 +1,11 @@
--- Adopted tables: what we remember of them. Their own statements are made in Python, from the catalog (backlog/claim.py).
+-- Adopted tables: what Penstock remembers about them. backlog/claim.py makes the statements on the tables themselves
+-- from the catalog.
 
--- Takes a table over, or changes what is known of one that was. How far its ticks were walked stays.
+-- Adopts a table, or changes the terms of a table that is already adopted. A change keeps the mark up to which the
+-- ticks of the table were walked.
 create or replace function penstock.adopt(
-    p_name text, p_schema text, p_table text, p_mode text, p_terms jsonb, p_retry jsonb, p_max_attempts int default null, p_sla interval default null
+    p_name text, p_schema text, p_table text, p_mode text, p_terms jsonb, p_retry jsonb,
+    p_max_attempts int default null, p_sla interval default null
 ) returns int
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -10,41 +13,45 @@ declare
     v_id    int;
 begin
     if p_name is null or p_name !~ '^[a-z0-9][a-z0-9_.-]{0,62}$' then
-        perform penstock.refuse('PS400', format('name: %s is not a name', coalesce(quote_literal(left(p_name, 80)), 'null')),
+        perform penstock.refuse('PS400',
+            format('name: %s is not a name', coalesce(quote_literal(left(p_name, 80)), 'null')),
             'A name has 1 to 63 of a-z, 0-9, _ . - and begins with a letter or digit.');
     elsif p_schema is null or p_table is null or p_terms is null or jsonb_typeof(p_terms) <> 'object' then
         perform penstock.refuse('PS400', 'table: schema, table and terms are needed');
     elsif p_mode is null or p_mode not in ('observe', 'sidecar', 'columns') then
-        perform penstock.refuse('PS400', format('mode: %s is not observe, sidecar or columns', coalesce(quote_literal(left(p_mode, 80)), 'null')));
+        perform penstock.refuse('PS400',
+            format('mode: %s is not observe, sidecar or columns', coalesce(quote_literal(left(p_mode, 80)), 'null')));
     elsif p_max_attempts not between 1 and 32767 then
         perform penstock.refuse('PS400', format('max_attempts: %s is not between 1 and 32767', p_max_attempts));
-    elsif penstock.in_seconds(p_sla) <= '0' or p_sla > '3650 days' then
+    elsif penstock._in_seconds(p_sla) not between '1 microsecond' and '3650 days' then
         perform penstock.refuse('PS400', format('sla: %s is not more than 0 and at most 3650 days', p_sla));
     end if;
-    perform penstock.check_retry(p_retry);
+    perform penstock._check_retry(p_retry);
     if exists (select from penstock.queue as q where q.name = p_name) then
-        perform penstock.refuse('PS409', format('name: there is a queue %s', quote_literal(p_name)), 'Give the adopted table another name.');
+        perform penstock.refuse('PS409', format('name: there is a queue %s', quote_literal(p_name)),
+            'Give the adopted table another name.');
     end if;
-    insert into penstock.adopted (name, schema_name, table_name, mode, terms, retry, max_attempts, sla)
-    values (p_name, p_schema, p_table, p_mode, p_terms, p_retry, p_max_attempts, p_sla)
-    on conflict (name) do nothing returning id into v_id;
+    insert into penstock.adopted as a (name, schema_name, table_name, mode, terms, retry, max_attempts, sla)
+    values (p_name, p_schema, p_table, p_mode, p_terms, p_retry, p_max_attempts, penstock._in_seconds(p_sla))
+    on conflict (name) do update
+    set mode = excluded.mode, terms = excluded.terms, retry = excluded.retry,
+        max_attempts = excluded.max_attempts, sla = excluded.sla
+    where (a.schema_name, a.table_name) = (excluded.schema_name, excluded.table_name)
+    returning a.id into v_id;
     if v_id is null then
-        select * into v_known from penstock.adopted as a where a.name = p_name for update;
-        if (v_known.schema_name, v_known.table_name) <> (p_schema, p_table) then
-            perform penstock.refuse('PS409', format('name: %s is the adopted table %I.%I', quote_literal(p_name), v_known.schema_name, v_known.table_name),
-                'Give this one another name.');
-        end if;
-        v_id := v_known.id;
-        update penstock.adopted as a
-        set mode = p_mode, terms = p_terms, retry = p_retry, max_attempts = p_max_attempts, sla = p_sla
-        where a.id = v_id;
+        select * into v_known from penstock.adopted as a where a.name = p_name;
+        perform penstock.refuse('PS409',
+            format('name: %s is the adopted table %I.%I', quote_literal(p_name),
+                   v_known.schema_name, v_known.table_name),
+            'Give this one another name.');
     end if;
-    perform penstock.note_audit('adopt', p_name, jsonb_build_object('schema', p_schema, 'table', p_table, 'mode', p_mode));
+    perform penstock._note_audit('adopt', p_name,
+        jsonb_build_object('schema', p_schema, 'table', p_table, 'mode', p_mode));
     return v_id;
 end
 $$;
 
--- Forgets an adopted table. Nothing in the table itself is changed.
+-- Forgets an adopted table. The table itself does not change.
 create or replace function penstock.abandon(p_name text) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -55,25 +62,27 @@ begin
         return false;
     end if;
     delete from penstock.adopted_record as r where r.adopted_id = v_id;
+    delete from penstock.adopted_failure as f where f.adopted_id = v_id;
     delete from penstock.adopted_hand as h where h.adopted_id = v_id;
-    perform penstock.note_audit('abandon', p_name, '{}');
+    perform penstock._note_audit('abandon', p_name, '{}');
     return true;
 end
 $$;
 
--- Records that failed: [{"key": ["7"], "failures": 2, "due": "…", "error": "…"}, …]; without a due they were given up.
+-- Notes records that failed: [{"key": ["7"], "failures": 2, "due": "…", "error": "…"}, …]. A record without a due is
+-- given up.
 create or replace function penstock.note_records(p_adopted int, p_records jsonb) returns void
 language sql security definer set search_path = pg_catalog, pg_temp as $$
     insert into penstock.adopted_record (adopted_id, key, failures, last_failure, due, error)
-    select p_adopted, array(select jsonb_array_elements_text(r.value->'key')), (r.value->>'failures')::int, penstock.clock(),
-           (r.value->>'due')::timestamptz, left(r.value->>'error', 8192)
+    select p_adopted, array(select jsonb_array_elements_text(r.value->'key')), (r.value->>'failures')::int,
+           penstock.clock(), (r.value->>'due')::timestamptz, left(r.value->>'error', 8192)
     from jsonb_array_elements(p_records) as r
     order by 2
     on conflict (adopted_id, key) do update
     set failures = excluded.failures, last_failure = excluded.last_failure, due = excluded.due, error = excluded.error
 $$;
 
--- Records that succeeded, or are no longer there: [["7"], …].
+-- Forgets records that succeeded or no longer exist: [["7"], …].
 create or replace function penstock.forget_records(p_adopted int, p_keys jsonb) returns void
 language sql security definer set search_path = pg_catalog, pg_temp as $$
     delete from penstock.adopted_record as r
@@ -81,8 +90,50 @@ language sql security definer set search_path = pg_catalog, pg_temp as $$
     where r.adopted_id = p_adopted and r.key = f.key
 $$;
 
--- How far the ticks were walked. Never backwards, unless told so.
-create or replace function penstock.mark_adopted(p_adopted int, p_tick timestamptz, p_key text[], p_back boolean default false) returns void
+-- Notes why records failed: [{"key": ["7"], "error_class": "…", "message": "…", "dead": false, "unwritten": false}, …],
+-- and deletes the failures of records that did not fail this time: [["7"], …]. Call it as the last statement of a
+-- transaction. It waits for other sessions only before it deletes rows that they may have written.
+create or replace function penstock.note_failures(p_adopted int, p_failed jsonb, p_succeeded jsonb default '[]')
+returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    c_kept constant int := 1000;
+    v_over bigint;
+begin
+    delete from penstock.adopted_failure as f
+    using (select array(select jsonb_array_elements_text(k.value)) as key
+           from jsonb_array_elements(p_succeeded) as k) as s
+    where f.adopted_id = p_adopted and f.key = s.key;
+    if p_failed is null or p_failed = '[]' or not exists (select from penstock.adopted as a where a.id = p_adopted) then
+        return;
+    end if;
+    insert into penstock.adopted_failure as f (adopted_id, key, error_class, message, times, dead, unwritten,
+                                               first_at, last_at)
+    select distinct on (g.key) p_adopted, g.key, left(r.value->>'error_class', 200), left(r.value->>'message', 8192), 1,
+           (r.value->>'dead')::boolean, (r.value->>'unwritten')::boolean, penstock.clock(), penstock.clock()
+    from jsonb_array_elements(p_failed) as r
+    cross join lateral (select array(select jsonb_array_elements_text(r.value->'key')) collate "C" as key) as g
+    order by g.key
+    on conflict (adopted_id, key) do update
+    set error_class = excluded.error_class, message = excluded.message, times = f.times + 1, dead = excluded.dead,
+        unwritten = excluded.unwritten, last_at = excluded.last_at;
+    -- Two sessions that note failures at the same time do not see each other's rows. The next call deletes the surplus.
+    select count(*) - c_kept into v_over from penstock.adopted_failure as f where f.adopted_id = p_adopted;
+    if v_over > 0 then
+        delete from penstock.adopted_failure as f
+        using (
+            select o.key from penstock.adopted_failure as o
+            where o.adopted_id = p_adopted order by o.last_at limit v_over for update skip locked
+        ) as o
+        where f.adopted_id = p_adopted and f.key = o.key;
+    end if;
+end
+$$;
+
+-- Notes how far the ticks were walked. The mark never moves backwards unless p_back is true.
+create or replace function penstock.mark_adopted(
+    p_adopted int, p_tick timestamptz, p_key text[], p_back boolean default false
+) returns void
 language sql security definer set search_path = pg_catalog, pg_temp as $$
     update penstock.adopted as a set tick = p_tick, key = p_key
     where a.id = p_adopted
@@ -100,18 +151,50 @@ language sql volatile security definer set search_path = pg_catalog, pg_temp as 
     select nextval('penstock.adopted_hand_id_seq')::int
 $$;
 
--- A pass begins, and holds its lock already. Answers those before it that did not end: nobody holds theirs.
+-- Returns the server process that holds the lock of a pass, or null if none does. The caller compares it with the
+-- process that the pass noted when it began, because any login could hold such a lock. (A row lock would also work, but
+-- a pass lasts long, and a row lock needs a transaction id, which holds up vacuum and the folding of counters.)
+create or replace function penstock._hand_keeper(p_hand int) returns int
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+    select l.pid
+    from pg_locks as l join pg_database as d on d.oid = l.database
+    where l.locktype = 'advisory' and l.classid = 1346719304 and l.objid = p_hand::oid and l.objsubid = 2 and l.granted
+      and d.datname = current_database()
+    limit 1
+$$;
+
+-- Begins a pass, which already holds its lock. Returns the earlier passes that did not end: their process no longer
+-- holds their lock.
 create or replace function penstock.begin_hand(p_adopted int, p_hand int) returns table (hand int, key text[])
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     return query
     select h.id, h.key from penstock.adopted_hand as h
-    where h.adopted_id = p_adopted and pg_try_advisory_xact_lock(1346719304, h.id);
-    insert into penstock.adopted_hand (id, adopted_id) overriding system value values (p_hand, p_adopted);
+    where h.adopted_id = p_adopted and penstock._hand_keeper(h.id) is distinct from h.pid;
+    insert into penstock.adopted_hand (id, adopted_id, pid) overriding system value
+    values (p_hand, p_adopted, penstock._hand_keeper(p_hand));
 end
 $$;
 
--- The record that a careful pass handles next.
+-- Lets a pass that has begun walk the ticks of its table. Returns false if another pass walks them and has not ended.
+create or replace function penstock.begin_walk(p_hand int) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_adopted int;
+begin
+    select h.adopted_id into v_adopted from penstock.adopted_hand as h where h.id = p_hand;
+    perform from penstock.adopted as a where a.id = v_adopted for no key update;    -- one session at a time asks
+    if exists (
+        select from penstock.adopted_hand as h
+        where h.adopted_id = v_adopted and h.id <> p_hand and h.walks and penstock._hand_keeper(h.id) = h.pid) then
+        return false;
+    end if;
+    update penstock.adopted_hand as h set walks = true where h.id = p_hand;
+    return found;
+end
+$$;
+
+-- Notes the record that a careful pass handles next.
 create or replace function penstock.note_hand(p_hand int, p_key text[]) returns void
 language sql security definer set search_path = pg_catalog, pg_temp as $$
     update penstock.adopted_hand as h set key = p_key where h.id = p_hand

@@ -1,10 +1,13 @@
--- Jobs of bulk writers that run in many places at once (Spark): partitions noted in the ledger, a seal at the end, and rows
--- that can not be tasks set aside with the reason. The seal is the ledger's part 0 of the job itself.
+-- Jobs of bulk writers that run in many places at once (Spark). The ledger notes each partition, a seal ends the job,
+-- and rows that cannot be tasks are set aside with the reason. The seal is part 0 of the job itself in the ledger.
 
--- A partition notes itself before it writes anything. Null: it is new, go on; else what was reported when it was written.
--- Once its job is sealed there are no new ones.
+-- Enters a partition in the ledger before it writes anything. Returns null if the partition is new and may be written;
+-- otherwise it returns what was reported when the partition was written. A sealed job accepts no new partitions.
+-- p_series is the streaming query or txnAppId whose jobs follow one another, or null if there is none.
+drop function if exists penstock.enter_partition(text, uuid, int, uuid, bigint, text);
 create or replace function penstock.enter_partition(
-    p_queue text, p_job uuid, p_partition int, p_batch_id uuid, p_rows bigint, p_checksum text
+    p_queue text, p_job uuid, p_partition int, p_batch_id uuid, p_rows bigint, p_checksum text,
+    p_series uuid default null
 ) returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -12,8 +15,8 @@ declare
     v_known penstock.ledger;
     v_seal  penstock.ledger;
 begin
-    insert into penstock.ledger (batch_id, part, queue_id, rows, checksum, report, at)
-    values (p_batch_id, 0, v_queue.id, p_rows, p_checksum, '{}', penstock.clock())
+    insert into penstock.ledger (batch_id, part, queue_id, rows, checksum, report, at, job, series)
+    values (p_batch_id, 0, v_queue.id, p_rows, p_checksum, '{}', penstock.clock(), p_job, p_series)
     on conflict (batch_id, part) do nothing;
     if found then
         select * into v_seal from penstock.ledger as l where l.batch_id = p_job and l.part = 0;
@@ -26,33 +29,39 @@ begin
         return null;
     end if;
     select * into v_known from penstock.ledger as l where l.batch_id = p_batch_id and l.part = 0;
-    perform penstock.check_repeat(format('partition %s: ', p_partition), v_known, v_queue, p_rows, p_checksum);
+    perform penstock._check_repeat(format('partition %s: ', p_partition), v_known, v_queue, p_rows, p_checksum);
     return v_known.report;
 end
 $$;
 
--- One of the places for those who write a job at the same time, until the transaction ends. False: all are taken.
+-- Takes one of the places for concurrent writers of a job until the transaction ends. Returns false if all are taken.
+-- The places are locks on rows of penstock.job_place, from a row on that is derived from the job. Two jobs that share
+-- some rows may each have fewer writers at once. Unlike an advisory lock, a place cannot be taken by a login without
+-- rights.
 create or replace function penstock.take_place(p_job uuid, p_places int) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    for n in 1 .. p_places loop
-        if pg_try_advisory_xact_lock(hashtext('penstock.job ' || p_job), n) then
-            return true;
-        end if;
-    end loop;
-    return false;
+    perform from penstock.job_place as r
+    where r.n = any(array(
+        select ((hashtext(p_job::text) & 4095) + i.n) % 4096
+        from generate_series(0, least(p_places, 4096) - 1) as i(n)))
+    limit 1
+    for update skip locked;
+    return found;
 end
 $$;
 
--- A repeat that differs is an error that says in what, never a skip.
-create or replace function penstock.check_repeat(
+-- Refuses a repeat whose content differs, and says how it differs. It never skips such a repeat.
+create or replace function penstock._check_repeat(
     p_what text, p_known penstock.ledger, p_queue penstock.queue, p_rows bigint, p_checksum text
 ) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
     v_said constant text := case
-        when p_known.queue_id <> p_queue.id then format('it was written into another queue before, not into %L', p_queue.name)
-        when p_known.rows <> p_rows then format('it was written with %s rows before, now there are %s', p_known.rows, p_rows)
+        when p_known.queue_id <> p_queue.id
+            then format('it was written into another queue before, not into %L', p_queue.name)
+        when p_known.rows <> p_rows
+            then format('it was written with %s rows before, now there are %s', p_known.rows, p_rows)
         when p_known.checksum <> p_checksum then format('its %s rows were written with other content before', p_rows)
     end;
 begin
@@ -63,7 +72,8 @@ begin
 end
 $$;
 
--- The end of a job: so many partitions, rows, and this content. Answers its report; that of the first time, if it is a repeat.
+-- Seals a job with its number of partitions, its number of rows and the checksum of its content. Returns the report of
+-- the job; a repeat returns the report of the first call.
 create or replace function penstock.seal_job(
     p_queue text, p_job uuid, p_partitions int, p_rows bigint, p_checksum text, p_report jsonb
 ) returns jsonb
@@ -82,20 +92,22 @@ begin
     select * into v_known from penstock.ledger as l where l.batch_id = p_job and l.part = 0;
     if (v_known.report->>'partitions')::int <> p_partitions then
         perform penstock.refuse('PS409',
-            format('job: it was sealed with %s partitions, now there are %s', v_known.report->>'partitions', p_partitions),
+            format('job: it was sealed with %s partitions, now there are %s',
+                   v_known.report->>'partitions', p_partitions),
             'The same job has the same rows in the same partitions. Other rows are another txnVersion.');
     end if;
-    perform penstock.check_repeat('job: ', v_known, v_queue, p_rows, p_checksum);
+    perform penstock._check_repeat('job: ', v_known, v_queue, p_rows, p_checksum);
     return v_known.report;
 end
 $$;
 
--- What became of a job; null: it is not sealed.
+-- Returns the report of a job, or null if the job is not sealed.
 create or replace function penstock.job_report(p_job uuid) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp
 return (select l.report from penstock.ledger as l where l.batch_id = p_job and l.part = 0);
 
--- What is wrong with payloads, by position from 0. Whether a text is a payload is for the type to say that has to hold it.
+-- Returns what is wrong with payloads, by position from 0. The type that has to hold a payload decides whether a text
+-- is valid.
 create or replace function penstock.judge_payloads(p_payloads text[]) returns table (n int, reason text)
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -119,7 +131,7 @@ begin
 end
 $$;
 
--- Rows that can not be tasks.
+-- Notes rows that cannot be tasks.
 create or replace function penstock.note_rejects(
     p_queue text, p_job uuid, p_partition int, p_reasons text[], p_payloads text[], p_subjects text[], p_kinds text[],
     p_dues text[], p_priorities text[]

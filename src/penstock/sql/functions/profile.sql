@@ -1,7 +1,8 @@
--- What the pipeline learnt from history about queues, for the scaler; and what of it only the database knows.
+-- Profiles: what the pipeline learnt about queues from history, for the scaler, and the parts of it that only the
+-- database knows.
 
--- p_profiles: [{queue, version, covers_from, covers_to, data}]; each takes the place of the queue's last one. A queue that is
--- gone meanwhile is passed over. Answers how many were written.
+-- Writes profiles, and returns how many were written. p_profiles is [{queue, version, covers_from, covers_to, data}];
+-- each replaces the previous profile of its queue. A queue that no longer exists is skipped.
 create or replace function penstock.set_profiles(p_profiles jsonb) returns int
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -14,27 +15,29 @@ begin
     select coalesce(e.value->>'queue', 'null') into v_bad
     from jsonb_array_elements(p_profiles) as e
     where jsonb_typeof(e.value) <> 'object' or jsonb_typeof(e.value->'queue') is distinct from 'string'
-       or jsonb_typeof(e.value->'version') is distinct from 'number' or jsonb_typeof(e.value->'data') is distinct from 'object'
+       or jsonb_typeof(e.value->'version') is distinct from 'number'
+       or jsonb_typeof(e.value->'data') is distinct from 'object'
        or e.value->>'covers_from' is null or e.value->>'covers_to' is null
     limit 1;
     if found then
-        perform penstock.refuse('PS400', format('profiles: that of queue %L has no queue, version, covers_from, covers_to or data', v_bad));
+        perform penstock.refuse('PS400',
+            format('profiles: that of queue %L has no queue, version, covers_from, covers_to or data', v_bad));
     end if;
     insert into penstock.profile as p (queue_id, version, made, covers_from, covers_to, data)
-    select distinct on (q.id) q.id, (e.value->>'version')::int, penstock.clock(), (e.value->>'covers_from')::timestamptz,
-           (e.value->>'covers_to')::timestamptz, e.value->'data'
+    select distinct on (q.id) q.id, (e.value->>'version')::int, penstock.clock(),
+           (e.value->>'covers_from')::timestamptz, (e.value->>'covers_to')::timestamptz, e.value->'data'
     from jsonb_array_elements(p_profiles) with ordinality as e(value, n)
     join penstock.queue as q on q.name = e.value->>'queue'
     order by q.id, e.n desc
     on conflict (queue_id) do update
-    set version = excluded.version, made = excluded.made, covers_from = excluded.covers_from, covers_to = excluded.covers_to,
-        data = excluded.data;
+    set version = excluded.version, made = excluded.made, covers_from = excluded.covers_from,
+        covers_to = excluded.covers_to, data = excluded.data;
     get diagnostics v_count = row_count;
     return v_count;
 end
 $$;
 
--- The profile of each queue, and how old it is; made is null: it has none.
+-- Returns the profile of each queue, and its age. If made is null, the queue has no profile.
 create or replace function penstock.profiles(p_queue text default null)
 returns table (
     queue text, version int, made timestamptz, age interval, covers_from timestamptz, covers_to timestamptz, data jsonb
@@ -52,13 +55,15 @@ begin
 end
 $$;
 
--- How long what runs has been running, which history does not know yet. In buckets, ten for each power of ten seconds: bucket 0
--- is from 1 s to 1.26 s. Those shorter than a millisecond are as long as one.
+-- Returns how long running tasks have been running, which history does not know yet. The times are in buckets, ten for
+-- each power of ten seconds: bucket 0 is from 1 s to 1.26 s. A time shorter than a millisecond counts as one
+-- millisecond.
 create or replace function penstock.running_times()
 returns table (queue text, kind text, bucket int, tasks bigint, seconds double precision)
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     with opened as (
-        select l.queue_id, h.id, greatest(0.001, extract(epoch from penstock.clock() - l.claimed_at)::double precision) as seconds
+        select l.queue_id, h.id,
+               greatest(0.001, extract(epoch from penstock.clock() - l.claimed_at)::double precision) as seconds
         from penstock.lease as l, unnest(l.ids) with ordinality as h(id, n)
         where get_bit(l.open, h.n::int - 1) = 1
     )
@@ -70,12 +75,14 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     order by 1, 2, 3
 $$;
 
--- From asking for a worker to its first task, of the workers there are.
+-- Returns, by queue, the median and the 90th percentile of the seconds from the request for a worker to its first task,
+-- over the workers that exist.
 create or replace function penstock.start_latencies()
 returns table (queue text, workers bigint, p50 double precision, p90 double precision)
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     with started as (
-        select n.queue, extract(epoch from w.first_claim_at - coalesce(w.requested_at, w.started_at))::double precision as seconds
+        select n.queue, extract(epoch from w.first_claim_at - coalesce(w.requested_at, w.started_at))::double precision
+               as seconds
         from penstock.worker as w, unnest(w.queues) as n(queue)
         where w.first_claim_at >= coalesce(w.requested_at, w.started_at)
     )

@@ -1,12 +1,14 @@
--- Push: bulk is the function, a single is a batch of one. The agenda row comes from the document's own trigger.
+-- Push: the bulk form is the function; a single push is a batch of one. The trigger of the document writes the agenda
+-- row.
 
--- The first thing wrong with a batch, named by its position from 0, before anything is written.
-create or replace function penstock.check_push(
-    p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamptz[], p_priorities smallint[], p_largest bigint
+-- Refuses the first invalid item of a batch, named by its position from 0, before anything is written.
+create or replace function penstock._check_push(
+    p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamptz[],
+    p_priorities smallint[], p_largest bigint
 ) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
-    v_earliest constant timestamptz := '0001-01-02 00:00:00+00';    -- Python can not read anything earlier
+    v_earliest constant timestamptz := '0001-01-02 00:00:00+00';    -- Python cannot read an earlier moment
     v_latest   constant timestamptz := penstock.clock() + interval '10 years';
     v_bad      record;
 begin
@@ -19,7 +21,8 @@ begin
             then array['PS400', format('subject: %s bytes are not between 1 and 512', octet_length(i.subject))]
         when octet_length(i.kind) not between 1 and 128
             then array['PS400', format('kind: %s bytes are not between 1 and 128', octet_length(i.kind))]
-        when i.priority not between 0 and 9 then array['PS400', format('priority: %s is not between 0 and 9', i.priority)]
+        when i.priority not between 0 and 9
+            then array['PS400', format('priority: %s is not between 0 and 9', i.priority)]
         when i.due not between v_earliest and v_latest
             then array['PS400', format('due: %s is not between %s and ten years ahead', i.due, v_earliest)]
         end as said
@@ -40,9 +43,42 @@ begin
 end
 $$;
 
--- Push. One pass, in the order of subjects, inserts each document or locks the one that has its subject, so that two
--- pushes never wait for each other in a circle (a second pass for what ended meanwhile would: it cost deadlocks).
--- Whoever holds a document owns its agenda row too, once a claim under way has finished.
+create or replace function penstock._refuse_text(p_which text, p_size text, p_most bigint) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+    perform penstock.refuse('PS413', format('%s: payload: %s bytes as text are more than %s', p_which, p_size, p_most),
+        'PostgreSQL writes numbers like 1e100000 out. Send them as JSON strings.');
+end
+$$;
+
+-- Refuses payloads whose text is too long, for updates of documents that exist: the trigger of the document checks only
+-- new ones. Only a text with an exponent of three digits or more can become much longer; a number of 131,075 bytes as
+-- text was sent in at least 8.
+create or replace function penstock._check_texts(p_payloads text[], p_most bigint) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    v_large record;
+    v_n     int;
+begin
+    for v_n in
+        select i.n - 1 from unnest(p_payloads) with ordinality as i(payload, n)
+        where octet_length(i.payload) > p_most / 131075 * 8 and i.payload ~ '[0-9][eE][+-]?[0-9]{3}'
+    loop
+        begin
+            select octet_length(p_payloads[v_n + 1]::jsonb::text) as size into v_large;
+            if v_large.size > p_most then
+                perform penstock._refuse_text(format('item %s', v_n), v_large.size::text, p_most);
+            end if;
+        exception when program_limit_exceeded then
+            perform penstock._refuse_text(format('item %s', v_n), '1073741824 or more', p_most);
+        end;
+    end loop;
+end
+$$;
+
+-- Pushes a batch. One pass, in the order of subjects, inserts each document or locks the one that has its subject, so
+-- two pushes never wait for each other in a circle (a second pass for tasks that ended meanwhile would allow that: it
+-- caused deadlocks). The session that holds a document also owns its agenda row, once a claim under way has finished.
 create or replace function penstock.push_many(
     p_queue       text,
     p_payloads    text[],
@@ -62,26 +98,32 @@ declare
     v_new     int[];       -- positions that were created, and their documents
     v_made    bigint[];
     v_planned boolean[];
-    v_ns      int[];       -- positions whose subject was there, and its document
+    v_ns      int[];       -- positions whose subject exists, and its document
     v_ids     bigint[];
     v_ended   text[];
     v_dues    timestamptz[];
     v_ranks   smallint[];
-    v_left    int[];       -- positions whose subject was there, when nothing shall be updated
+    v_left    int[];       -- positions whose subject exists, when nothing is to be updated
 begin
-    perform penstock.check_arrays(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_on_conflict);
-    perform penstock.check_push(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, penstock.largest_payload(v_queue));
+    perform penstock._check_arrays(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_on_conflict);
+    perform penstock._check_push(p_payloads, p_subjects, p_kinds, p_dues, p_priorities,
+                                 penstock.largest_payload(v_queue));
+
+    if v_updates then
+        perform penstock._check_texts(p_payloads, penstock._largest_text(v_queue));
+    end if;
 
     if cardinality(p_payloads) = 1 and p_subjects[1] is null then
-        -- It can meet no other task: half the work.
+        -- A task without a subject cannot conflict with another task, which halves the work.
         return query
         insert into penstock.task as t (queue_id, priority, kind, payload, due)
-        values (v_queue.id, coalesce(p_priorities[1], 5::smallint), coalesce(p_kinds[1], 'default'), p_payloads[1]::jsonb, p_dues[1])
+        values (v_queue.id, coalesce(p_priorities[1], 5::smallint), coalesce(p_kinds[1], 'default'),
+                p_payloads[1]::jsonb, p_dues[1])
         returning 1, t.id, 'created', case when t.due is null then 'pending' else 'planned' end;
         return;
     end if;
 
-    -- The last of equal subjects wins.
+    -- The last of several equal subjects wins.
     select array_agg(s.n) into v_twice
     from (
         select i.n::int, lead(i.subject) over (order by i.subject collate "C", i.n) = i.subject as again
@@ -89,7 +131,8 @@ begin
     ) as s
     where s.again;
 
-    -- Ids in the order given, so that the first runs first. A conflict locks the document even where nothing is updated.
+    -- Ids follow the given order, so that the first task runs first. A conflict locks the document even if nothing is
+    -- updated.
     with asked as materialized (
         select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind, i.due, i.priority
         from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
@@ -97,11 +140,13 @@ begin
         where v_twice is null or i.n not in (select unnest(v_twice))
     ), written as (
         insert into penstock.task as t (id, queue_id, priority, kind, subject, payload, due)
-        select a.id, v_queue.id, coalesce(a.priority, 5::smallint), coalesce(a.kind, 'default'), a.subject, a.payload::jsonb, a.due
+        select a.id, v_queue.id, coalesce(a.priority, 5::smallint), coalesce(a.kind, 'default'),
+               a.subject, a.payload::jsonb, a.due
         from asked as a
         order by a.subject collate "C", a.id
         on conflict (queue_id, subject) where subject is not null do update
-        set payload = excluded.payload, kind = excluded.kind, priority = excluded.priority, due = coalesce(excluded.due, t.due)
+        set payload = excluded.payload, kind = excluded.kind, priority = excluded.priority,
+            due = coalesce(excluded.due, t.due)
         where v_updates
         returning t.id, t.subject, t.ended
     ), matched as materialized (
@@ -120,26 +165,32 @@ begin
     from matched as m;
 
     if v_left is not null and p_on_conflict = 'error' then
-        perform penstock.refuse('PS409', format('item %s: subject %L is taken in queue %L', v_left[1] - 1, left(p_subjects[v_left[1]], 80), p_queue));
+        perform penstock.refuse('PS409',
+            format('item %s: subject %L is taken in queue %L', v_left[1] - 1,
+                   left(p_subjects[v_left[1]], 80), p_queue));
     end if;
     return query
     select c.n, c.id, 'created', case when c.planned then 'planned' else 'pending' end
     from unnest(v_new, v_made, v_planned) as c(n, id, planned);
     if v_ids is not null then
-        return query select r.n, r.id, r.result, r.state from penstock.refresh(v_ns, v_ids, v_ended, v_dues, v_ranks) as r;
+        return query
+        select r.n, r.id, r.result, r.state from penstock._refresh(v_ns, v_ids, v_ended, v_dues, v_ranks) as r;
     end if;
-    -- New statements, so that they see what the insert ran into.
+    -- These are new statements, so that they see the documents that the insert met.
     if v_left is not null then
-        return query select f.n, f.id, 'skipped', f.state from penstock.find_subjects(v_queue.id, p_subjects, v_left) as f;
+        return query
+        select f.n, f.id, 'skipped', f.state from penstock._find_subjects(v_queue.id, p_subjects, v_left) as f;
     end if;
     if v_twice is not null then
-        return query select f.n, f.id, 'superseded', f.state from penstock.find_subjects(v_queue.id, p_subjects, v_twice) as f;
+        return query
+        select f.n, f.id, 'superseded', f.state from penstock._find_subjects(v_queue.id, p_subjects, v_twice) as f;
     end if;
 end
 $$;
 
-create or replace function penstock.check_arrays(
-    p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamptz[], p_priorities smallint[], p_on_conflict text
+create or replace function penstock._check_arrays(
+    p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamptz[],
+    p_priorities smallint[], p_on_conflict text
 ) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -151,19 +202,23 @@ begin
         perform penstock.refuse('PS400', format('payloads: %s are more than 10000 in one call', v_count));
     elsif coalesce(cardinality(p_subjects), v_count) <> v_count or coalesce(cardinality(p_kinds), v_count) <> v_count
        or coalesce(cardinality(p_dues), v_count) <> v_count or coalesce(cardinality(p_priorities), v_count) <> v_count
-       or greatest(array_ndims(p_subjects), array_ndims(p_kinds), array_ndims(p_dues), array_ndims(p_priorities)) > 1 then
-        perform penstock.refuse('PS400', format('subjects, kinds, dues, priorities: flat, and as many as payloads (%s), or null', v_count));
+       or greatest(array_ndims(p_subjects), array_ndims(p_kinds), array_ndims(p_dues),
+                   array_ndims(p_priorities)) > 1 then
+        perform penstock.refuse('PS400',
+            format('subjects, kinds, dues, priorities: flat, and as many as payloads (%s), or null', v_count));
     elsif p_on_conflict is null or p_on_conflict not in ('skip', 'update', 'error') then
-        perform penstock.refuse('PS400', format('on_conflict: %s is not known', coalesce(quote_literal(left(p_on_conflict, 80)), 'null')),
+        perform penstock.refuse('PS400',
+            format('on_conflict: %s is not known', coalesce(quote_literal(left(p_on_conflict, 80)), 'null')),
             'Say skip, update or error.');
     end if;
 end
 $$;
 
--- Documents that we hold have new content; now what waits for them. Its agenda row is LOCKED before it is reported as
--- updated, and written if it changes: a claim that comes later reads the new payload, and of one that came first we have
--- waited for the end: then there is no row to lock, it has the old payload, and the task is renewed: it runs again.
-create or replace function penstock.refresh(
+-- Updates the agenda for documents that have new content and that the caller holds. It LOCKS an agenda row before it
+-- reports the task as updated, and writes the row if it changes. So a claim that comes later reads the new payload. If
+-- a claim came first, this function has waited for its end and finds no row to lock: that claim has the old payload, so
+-- the task is renewed, which means that it runs again.
+create or replace function penstock._refresh(
     p_ns int[], p_ids bigint[], p_ended text[], p_dues timestamptz[], p_priorities smallint[]
 ) returns table (n int, id bigint, result text, state text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -176,7 +231,7 @@ declare
     v_moved   bigint[];
     v_active  bigint[];
 begin
-    -- It waits: the new priority, the new due if one was given.
+    -- The task waits: it gets the new priority, and the new due if one was given.
     with held as materialized (
         select a.task_id, a.pending, a.priority from penstock.agenda as a where a.task_id = any(p_ids) for update
     )
@@ -185,27 +240,24 @@ begin
     into v_waiting, v_pending, v_moved
     from held as h join unnest(p_ids, p_dues, p_priorities) as g(id, due, priority) on g.id = h.task_id;
     if v_moved is not null then
-        update penstock.agenda as a
-        set priority = g.priority, due = coalesce(g.due, a.due), pending = a.pending and g.due is null
-        from unnest(p_ids, p_dues, p_priorities) as g(id, due, priority)
-        where a.task_id = any(v_moved) and g.id = a.task_id;
+        perform penstock._replace_waiting(v_moved, p_ids, p_dues, p_priorities);
     end if;
 
     return query
     select g.n, g.id, 'updated', case when w.pending then 'pending' else 'planned' end
     from unnest(p_ns, p_ids) as g(n, id) join unnest(v_waiting, v_pending) as w(id, pending) on w.id = g.id;
 
-    -- It has ended: it begins anew.
+    -- The task has ended: it begins anew.
     if array_position(p_ended, 'done') is not null or array_position(p_ended, 'dead') is not null
        or array_position(p_ended, 'cancelled') is not null then
         return query
         select g.n, g.id, 'reopened', r.state
         from unnest(p_ns, p_ids, p_ended) as g(n, id, ended)
-        join penstock.reopen(p_ids, p_dues, v_now) as r on r.id = g.id
+        join penstock._reopen(p_ids, p_dues, v_now) as r on r.id = g.id
         where g.ended is not null;
     end if;
 
-    -- Somebody works on it.
+    -- The task is active.
     select array_agg(g.id) into v_active
     from unnest(p_ids, p_ended) as g(id, ended)
     left join unnest(v_waiting) as w(id) on w.id = g.id
@@ -216,13 +268,34 @@ begin
         from unnest(p_ids, p_dues) as g(id, due)
         where t.id = any(v_active) and g.id = t.id;
         return query
-        select g.n, g.id, 'renewed', 'active' from unnest(p_ns, p_ids) as g(n, id) join unnest(v_active) as a(id) on a.id = g.id;
+        select g.n, g.id, 'renewed', 'active'
+        from unnest(p_ns, p_ids) as g(n, id) join unnest(v_active) as a(id) on a.id = g.id;
     end if;
 end
 $$;
 
--- Ended documents, which the caller holds, go back to the agenda with nothing held against them.
-create or replace function penstock.reopen(p_ids bigint[], p_dues timestamptz[], p_now timestamptz)
+-- Gives agenda rows that the caller holds, with their documents, a new priority and, where one is given, a new due. It
+-- writes new rows instead of new versions: a claim that skips what is locked would wait for the next session that locks
+-- a new version (decision 38).
+create or replace function penstock._replace_waiting(
+    p_which bigint[], p_ids bigint[], p_dues timestamptz[], p_priorities smallint[]
+) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
+begin
+    with gone as (
+        delete from penstock.agenda as a where a.task_id = any(p_which) returning a.*
+    )
+    insert into penstock.agenda (task_id, due, queue_id, priority, attempts, company, crashes, pending, named)
+    select o.task_id, coalesce(g.due, o.due), o.queue_id, coalesce(g.priority, o.priority), o.attempts, o.company,
+           o.crashes, o.pending and g.due is null, o.named
+    from gone as o join unnest(p_ids, p_dues, p_priorities) as g(id, due, priority) on g.id = o.task_id;
+end
+$$;
+
+-- Puts ended documents, which the caller holds, back into the agenda. Their attempts, crashes, errors and age begin
+-- anew.
+create or replace function penstock._reopen(p_ids bigint[], p_dues timestamptz[], p_now timestamptz)
 returns table (id bigint, state text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
@@ -231,7 +304,8 @@ begin
     return query
     with opened as (
         update penstock.task as t
-        set ended = null, ended_at = null, reason = null, error = null, renew = null, since = p_now
+        set ended = null, ended_at = null, reason = null, error = null, error_class = null, attempts = null,
+            renew = null, since = p_now
         where t.id = any(p_ids) and t.ended is not null
         returning t.id, t.queue_id, t.priority, t.subject
     ), waiting as (
@@ -244,14 +318,16 @@ begin
 end
 $$;
 
--- Where the subjects at these positions are now. `offset 0` keeps it a look-up by index, whatever the planner thinks.
-create or replace function penstock.find_subjects(p_queue_id int, p_subjects text[], p_which int[])
+-- Returns the documents that now have the subjects at these positions. `offset 0` keeps this a look-up by index,
+-- regardless of the planner's estimate.
+create or replace function penstock._find_subjects(p_queue_id int, p_subjects text[], p_which int[])
 returns table (n int, id bigint, state text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
     return query
-    select i.n::int, t.id, coalesce(t.ended, case when a.pending then 'pending' when not a.pending then 'planned' else 'active' end)
+    select i.n::int, t.id,
+           coalesce(t.ended, case when a.pending then 'pending' when not a.pending then 'planned' else 'active' end)
     from unnest(p_subjects) with ordinality as i(subject, n)
     cross join lateral (
         select d.id, d.ended from penstock.task as d where d.queue_id = p_queue_id and d.subject = i.subject offset 0
@@ -281,8 +357,42 @@ begin
 end
 $$;
 
--- A bulk writer notes a part before writing it. Null: it is new, go on; else what was reported when it was written.
--- The same part with other content is an error, never a skip.
+-- Pushes a payload of type json, as json_build_object and row_to_json make it, or of type text. Without the text
+-- version, PostgreSQL would refuse to choose between jsonb and json for a literal or for a parameter without a type;
+-- with it, PostgreSQL prefers text. For the same reason only the first version has a default for the payload.
+create or replace function penstock.push(
+    p_queue       text,
+    p_payload     json,
+    p_subject     text default null,
+    p_kind        text default null,
+    p_due         timestamptz default null,
+    p_priority    smallint default 5,
+    p_on_conflict text default 'skip'
+) returns table (id bigint, result text, state text)
+language sql security definer set search_path = pg_catalog, pg_temp as $$
+    select r.id, r.result, r.state
+    from penstock.push_many(p_queue, array[p_payload::text], array[p_subject], array[p_kind], array[p_due],
+                            array[p_priority], p_on_conflict) as r
+$$;
+
+create or replace function penstock.push(
+    p_queue       text,
+    p_payload     text,
+    p_subject     text default null,
+    p_kind        text default null,
+    p_due         timestamptz default null,
+    p_priority    smallint default 5,
+    p_on_conflict text default 'skip'
+) returns table (id bigint, result text, state text)
+language sql security definer set search_path = pg_catalog, pg_temp as $$
+    select r.id, r.result, r.state
+    from penstock.push_many(p_queue, array[p_payload], array[p_subject], array[p_kind], array[p_due],
+                            array[p_priority], p_on_conflict) as r
+$$;
+
+-- Notes a part of a bulk push before it is written. Returns null if the part is new and may be written; otherwise it
+-- returns what was reported when the part was written. The same part with different content is an error and is never
+-- skipped.
 create or replace function penstock.enter_part(
     p_queue text, p_batch_id uuid, p_part int, p_rows bigint, p_checksum text, p_report jsonb
 ) returns jsonb
@@ -299,7 +409,8 @@ begin
     end if;
     select * into v_known from penstock.ledger as l where l.batch_id = p_batch_id and l.part = p_part;
     if (v_known.queue_id, v_known.rows, v_known.checksum) is distinct from (v_queue.id, p_rows, p_checksum) then
-        perform penstock.refuse('PS409', format('batch %s, part %s: it was written before with other content', p_batch_id, p_part),
+        perform penstock.refuse('PS409',
+            format('batch %s, part %s: it was written before with other content', p_batch_id, p_part),
             'Repeat a batch id only with the same tasks in the same order.');
     end if;
     return v_known.report;

@@ -1,16 +1,16 @@
--- Schedules. Who reads cron lines is outside; here is kept what was decided. Any number may decide at once: of those who
--- saw the same mark one pushes, the others find another mark. No leader.
+-- Schedules. Clients read the cron lines; the database keeps what was decided. Any number of clients may decide at
+-- once: if several see the same mark, exactly one pushes, and the others find a changed mark. There is no leader.
 
--- As people see them. A queue that is gone takes its schedules along.
+-- Returns schedules in readable form. A queue that is dropped takes its schedules along.
 create or replace function penstock.schedules(p_name text default null)
 returns table (
-    name text, queue text, kind text, payload text, priority smallint, cron text, tz text, backfill text, paused boolean,
-    mark timestamptz, next_at timestamptz, last_tick timestamptz, created timestamptz, updated timestamptz, who text, size int,
-    at timestamptz
+    name text, queue text, kind text, payload text, priority smallint, cron text, tz text, backfill text,
+    paused boolean, mark timestamptz, next_at timestamptz, last_tick timestamptz, created timestamptz,
+    updated timestamptz, who text, size int, at timestamptz
 )
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-    select s.name, q.name, s.kind, s.payload::text, s.priority, s.cron, s.tz, s.backfill, s.paused, s.mark, s.next_at, s.last_tick,
-           s.created, s.updated, s.who, octet_length(s.payload::text), c.at
+    select s.name, q.name, s.kind, s.payload::text, s.priority, s.cron, s.tz, s.backfill, s.paused, s.mark,
+           s.next_at, s.last_tick, s.created, s.updated, s.who, octet_length(s.payload::text), c.at
     from penstock.schedule as s
     join penstock.queue as q on q.id = s.queue_id
     cross join (select penstock.clock() as at) as c
@@ -18,7 +18,7 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     order by s.name
 $$;
 
--- Seconds until somebody has to look; null: no schedule is waiting. One look at an index.
+-- Returns the seconds until the next schedule is due, or null if no schedule is waiting. It is one look-up in an index.
 create or replace function penstock.next_schedule() returns float8
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select extract(epoch from s.next_at - penstock.clock())::float8
@@ -28,40 +28,38 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     limit 1
 $$;
 
--- Those to look at now, the most overdue first; not those that somebody else fires or changes this moment.
+-- Returns the schedules to look at now, the most overdue first, without those that another session fires or changes at
+-- this moment.
 create or replace function penstock.due_schedules(p_limit int default 1000) returns setof text
 language sql volatile security definer set search_path = pg_catalog, pg_temp as $$
     select s.name
     from penstock.schedule as s
-    where not s.paused and s.next_at <= penstock.clock() and exists (select from penstock.queue as q where q.id = s.queue_id)
+    where not s.paused and s.next_at <= penstock.clock()
+      and exists (select from penstock.queue as q where q.id = s.queue_id)
     order by s.next_at, s.name
     limit p_limit
     for update skip locked
 $$;
 
-create or replace function penstock.nearest_schedule(p_name text) returns text
+create or replace function penstock._nearest_schedule(p_name text) returns text
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-    select n.name
-    from (
-        select s.name, penstock.distance(left(p_name, 80), left(s.name, 80)) as steps
-        from penstock.schedule as s order by s.name limit 1000
-    ) as n
-    where n.steps <= greatest(2, length(p_name) / 3)
-    order by n.steps, n.name limit 1
+    select penstock._nearest(
+        p_name, array(select left(s.name, 80) from penstock.schedule as s order by s.name limit 10000))
 $$;
 
--- Says that there is no such schedule.
-create or replace function penstock.miss_schedule(p_name text) returns void
+-- Refuses a schedule name that does not exist.
+create or replace function penstock._miss_schedule(p_name text) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform penstock.refuse(
         'PS404', format('schedule %s does not exist', coalesce(quote_literal(left(p_name, 80)), 'null')),
-        coalesce('Did you mean ' || quote_literal(penstock.nearest_schedule(p_name)) || '?', '`penstock schedules ls` lists them.'));
+        coalesce('Did you mean ' || quote_literal(penstock._nearest_schedule(p_name)) || '?',
+                 '`penstock schedules ls` lists them.'));
 end
 $$;
 
--- The first thing wrong with a schedule. Whether its line can be read is for those who read lines.
-create or replace function penstock.check_schedule(p_schedule penstock.schedule, p_largest bigint) returns void
+-- Refuses the first invalid field of a schedule. Only clients can tell whether its cron line is valid.
+create or replace function penstock._check_schedule(p_schedule penstock.schedule, p_largest bigint) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
     if p_schedule.name is null or octet_length(p_schedule.name) not between 1 and 200 then
@@ -71,14 +69,19 @@ begin
     elsif p_schedule.payload is null or jsonb_typeof(p_schedule.payload) <> 'object' then
         perform penstock.refuse('PS422', 'payload: it is not a JSON object');
     elsif octet_length(p_schedule.payload::text) > p_largest then
-        perform penstock.refuse('PS413', format('payload: %s bytes are more than %s', octet_length(p_schedule.payload::text), p_largest));
+        perform penstock.refuse('PS413',
+            format('payload: %s bytes are more than %s', octet_length(p_schedule.payload::text), p_largest));
     elsif p_schedule.priority is null or p_schedule.priority not between 0 and 9 then
-        perform penstock.refuse('PS400', format('priority: %s is not between 0 and 9', coalesce(p_schedule.priority::text, 'null')));
-    elsif p_schedule.cron is null or octet_length(p_schedule.cron) > 200 or p_schedule.cron !~ '^\S+( \S+){4}$' then
-        perform penstock.refuse('PS400', format('cron: %s is not five fields', coalesce(quote_literal(left(p_schedule.cron, 80)), 'null')));
+        perform penstock.refuse('PS400',
+            format('priority: %s is not between 0 and 9', coalesce(p_schedule.priority::text, 'null')));
+    elsif p_schedule.cron is null or octet_length(p_schedule.cron) > 200
+       or p_schedule.cron !~ '^[^[:space:]]+( [^[:space:]]+){4}$' then
+        perform penstock.refuse('PS400',
+            format('cron: %s is not five fields', coalesce(quote_literal(left(p_schedule.cron, 80)), 'null')));
     elsif p_schedule.backfill is null or p_schedule.backfill not in ('none', 'last', 'all') then
         perform penstock.refuse('PS400',
-            format('backfill: %s is not none, last or all', coalesce(quote_literal(left(p_schedule.backfill, 80)), 'null')));
+            format('backfill: %s is not none, last or all',
+                   coalesce(quote_literal(left(p_schedule.backfill, 80)), 'null')));
     elsif p_schedule.tz is null then
         perform penstock.refuse('PS400', 'tz: it is null');
     end if;
@@ -90,8 +93,9 @@ begin
 end
 $$;
 
--- A schedule, new or changed. A new one, and one with another line or zone, counts from now: what was decided stays so,
--- and what the old line had missed is nobody's any more. Whoever looks next (at once: next_at is now) works out its next tick.
+-- Creates or changes a schedule. A new schedule, and one with a changed line or zone, counts from now: what was decided
+-- stays decided, and ticks that the old line had missed are lost. The next client that looks (at once, because next_at
+-- is now) computes its next tick.
 create or replace function penstock.set_schedule(
     p_name     text,
     p_queue    text,
@@ -115,10 +119,12 @@ begin
     v_new.cron := p_cron;
     v_new.tz := p_tz;
     v_new.backfill := p_backfill;
-    perform penstock.check_schedule(v_new, penstock.largest_payload(v_queue));
+    perform penstock._check_schedule(v_new, penstock.largest_payload(v_queue));
 
-    insert into penstock.schedule as s (name, queue_id, kind, payload, priority, cron, tz, backfill, mark, next_at, created, updated, who)
-    values (p_name, v_queue.id, p_kind, p_payload, p_priority, p_cron, p_tz, p_backfill, v_now, v_now, v_now, v_now, session_user)
+    insert into penstock.schedule as s (name, queue_id, kind, payload, priority, cron, tz, backfill,
+                                        mark, next_at, created, updated, who)
+    values (p_name, v_queue.id, p_kind, p_payload, p_priority, p_cron, p_tz, p_backfill,
+            v_now, v_now, v_now, v_now, session_user)
     on conflict (name) do update
     set queue_id = excluded.queue_id, kind = excluded.kind, payload = excluded.payload, priority = excluded.priority,
         cron = excluded.cron, tz = excluded.tz, backfill = excluded.backfill, updated = v_now, who = session_user,
@@ -126,26 +132,28 @@ begin
         next_at = case when (s.cron, s.tz) = (excluded.cron, excluded.tz) then s.next_at else v_now end
     where (s.queue_id, s.kind, s.payload, s.priority, s.cron, s.tz, s.backfill)
           is distinct from
-          (excluded.queue_id, excluded.kind, excluded.payload, excluded.priority, excluded.cron, excluded.tz, excluded.backfill);
+          (excluded.queue_id, excluded.kind, excluded.payload, excluded.priority,
+           excluded.cron, excluded.tz, excluded.backfill);
     if found then
-        perform penstock.note_audit('set schedule', p_queue, jsonb_build_object('schedule', p_name, 'cron', p_cron, 'tz', p_tz));
+        perform penstock._note_audit('set schedule', p_queue,
+            jsonb_build_object('schedule', p_name, 'cron', p_cron, 'tz', p_tz));
     end if;
 end
 $$;
 
--- It goes; the tasks that it pushed stay.
+-- Drops a schedule. The tasks that it pushed stay.
 create or replace function penstock.drop_schedule(p_name text) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     delete from penstock.schedule as s where s.name = p_name;
     if not found then
-        perform penstock.miss_schedule(p_name);
+        perform penstock._miss_schedule(p_name);
     end if;
-    perform penstock.note_audit('drop schedule', null, jsonb_build_object('schedule', p_name));
+    perform penstock._note_audit('drop schedule', null, jsonb_build_object('schedule', p_name));
 end
 $$;
 
--- Ticks that pass meanwhile are nobody's.
+-- Pauses a schedule. Ticks that pass meanwhile are lost.
 create or replace function penstock.pause_schedule(p_name text) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -153,14 +161,14 @@ begin
     set paused = true, updated = penstock.clock(), who = session_user
     where s.name = p_name and not s.paused;
     if found then
-        perform penstock.note_audit('pause schedule', null, jsonb_build_object('schedule', p_name));
+        perform penstock._note_audit('pause schedule', null, jsonb_build_object('schedule', p_name));
     elsif not exists (select from penstock.schedule as s where s.name = p_name) then
-        perform penstock.miss_schedule(p_name);
+        perform penstock._miss_schedule(p_name);
     end if;
 end
 $$;
 
--- It goes on from now.
+-- Resumes a schedule from now.
 create or replace function penstock.resume_schedule(p_name text) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -170,16 +178,16 @@ begin
     set paused = false, mark = greatest(s.mark, v_now), next_at = v_now, updated = v_now, who = session_user
     where s.name = p_name and s.paused;
     if found then
-        perform penstock.note_audit('resume schedule', null, jsonb_build_object('schedule', p_name));
+        perform penstock._note_audit('resume schedule', null, jsonb_build_object('schedule', p_name));
     elsif not exists (select from penstock.schedule as s where s.name = p_name) then
-        perform penstock.miss_schedule(p_name);
+        perform penstock._miss_schedule(p_name);
     end if;
 end
 $$;
 
--- Fires a schedule: one task per tick, and everything up to p_decided is decided, all in one transaction. Null: somebody
--- else was first, or holds it this moment. The subject says which tick it is, so that not even a task pushed by hand is
--- there twice; such a one is left as it is. Answers how many were pushed.
+-- Fires a schedule: pushes one task per tick and moves the mark to p_decided, in one transaction. Returns how many
+-- tasks were pushed, or null if another session was first or holds the schedule at this moment. The subject names the
+-- tick, so that even a task pushed by hand does not exist twice; such a task is left as it is.
 create or replace function penstock.fire(
     p_name text, p_mark timestamptz, p_ticks timestamptz[], p_decided timestamptz, p_next_at timestamptz
 ) returns int
@@ -195,7 +203,8 @@ begin
     elsif v_many > 1000 then
         perform penstock.refuse('PS400', format('ticks: %s are more than 1000 in one call', v_many));
     elsif p_decided < p_mark or p_next_at <= p_decided then
-        perform penstock.refuse('PS400', format('decided, next_at: %s, %s are not in order after %s', p_decided, p_next_at, p_mark));
+        perform penstock.refuse('PS400',
+            format('decided, next_at: %s, %s are not in order after %s', p_decided, p_next_at, p_mark));
     elsif p_decided > greatest(p_mark, penstock.clock()) then
         perform penstock.refuse('PS400', format('decided: %s is yet to come', p_decided));
     elsif exists (
@@ -218,7 +227,8 @@ begin
         if not found then
             perform penstock.refuse('PS404', format('schedule %L: its queue was dropped', left(p_name, 80)));
         elsif v_many > 1 and v_many * octet_length(v_schedule.payload::text)::bigint > 16777216 then
-            perform penstock.refuse('PS400', format('ticks: the payloads of %s are more than 16 MiB in one call', v_many));
+            perform penstock.refuse('PS400',
+                format('ticks: the payloads of %s are more than 16 MiB in one call', v_many));
         end if;
         select count(*) into v_pushed
         from penstock.push_many(

@@ -1,8 +1,10 @@
--- Settle: what became of claimed tasks. Documents, agenda, history, counters and the lease, in one transaction,
--- only while the token is still ours.
+-- Settle: notes what became of claimed tasks. It writes documents, agenda, history, counters and the lease in one
+-- transaction, and only while the token is valid.
 
--- Today's partition of history, if nobody made it ahead. Like, then attach: no exclusive lock on history.
-create or replace function penstock.make_history(p_day date) returns boolean
+-- Creates the history partition of a day, if it does not exist. It creates a table LIKE history and then attaches it,
+-- which needs no exclusive lock on history. Today's partition is needed at once, so the function waits for another
+-- session that creates it; for a later day it leaves the work to that session.
+create or replace function penstock._make_history(p_day date) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' as $$
 declare
     v_name constant text := 'history_' || to_char(p_day, 'YYYYMMDD');
@@ -10,20 +12,29 @@ begin
     if to_regclass('penstock.' || v_name) is not null then
         return false;
     end if;
-    perform pg_advisory_xact_lock(hashtext('penstock.make_history'));
+    if p_day <= (penstock.clock() at time zone 'UTC')::date then
+        perform from penstock.chore as c where c.name = 'make_history' for update;
+    elsif not penstock._take_chore('make_history') then
+        return false;
+    end if;
     begin
         execute format('create table penstock.%I (like penstock.history including all)', v_name);
     exception when duplicate_table then
-        return false;    -- made while we waited for the lock
+        return false;    -- another session made it while this one waited for the lock
     end;
+    -- PostgreSQL summarizes the first range of an empty index. Each insert there would update that summary: 230 bytes
+    -- of WAL.
+    perform brin_desummarize_range(i.indexrelid, 0)
+    from pg_index as i join pg_class as c on c.oid = i.indexrelid join pg_am as a on a.oid = c.relam
+    where i.indrelid = ('penstock.' || v_name)::regclass and a.amname = 'brin';
     execute format('alter table penstock.history attach partition penstock.%I for values from (%L) to (%L)',
                    v_name, p_day::timestamptz, (p_day + 1)::timestamptz);
     return true;
 end
 $$;
 
--- An error text as it may be stored: cut, and free of what a terminal would obey.
-create or replace function penstock.safe_text(p_text text) returns text
+-- Returns an error text in the form in which it is stored: cut, and without characters that a terminal would obey.
+create or replace function penstock._safe_text(p_text text) returns text
 language sql immutable parallel safe set search_path = pg_catalog, pg_temp
 return case when p_text is null then null else
     regexp_replace(
@@ -32,9 +43,9 @@ return case when p_text is null then null else
              else left(p_text, 2000) || ' … (cut)' end,
         '[\x01-\x08\x0B-\x1F\x7F\u0080-\u009F]', '?', 'g') end;
 
--- Every end of an attempt but the plain done: told by a worker (again, failed, dead, release) or by the clock (expired).
--- The caller holds the lease row and the named documents. Answers where each task is now.
-create or replace function penstock.conclude(
+-- Handles every end of an attempt except the plain done: a worker reports it (again, failed, dead, release) or the
+-- clock does (expired). The caller holds the lease row and the named documents. Returns where each task is now.
+create or replace function penstock._conclude(
     p_lease    penstock.lease,
     p_now      timestamptz,
     p_ids      bigint[],
@@ -53,16 +64,17 @@ begin
     with known as materialized (
         select
             t.id, t.queue_id, t.kind, t.subject, t.created, t.iterations, t.priority, t.renew,
-            s.outcome, s.due as asked_due, s.delay, s.payload, penstock.safe_text(s.error) as error, left(s.error_class, 200) as error_class,
+            s.outcome, s.due as asked_due, penstock._in_seconds(s.delay) as delay, s.payload,
+            penstock._safe_text(s.error) as error, left(s.error_class, 200) as error_class,
             h.due as was_due, coalesce(h.attempts, 0) as attempts, coalesce(h.company, 0) as company,
             coalesce(h.crashes, 0) as crashes,
-            -- An expiry burns the attempt only of a task that was alone: it is the one that killed its worker.
+            -- An expiry burns the attempt only of a task that was alone: that task killed its worker.
             s.outcome = 'failed' or (s.outcome = 'expired' and (p_lease).alone) as burned,
             coalesce(k.max_attempts, q.max_attempts) as max_attempts, q.keep_done,
             case when (s.outcome = 'failed' and s.delay is null) or (s.outcome = 'expired' and (p_lease).alone)
                  then penstock.retry_delay(coalesce(k.retry, q.retry), coalesce(h.attempts, 0) + 1,
                                            p_now - coalesce(t.since, t.created), t.id)
-                 else s.delay end as wait
+                 else penstock._in_seconds(s.delay) end as wait
         from unnest(p_ids, p_outcomes, p_dues, p_delays, p_payloads, p_errors, p_classes)
              as s(id, outcome, due, delay, payload, error, error_class)
         join unnest((p_lease).ids, (p_lease).dues, (p_lease).attempts, (p_lease).companies, (p_lease).crashes)
@@ -93,6 +105,9 @@ begin
             case when j.renew is not null then j.renew
                  when j.outcome = 'again' then coalesce(j.asked_due, p_now + j.delay, p_now)
                  when j.outcome = 'failed' then p_now + j.wait
+                 -- The task was alone because of an earlier crash. It most likely kills its workers, and would kill the
+                 -- next one at once.
+                 when j.outcome = 'expired' and (p_lease).alone and j.company = 1 then p_now + j.wait
                  when j.outcome = 'release' then coalesce(p_now + j.delay, j.was_due)
                  else p_now end as next_due
         from judged as j
@@ -105,16 +120,22 @@ begin
             iterations = t.iterations + d.succeeded::int,
             last_iteration = case when d.succeeded then p_now else t.last_iteration end,
             since = case when d.succeeded or d.renew is not null then p_now else t.since end,
-            payload = case when d.outcome = 'again' and d.renew is null then coalesce(d.payload::jsonb, t.payload) else t.payload end,
+            payload = case when d.outcome = 'again' and d.renew is null then coalesce(d.payload::jsonb, t.payload)
+                           else t.payload end,
             renew = null,
             ended = case when d.fate in ('done', 'dead') then d.fate end,
             ended_at = case when d.fate in ('done', 'dead') then p_now end,
             reason = case when d.fate <> 'dead' then null
-                          when d.outcome = 'dead' then coalesce(d.error, 'told so')
+                          when d.outcome = 'dead' then coalesce(split_part(d.error, E'\n', 1), 'told so')
                           when d.outcome = 'expired' then 'crashed'
                           when d.attempts + 1 >= d.max_attempts then 'attempts spent'
                           else 'the strategy ended' end,
-            error = case when d.succeeded then null else coalesce(d.error, t.error) end
+            -- Class and text always belong to the same error.
+            error_class = case when d.succeeded then null
+                               when num_nonnulls(d.error_class, d.error) > 0 then d.error_class else t.error_class end,
+            error = case when d.succeeded then null
+                         when num_nonnulls(d.error_class, d.error) > 0 then d.error else t.error end,
+            attempts = case when d.fate = 'dead' then least(d.attempts + 1, 32767) end
         from dated as d
         where t.id = d.id and d.fate <> 'gone' and (not d.unfinished or d.renew is not null or d.fate = 'dead')
 
@@ -126,21 +147,22 @@ begin
             case when d.renew is not null or not d.unfinished then 0
                  when d.outcome = 'release' then d.company
                  when (p_lease).alone then 1
-                 -- An eighth of the lease it shared, or, of a small one, of what it may have shared a process with.
+                 -- The company is an eighth of the lease that the task shared or, for a small lease, of the number of
+                 -- tasks that it may have shared a process with.
                  else greatest(1, greatest(bit_count((p_lease).open), coalesce(nullif(d.company, 0), 64)) / 8) end,
             case when d.renew is not null or not d.unfinished then 0
                  else d.crashes + d.burned::int end,
-            -- What was given a moment to come waits for it; the rest may run now.
+            -- A task with a moment in the future waits for it; the others may run now.
             d.next_due <= p_now or (d.outcome = 'release' and d.delay is null and d.renew is null),
             d.subject is not null
         from dated as d
         where d.fate = 'waits'
 
     ), noted as (
-        insert into penstock.history (task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt, outcome,
-                                      kind, worker, subject, error_class, error)
-        select d.id, d.created, d.was_due, (p_lease).claimed_at, p_now, d.queue_id, d.iterations, d.attempts + 1, d.told,
-               d.kind, (p_lease).worker, d.subject,
+        insert into penstock.history (task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt,
+                                      outcome, kind, worker, subject, error_class, error)
+        select d.id, d.created, d.was_due, (p_lease).claimed_at, p_now, d.queue_id, d.iterations, d.attempts + 1,
+               d.told, d.kind, (p_lease).worker, d.subject,
                coalesce(d.error_class, case when d.outcome = 'expired' and d.fate = 'dead' then 'Crashed' end), d.error
         from dated as d
 
@@ -150,15 +172,16 @@ begin
     )
     select d.id,
            case d.fate when 'gone' then 'done'
-                       when 'waits' then case when d.next_due <= p_now or (d.outcome = 'release' and d.delay is null and d.renew is null)
+                       when 'waits' then case when d.next_due <= p_now
+                                                   or (d.outcome = 'release' and d.delay is null and d.renew is null)
                                               then 'pending' else 'planned' end
                        else d.fate end
     from dated as d;
 end
 $$;
 
--- The common end: done, not kept, not renewed. Answers the ids it removed.
-create or replace function penstock.finish(p_lease penstock.lease, p_now timestamptz, p_ids bigint[]) returns bigint[]
+-- Handles the common end: tasks that are done, not kept and not renewed. Returns the ids that it removed.
+create or replace function penstock._finish(p_lease penstock.lease, p_now timestamptz, p_ids bigint[]) returns bigint[]
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
 declare
@@ -185,9 +208,9 @@ begin
 end
 $$;
 
--- Documents that somebody else may hold: all of a call's in one statement and one order. One without a subject is only ever
--- held to change its priority, and matters where the task goes back to waiting with it.
-create or replace function penstock.lock_documents(p_ids bigint[], p_named_only boolean) returns void
+-- Locks documents that another session may hold: all documents of a call, in one statement and one order. A document
+-- without a subject is held only to change its priority, which matters where the task goes back to waiting with it.
+create or replace function penstock._lock_documents(p_ids bigint[], p_named_only boolean) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
@@ -198,8 +221,11 @@ begin
 end
 $$;
 
--- One row per id: the state it is in now, or why nothing was changed: refused (no longer ours), revoked (cancelled
--- meanwhile), unknown (never in this lease). Outcomes null: all done.
+-- Settles tasks of a lease. Returns one row per id: the state that the task is in now, or why nothing changed. The
+-- reasons are refused (the lease is lost), revoked (the task was cancelled meanwhile), unknown (the task was never in
+-- this lease) and busy (p_wait is false, and another transaction holds the document or the lease: settle it again
+-- later). Null outcomes mean that all tasks are done.
+drop function if exists penstock.settle(uuid, bigint[], text[], timestamptz[], interval[], text[], text[], text[]);
 create or replace function penstock.settle(
     p_token    uuid,
     p_ids      bigint[],
@@ -208,31 +234,44 @@ create or replace function penstock.settle(
     p_delays   interval[] default null,
     p_payloads text[] default null,
     p_errors   text[] default null,
-    p_classes  text[] default null
+    p_classes  text[] default null,
+    p_wait     boolean default true
 ) returns table (id bigint, result text)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_nestloop = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_nestloop = off as $$
 #variable_conflict use_column
 declare
     v_count constant int := cardinality(p_ids);
     v_lease penstock.lease;
     v_now   timestamptz;
-    v_open  bigint[];    -- ours to settle
+    v_open  bigint[];    -- the tasks that this lease may settle
+    v_busy  bigint[];
     v_done  bigint[];
     v_gone  bigint[];
 begin
-    perform penstock.check_settle(p_token, p_ids, p_outcomes, p_dues, p_delays, p_payloads, p_errors, p_classes);
-    select * into v_lease from penstock.lease as l where l.token = p_token for update;
+    perform penstock._check_settle(p_token, p_ids, p_outcomes, p_dues, p_delays, p_payloads, p_errors, p_classes);
+    if p_wait is null then
+        perform penstock.refuse('PS400', 'wait: it is null');
+    elsif p_wait then
+        select * into v_lease from penstock.lease as l where l.token = p_token for update;
+    else
+        select * into v_lease from penstock.lease as l where l.token = p_token for update skip locked;
+        if not found and exists (select from penstock.lease as l where l.token = p_token) then
+            return query select s.id, 'busy' from unnest(p_ids) as s(id);
+            return;
+        end if;
+    end if;
     if p_ids is distinct from v_lease.ids then
-        perform penstock.check_distinct(p_ids);
+        perform penstock._check_distinct(p_ids);
     end if;
     if v_lease.token is null then
         return query select s.id, 'refused' from unnest(p_ids) as s(id);
         return;
     end if;
     v_now := penstock.clock();
-    perform penstock.make_history((v_now at time zone 'UTC')::date);
+    perform penstock._make_history((v_now at time zone 'UTC')::date);
     if p_payloads is not null then
-        perform penstock.check_sizes(p_payloads, v_lease.queue_id);
+        perform penstock._check_sizes(p_payloads, v_lease.queue_id);
     end if;
 
     if p_ids = v_lease.ids and bit_count(v_lease.open) = v_count then
@@ -243,7 +282,8 @@ begin
         from unnest(v_lease.ids) with ordinality as h(id, n)
         left join unnest(p_ids) as s(id) on s.id = h.id;
         return query
-        select s.id, case when s.id = any(v_lease.revoked) then 'revoked' when h.id is null then 'unknown' else 'refused' end
+        select s.id,
+               case when s.id = any(v_lease.revoked) then 'revoked' when h.id is null then 'unknown' else 'refused' end
         from unnest(p_ids) as s(id)
         left join unnest(v_lease.ids) as h(id) on h.id = s.id
         left join unnest(v_open) as o(id) on o.id = s.id
@@ -254,7 +294,18 @@ begin
     end if;
 
     if v_lease.named or p_outcomes is not null then
-        perform penstock.lock_documents(v_open, p_named_only => p_outcomes is null);
+        if p_wait then
+            perform penstock._lock_documents(v_open, p_named_only => p_outcomes is null);
+        else
+            v_busy := penstock._held_elsewhere(v_open, p_named_only => p_outcomes is null);
+        end if;
+        if v_busy <> '{}' then
+            return query select b.id, 'busy' from unnest(v_busy) as b(id);
+            v_open := array(select unnest(v_open) except select unnest(v_busy));
+            if v_open = '{}' then
+                return;
+            end if;
+        end if;
     end if;
     if p_outcomes is null then
         v_done := v_open;
@@ -267,7 +318,7 @@ begin
     if v_done is not null and not exists (
         select from penstock.queue as q where q.id = v_lease.queue_id and q.keep_done is not null
     ) then
-        v_gone := penstock.finish(v_lease, v_now, v_done);
+        v_gone := penstock._finish(v_lease, v_now, v_done);
         return query select g.id, 'done' from unnest(v_gone) as g(id);
     end if;
     if cardinality(v_gone) is distinct from cardinality(v_open) then
@@ -281,15 +332,17 @@ begin
                  as s(id, outcome, due, delay, payload, error, error_class)
             join (select unnest(v_open) except select unnest(v_gone)) as o(id) on o.id = s.id
         ) as r
-        cross join lateral penstock.conclude(v_lease, v_now, r.ids, r.outcomes, r.dues, r.delays, r.payloads, r.errors, r.classes) as c;
+        cross join lateral penstock._conclude(
+            v_lease, v_now, r.ids, r.outcomes, r.dues, r.delays, r.payloads, r.errors, r.classes) as c;
     end if;
-    perform penstock.close(v_lease, v_open);
+    perform penstock._close_lease(v_lease, v_open);
 end
 $$;
 
--- These tasks are no longer part of the lease; with the last of them it goes.
-create or replace function penstock.close(p_lease penstock.lease, p_ids bigint[]) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_nestloop = off as $$
+-- Removes these tasks from the lease. The lease is deleted with its last task.
+create or replace function penstock._close_lease(p_lease penstock.lease, p_ids bigint[]) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_nestloop = off as $$
 declare
     v_open varbit := p_lease.open;
     v_n    int;
@@ -299,7 +352,8 @@ begin
         return;
     end if;
     for v_n in
-        select h.n::int - 1 from unnest(p_lease.ids) with ordinality as h(id, n) join unnest(p_ids) as s(id) on s.id = h.id
+        select h.n::int - 1
+        from unnest(p_lease.ids) with ordinality as h(id, n) join unnest(p_ids) as s(id) on s.id = h.id
     loop
         v_open := set_bit(v_open, v_n, 0);
     end loop;
@@ -307,8 +361,8 @@ begin
 end
 $$;
 
--- What `again` brings along is held to the queue's limit, like a push.
-create or replace function penstock.check_sizes(p_payloads text[], p_queue_id int) returns void
+-- Applies the payload limit of the queue to the payloads that `again` brings, as for a push.
+create or replace function penstock._check_sizes(p_payloads text[], p_queue_id int) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
     v_bad record;
@@ -318,12 +372,13 @@ begin
     where q.id = p_queue_id and octet_length(i.payload) > penstock.largest_payload(q)
     order by i.n limit 1;
     if found then
-        perform penstock.refuse('PS413', format('item %s: payload: %s bytes are more than %s', v_bad.index, v_bad.size, v_bad.largest));
+        perform penstock.refuse('PS413',
+            format('item %s: payload: %s bytes are more than %s', v_bad.index, v_bad.size, v_bad.largest));
     end if;
 end
 $$;
 
-create or replace function penstock.check_distinct(p_ids bigint[]) returns void
+create or replace function penstock._check_distinct(p_ids bigint[]) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
     v_twice bigint;
@@ -335,7 +390,7 @@ begin
 end
 $$;
 
-create or replace function penstock.check_settle(
+create or replace function penstock._check_settle(
     p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamptz[], p_delays interval[], p_payloads text[],
     p_errors text[], p_classes text[]
 ) returns void
@@ -357,7 +412,9 @@ begin
        or coalesce(cardinality(p_errors), v_count) <> v_count or coalesce(cardinality(p_classes), v_count) <> v_count
        or greatest(array_ndims(p_outcomes), array_ndims(p_dues), array_ndims(p_delays), array_ndims(p_payloads),
                    array_ndims(p_errors), array_ndims(p_classes)) > 1 then
-        perform penstock.refuse('PS400', format('outcomes, dues, delays, payloads, errors, classes: flat, and as many as ids (%s), or null', v_count));
+        perform penstock.refuse('PS400',
+            format('outcomes, dues, delays, payloads, errors, classes: flat, and as many as ids (%s), or null',
+                   v_count));
     end if;
 
     if p_outcomes is null then
@@ -366,15 +423,17 @@ begin
 
     select s.n - 1 as index, case
         when s.outcome is null or s.outcome not in ('done', 'again', 'failed', 'dead', 'release')
-            then array['PS400', format('outcome: %s is not done, again, failed, dead or release', coalesce(quote_literal(left(s.outcome, 80)), 'null'))]
-        when s.delay not between '0' and '3650 days' then array['PS400', format('delay: %s is not between 0 and 3650 days', s.delay)]
+            then array['PS400', format('outcome: %s is not done, again, failed, dead or release',
+                                       coalesce(quote_literal(left(s.outcome, 80)), 'null'))]
+        when penstock._in_seconds(s.delay) not between '0' and '3650 days'
+            then array['PS400', format('delay: %s is not between 0 and 3650 days', s.delay)]
         when s.due not between v_earliest and v_latest
             then array['PS400', format('due: %s is not between %s and ten years ahead', s.due, v_earliest)]
         else array['PS422', 'payload: it is not a JSON object'] end as said
     into v_bad
     from unnest(p_outcomes, p_dues, p_delays, p_payloads) with ordinality as s(outcome, due, delay, payload, n)
     where s.outcome is null or s.outcome not in ('done', 'again', 'failed', 'dead', 'release')
-       or s.delay not between '0' and '3650 days'
+       or penstock._in_seconds(s.delay) not between '0' and '3650 days'
        or s.due not between v_earliest and v_latest
        or ltrim(s.payload, E' \t\r\n') not like '{%'
     order by s.n limit 1;
@@ -384,9 +443,12 @@ begin
 end
 $$;
 
--- Put back what is open of a lease, or these of it, as it was: no attempt burned. No row: the lease is lost.
-create or replace function penstock.release(p_token uuid, p_ids bigint[] default null, p_delay interval default null)
-returns table (id bigint, result text)
+-- Puts the open tasks of a lease, or the given ones of them, back as they were, without burning an attempt. Returns no
+-- row if the lease is lost.
+drop function if exists penstock.release(uuid, bigint[], interval);
+create or replace function penstock.release(
+    p_token uuid, p_ids bigint[] default null, p_delay interval default null, p_wait boolean default true
+) returns table (id bigint, result text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
 #variable_conflict use_column
 declare
@@ -399,24 +461,58 @@ begin
     end if;
     return query
     select s.id, s.result
-    from penstock.settle(p_token, coalesce(v_ids, '{}'), array_fill('release'::text, array[coalesce(cardinality(v_ids), 0)]),
-                         p_delays => array_fill(p_delay, array[coalesce(cardinality(v_ids), 0)])) as s;
+    from penstock.settle(p_token, coalesce(v_ids, '{}'),
+                         array_fill('release'::text, array[coalesce(cardinality(v_ids), 0)]),
+                         p_delays => array_fill(p_delay, array[coalesce(cardinality(v_ids), 0)]),
+                         p_wait => p_wait) as s;
 end
 $$;
 
--- Leases that nobody kept alive give their tasks back, at once claimable. No daemon: a claim does it. What somebody
--- holds is left for the next round: a lease being settled, a document being pushed to.
-create or replace function penstock.expire(p_queue_id int, p_limit int default 10000, p_thorough boolean default false) returns int
+-- Puts the tasks of these locked leases back, except those that another transaction holds. Returns for each lease
+-- whether it was alone, how many tasks left it, and how many of these are dead.
+create or replace function penstock._put_back(p_leases penstock.lease[], p_now timestamptz)
+returns table (alone boolean, tasks int, dead int)
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off as $$
+#variable_conflict use_column
+declare
+    -- An expiry writes a document in two cases: the task was renewed, so it has a subject, or it dies, so it was alone.
+    -- The documents of all leases are locked in one statement, and so in one order.
+    v_held  constant bigint[] := penstock._held_elsewhere(array(
+        select h.id from unnest(p_leases) as l cross join lateral unnest(l.ids) with ordinality as h(id, n)
+        where (l.named or l.alone) and get_bit(l.open, h.n::int - 1) = 1));
+    v_lease penstock.lease;
+    v_open  bigint[];
+begin
+    perform penstock._make_history((p_now at time zone 'UTC')::date);
+    foreach v_lease in array p_leases loop
+        v_open := array(
+            select h.id from unnest(v_lease.ids) with ordinality as h(id, n)
+            where get_bit(v_lease.open, h.n::int - 1) = 1 and h.id <> all(v_held));
+        return query
+        select v_lease.alone, cardinality(v_open), count(*) filter (where c.result = 'dead')::int
+        from penstock._conclude(v_lease, p_now, v_open, array_fill('expired'::text, array[cardinality(v_open)]),
+                               null, null, null, null, null) as c;
+        perform penstock._close_lease(v_lease, v_open);
+    end loop;
+end
+$$;
+
+-- Puts the tasks of expired leases back, so that they can be claimed at once. A claim does this, so no daemon is
+-- needed. It skips rows that another session holds, such as a lease that is being settled or a document that is being
+-- pushed to, and leaves them for the next round. It stops after the lease with which p_limit tasks are put back.
+create or replace function penstock._expire(p_queue_id int, p_limit int default 10000, p_thorough boolean default false)
+returns int
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
-    v_now   constant timestamptz := penstock.clock();
-    v_from  timestamptz;
-    v_lease penstock.lease;
-    v_open  bigint[];
-    v_count int := 0;
+    v_now    constant timestamptz := penstock.clock();
+    v_from   timestamptz;
+    v_lease  penstock.lease;
+    v_leases penstock.lease[];
+    v_count  int := 0;
 begin
-    select l.until into v_from from penstock.low as l where l.queue_id = p_queue_id;
+    select l.until into v_from from penstock.watermark as l where l.queue_id = p_queue_id;
     if p_thorough or v_from is null then
         v_from := '-infinity';
     end if;
@@ -427,40 +523,61 @@ begin
         limit p_limit
         for update skip locked
     loop
-        v_open := array(
-            select h.id from unnest(v_lease.ids) with ordinality as h(id, n) where get_bit(v_lease.open, h.n::int - 1) = 1);
-        -- An expiry writes a document when it is renewed, so it has a subject, or when it dies, so it was alone.
-        if v_lease.named or v_lease.alone then
-            v_open := array(select unnest(v_open) except select unnest(penstock.held_elsewhere(v_open)));
-        end if;
-        perform penstock.make_history((v_now at time zone 'UTC')::date);
-        perform penstock.conclude(v_lease, v_now, v_open, array_fill('expired'::text, array[cardinality(v_open)]),
-                                  null, null, null, null, null);
-        perform penstock.close(v_lease, v_open);
-        v_count := v_count + cardinality(v_open);
+        v_leases := v_leases || v_lease;
+        v_count := v_count + bit_count(v_lease.open);
         exit when v_count >= p_limit;
     end loop;
-
-    -- Remember how far all is done: not past a lease that is still there, nor past now, since claims under way end later.
-    update penstock.low as b
-    set until = least(v_now, (select min(l.until) from penstock.lease as l
-                              where l.queue_id = p_queue_id and l.until >= v_from and l.until < v_now))
-    where b.ctid = any(array(
-        select l.ctid from penstock.low as l
-        where l.queue_id = p_queue_id and l.until < v_now - interval '500 milliseconds' for update skip locked));
-    return v_count;
+    if v_leases is null then
+        return 0;
+    end if;
+    return (select sum(b.tasks) from penstock._put_back(v_leases, v_now) as b);
 end
 $$;
 
--- Locks the named documents among these that are free, and answers those that somebody else holds.
-create or replace function penstock.held_elsewhere(p_ids bigint[]) returns bigint[]
+-- Puts the tasks of expired leases of these queues back. It is for workers that are all busy and claim nothing
+-- meanwhile.
+create or replace function penstock.expire_leases(p_queues text[]) returns int
+language sql security definer set search_path = pg_catalog, pg_temp as $$
+    select coalesce(sum(penstock._expire(q.id, 1000)), 0)::int from penstock.queue as q where q.name = any(p_queues)
+$$;
+
+-- Ends these leases now, because their worker is dead. It skips what another transaction holds. Returns how many
+-- attempts failed and how many tasks are dead. A failed attempt belongs to a task that ran alone: it killed the worker,
+-- and is tried again.
+create or replace function penstock.end_leases(p_tokens uuid[], out failed int, out dead int)
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+declare
+    v_leases penstock.lease[];
+begin
+    if p_tokens is null or array_ndims(p_tokens) > 1 or array_position(p_tokens, null) is not null then
+        perform penstock.refuse('PS400', 'tokens: it is null, nested, or has a null in it');
+    end if;
+    v_leases := array(
+        select l from penstock.lease as l where l.token = any(p_tokens) order by l.until for update skip locked);
+    select coalesce(sum(b.tasks - b.dead) filter (where b.alone), 0), coalesce(sum(b.dead), 0) into failed, dead
+    from penstock._put_back(v_leases, penstock.clock()) as b;
+end
+$$;
+
+-- Locks those of these documents that are free, and returns those that another transaction holds. For the order see
+-- hold_documents.
+create or replace function penstock._held_elsewhere(p_ids bigint[], p_named_only boolean default false) returns bigint[]
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_free bigint[];
 begin
-    v_free := array(select t.id from penstock.task as t where t.id = any(p_ids) for update skip locked);
+    v_free := array(
+        select t.id from penstock.task as t
+        where t.id = any(p_ids) and (t.subject is not null or not p_named_only)
+        order by t.subject collate "C", t.id
+        for update skip locked);
+    if cardinality(v_free) = cardinality(p_ids) then
+        return '{}';
+    end if;
     return array(
-        select t.id from penstock.task as t where t.id = any(p_ids) except select unnest(v_free));
+        select t.id from penstock.task as t
+        where t.id = any(p_ids) and (t.subject is not null or not p_named_only)
+        except select unnest(v_free));
 end
 $$;

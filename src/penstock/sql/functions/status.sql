@@ -1,5 +1,5 @@
--- How things stand, exactly, in one snapshot; and whether the books are true. STABLE functions: a volatile one would
--- take a new snapshot for each inner statement.
+-- Status: exact counts in one snapshot, and whether the books are true. These functions are STABLE: a volatile function
+-- would take a new snapshot for each inner statement.
 
 create or replace function penstock.status(p_queue text default null)
 returns table (
@@ -11,7 +11,7 @@ set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force
 #variable_conflict use_column
 declare
     v_now    constant timestamptz := penstock.clock();
-    v_system constant bigint := penstock.system();
+    v_system constant bigint := penstock._system();
 begin
     if p_queue is not null then
         perform penstock.the_queue(p_queue);
@@ -21,13 +21,21 @@ begin
         select q.id, q.name, q.paused, q.sla from penstock.queue as q where p_queue is null or q.name = p_queue
     ), noted as (
         select c.queue_id, c.metric, c.value
-        from asked as q join penstock.counter as c on c.queue_id = q.id
+        from asked as q
+        join penstock.watermark as b on b.queue_id = q.id
+        join penstock.counter as c on c.queue_id = q.id and c.xid = b.sums
         union all
         select l.queue_id, l.metric, l.delta
         from asked as q
-        join penstock.low as b on b.queue_id = q.id
+        join penstock.watermark as b on b.queue_id = q.id
         join penstock.counter_log as l
           on l.queue_id = q.id and l.xid >= case when b.system = v_system then b.xid else 0 end
+        union all
+        select l.queue_id, l.metric, l.delta
+        from asked as q
+        join penstock.watermark as b on b.queue_id = q.id and b.system = v_system
+        cross join lateral unnest(b.running) as r(xid)
+        join penstock.counter_log as l on l.queue_id = q.id and l.xid = r.xid
     ), summed as (
         select n.queue_id, n.metric, sum(n.value)::bigint as value from noted as n group by n.queue_id, n.metric
     ), booked as (
@@ -45,38 +53,132 @@ begin
         v_now
     from asked as q
     left join booked as b on b.queue_id = q.id
-    -- The oldest of each priority is the first of the pick index: ten probes, however long the queue.
+    left join penstock.watermark as w on w.queue_id = q.id
+    left join lateral (
+        select min(y.due) as due from penstock.early as y
+        where y.queue_id = q.id and y.xid >= coalesce(w.running[1], w.xid)
+    ) as e on true
+    -- The oldest task of each priority is the first entry of the pick index: this takes ten probes for a queue of any
+    -- length.
     left join lateral (
         select min(f.due) as due
-        from generate_series(0, 9) as g(priority)
+        from unnest(w.first_due) with ordinality as g(due, n)
         cross join lateral (
             select a.due from penstock.agenda as a
-            where a.queue_id = q.id and a.pending and a.priority = g.priority
+            where a.queue_id = q.id and a.pending and a.priority = (g.n - 1)::smallint and a.due >= least(g.due, e.due)
             order by a.due, a.task_id limit 1
         ) as f
     ) as o on true
-    -- What is overdue waits, even if nobody has promoted it yet.
+    -- An overdue task waits, even if it has not been promoted yet.
     left join lateral (
         select a.due from penstock.agenda as a
-        where a.queue_id = q.id and not a.pending and a.due <= v_now order by a.due limit 1
+        where a.queue_id = q.id and not a.pending and a.due <= v_now and a.due >= least(w.first_planned, e.due)
+        order by a.due limit 1
     ) as p on true
     order by q.name;
 end
 $$;
 
--- What is off, one row each; none: all is well. area: drift (a counter differs from a recount), orphans (a task in no
--- place, or in two), history (a total differs from history), balance (pushed is not what is there and what was removed).
+-- Returns a task whose document is gone, from its last attempt. Returns nothing if that attempt did not end the task (a
+-- failure, before a purge). History is large: without statistics of today's rows, the planner would read all of it.
+create or replace function penstock.find_removed(p_id bigint)
+returns table (
+    task_id bigint, queue text, kind text, subject text, state text, attempts int, iterations int, created timestamptz,
+    last_iteration timestamptz, ended_at timestamptz, error_class text, error text, worker text, claimed_at timestamptz
+)
+language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+    select
+        h.task_id, coalesce(q.name, g.name), h.kind, h.subject,
+        case h.outcome when 'revoked' then 'cancelled' else h.outcome end,
+        case when h.outcome = 'dead' then h.attempt else 0 end,
+        h.iteration + (h.outcome = 'done')::int,
+        h.created, case when h.outcome = 'done' then h.finished_at end, h.finished_at,
+        h.error_class, h.error, h.worker, h.claimed_at
+    from (
+        select a.* from penstock.history as a where a.task_id = p_id order by a.finished_at desc, a.id desc limit 1
+    ) as h
+    left join penstock.queue as q on q.id = h.queue_id
+    left join penstock.queue_gone as g on g.id = h.queue_id
+    where h.outcome in ('done', 'dead', 'revoked')
+$$;
+
+-- Returns what is wrong, one row per problem; no row means that all is well. The areas are drift (a counter differs
+-- from a recount), orphans (a task is in no place, or in two), history (a total differs from history) and balance (the
+-- tasks pushed are not the tasks that exist plus those that were removed).
 create or replace function penstock.verify(p_queue text default null)
 returns table (area text, queue text, what text, expected bigint, found bigint)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    -- A day of history that is being dropped is in neither place for a snapshot taken meanwhile: wait, then look.
+    -- A snapshot that is taken while a day of history is being dropped sees the day in neither place. This lock waits
+    -- for the drop before the snapshot is taken.
     lock table penstock.history in access share mode;
-    return query select r.area, r.queue, r.what, r.expected, r.found from penstock.recount(p_queue) as r;
+    return query select r.area, r.queue, r.what, r.expected, r.found from penstock._recount(p_queue) as r;
 end
 $$;
 
-create or replace function penstock.recount(p_queue text)
+-- Returns the tasks of a queue, each with the place it is in: planned and pending tasks by the agenda, active tasks by
+-- leases, the others by their documents. It uses indexes of the queue and does not read the documents of other queues.
+-- A task in two places appears twice.
+create or replace function penstock.places_of(p_queue_id int) returns table (id bigint, place text)
+language sql stable security definer rows 10000 set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+    select a.task_id, 'planned' from penstock.agenda as a where a.queue_id = p_queue_id and not a.pending
+    union all
+    select a.task_id, 'pending' from penstock.agenda as a where a.queue_id = p_queue_id and a.pending
+    union all
+    select h.id, 'active' from penstock.lease as l cross join lateral unnest(l.ids) with ordinality as h(id, n)
+    where l.queue_id = p_queue_id and substring(l.open from h.n::int for 1) = b'1'
+    union all
+    select t.id, t.ended from penstock.task as t
+    where t.queue_id = p_queue_id and t.ended in ('done', 'dead', 'cancelled')
+$$;
+
+-- Returns how many tasks of a queue wait before its bounds, where no claim looks. There are none, unless the bounds are
+-- wrong.
+create or replace function penstock._hidden_tasks(p_queue_id int) returns bigint
+language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+    with watermark as materialized (
+        select l.first_due, l.first_planned, (
+            select min(y.due) from penstock.early as y
+            where y.queue_id = l.queue_id and y.xid >= coalesce(l.running[1], l.xid)) as early
+        from penstock.watermark as l where l.queue_id = p_queue_id
+    )
+    select (select count(*) from watermark as l cross join unnest(l.first_due) with ordinality as b(due, n)
+            cross join lateral (
+                select from penstock.agenda as a
+                where a.queue_id = p_queue_id and a.pending
+                  and a.priority = (b.n - 1)::smallint and a.due < least(b.due, l.early)
+            ) as p)
+         + (select count(*) from watermark as l
+            join penstock.agenda as a
+              on a.queue_id = p_queue_id and not a.pending and a.due < least(l.first_planned, l.early))
+$$;
+
+-- Returns how many rows of a queue have values that no Penstock function writes. Such a row in the agenda or in a lease
+-- could be lost.
+create or replace function penstock._damaged_rows(p_queue_id int) returns table (what text, rows bigint)
+language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+    select 'waiting with a priority or a count out of range', count(*)
+    from (    -- by the two indexes of the queue
+        select w.* from penstock.agenda as w where w.queue_id = p_queue_id and w.pending
+        union all
+        select w.* from penstock.agenda as w where w.queue_id = p_queue_id and not w.pending
+    ) as a
+    where a.priority not between 0 and 9 or least(a.attempts, a.crashes, a.company) < 0
+    having count(*) > 0
+    union all
+    select 'leased in columns of different lengths', count(*)
+    from penstock.lease as l
+    where l.queue_id = p_queue_id
+      and (cardinality(l.ids), cardinality(l.ids), cardinality(l.ids), cardinality(l.ids), cardinality(l.ids))
+       <> (length(l.open), cardinality(l.dues), coalesce(cardinality(l.attempts), cardinality(l.ids)),
+           coalesce(cardinality(l.companies), cardinality(l.ids)), coalesce(cardinality(l.crashes), cardinality(l.ids)))
+    having count(*) > 0
+$$;
+
+-- Recounts a queue. Only a scan of every document can find a live document that is in no place. The function does this
+-- scan for all queues; for one queue it does so only if the documents pushed and not removed outnumber those found in
+-- places.
+create or replace function penstock._recount(p_queue text)
 returns table (area text, queue text, what text, expected bigint, found bigint)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -84,40 +186,37 @@ begin
     return query
     with stated as materialized (
         select q.id, s.* from penstock.status(p_queue) as s join penstock.queue as q on q.name = s.queue
+    ), located as materialized (
+        select s.id as queue_id, p.id, p.place from stated as s cross join lateral penstock.places_of(s.id) as p
     ), counted as materialized (
-        select q.id as queue_id, m.metric, m.value
-        from stated as q
-        cross join lateral (
-            select 'planned' as metric, count(*) filter (where not a.pending) as value from penstock.agenda as a where a.queue_id = q.id
-            union all
-            select 'pending', count(*) filter (where a.pending) from penstock.agenda as a where a.queue_id = q.id
-            union all
-            select 'active', coalesce(sum(bit_count(l.open)), 0)::bigint from penstock.lease as l where l.queue_id = q.id
-            union all
-            select e.ended, count(t.id)
-            from unnest(array['done', 'dead', 'cancelled']) as e(ended)
-            left join penstock.task as t on t.queue_id = q.id and t.ended = e.ended
-            group by e.ended
-        ) as m
-    ), opened as materialized (
-        select l.queue_id, h.id
-        from penstock.lease as l, unnest(l.ids) with ordinality as h(id, n)
-        where get_bit(l.open, h.n::int - 1) = 1 and l.queue_id in (select s.id from stated as s)
+        select s.id as queue_id, m.metric, coalesce(c.value, 0) as value
+        from stated as s
+        cross join unnest(array['planned', 'pending', 'active', 'done', 'dead', 'cancelled']) as m(metric)
+        left join (
+            select l.queue_id, l.place, count(*) as value from located as l group by l.queue_id, l.place
+        ) as c on c.queue_id = s.id and c.place = m.metric
     ), placed as materialized (
-        select p.id, min(p.queue_id) as queue_id, count(*) as places
-        from (
-            select a.task_id as id, a.queue_id from penstock.agenda as a where a.queue_id in (select s.id from stated as s)
-            union all
-            select o.id, o.queue_id from opened as o
-        ) as p
-        group by p.id
+        select l.id, min(l.queue_id) as queue_id, count(*) as places
+        from located as l where l.place in ('planned', 'pending', 'active') group by l.id
+    ), missing as materialized (
+        select p_queue is null or exists (
+            select from stated as s
+            where (s.totals->>'pushed')::bigint - (s.totals->>'removed')::bigint
+               <> (select sum(c.value) from counted as c where c.queue_id = s.id)) as some
+    ), documents as (
+        select t.id, t.queue_id, t.ended from penstock.task as t
+        where (select m.some from missing as m) and t.queue_id in (select s.id from stated as s)
+        union all
+        select t.id, t.queue_id, t.ended from penstock.task as t
+        where not (select m.some from missing as m) and t.id = any(array(select p.id from placed as p))
+          and t.queue_id in (select s.id from stated as s)
     ), stray as (
         select coalesce(t.queue_id, p.queue_id) as queue_id, case
             when t.id is null then 'waiting or leased without a document'
             when t.ended is not null then 'ended, but still waiting or leased'
             when p.id is null then 'live, but neither waiting nor leased'
             else 'in two places' end as what
-        from (select t.* from penstock.task as t where t.queue_id in (select s.id from stated as s)) as t
+        from documents as t
         full join placed as p on p.id = t.id
         where t.id is null or (t.ended is null) <> (p.id is not null) or p.places > 1
     ), finished as (
@@ -126,7 +225,8 @@ begin
             select h.queue_id, h.outcome, count(*) as rows from penstock.history as h
             where h.queue_id in (select s.id from stated as s) group by h.queue_id, h.outcome
             union all
-            select d.queue_id, d.outcome, d.rows from penstock.history_dropped as d where d.queue_id in (select s.id from stated as s)
+            select d.queue_id, d.outcome, d.rows from penstock.history_dropped as d
+            where d.queue_id in (select s.id from stated as s)
         ) as h
         group by h.queue_id, h.outcome
     )
@@ -134,16 +234,33 @@ begin
            case c.metric when 'planned' then s.planned when 'pending' then s.pending when 'active' then s.active
                          when 'done' then s.done when 'dead' then s.dead else s.cancelled end as booked
     from stated as s join counted as c on c.queue_id = s.id
-    where c.value <> case c.metric when 'planned' then s.planned when 'pending' then s.pending when 'active' then s.active
-                                   when 'done' then s.done when 'dead' then s.dead else s.cancelled end
+    where c.value <> case c.metric when 'planned' then s.planned when 'pending' then s.pending
+                                   when 'active' then s.active when 'done' then s.done
+                                   when 'dead' then s.dead else s.cancelled end
     union all
     select 'orphans', s.queue, y.what, 0, count(*)
     from stated as s join stray as y on y.queue_id = s.id group by s.queue, y.what
     union all
-    -- Left behind by nobody we know; nothing else would ever look at them.
+    select 'orphans', s.queue, 'waiting before a bound, where no claim looks', 0, h.tasks
+    from stated as s cross join lateral (select penstock._hidden_tasks(s.id) as tasks) as h
+    where h.tasks > 0
+    union all
+    select 'orphans', s.queue, d.what, 0, d.rows from stated as s cross join lateral penstock._damaged_rows(s.id) as d
+    union all
+    -- No known path leaves such tasks behind, and no other query would ever look at them.
     select 'orphans', '', 'of no queue', 0, count(*)
     from penstock.task as t
     where p_queue is null and not exists (select from penstock.queue as q where q.id = t.queue_id)
+    having count(*) > 0
+    union all
+    -- A pass may have noted them while its table was forgotten.
+    select 'orphans', '', 'of no adopted table', 0, count(*)
+    from (
+        select r.adopted_id from penstock.adopted_record as r
+        union all
+        select f.adopted_id from penstock.adopted_failure as f
+    ) as n
+    where p_queue is null and not exists (select from penstock.adopted as a where a.id = n.adopted_id)
     having count(*) > 0
     union all
     select 'history', s.queue, o.outcome, coalesce(f.rows, 0), (s.totals->>o.outcome)::bigint
@@ -160,7 +277,7 @@ begin
 end
 $$;
 
--- Puts right what verify finds, and says what it did. Everything else stands still meanwhile (seconds on a large queue).
+-- Corrects what verify finds, and returns what it did. All other writers wait meanwhile (seconds on a large queue).
 create or replace function penstock.repair(p_queue text default null)
 returns table (queue text, what text, rows bigint)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -169,7 +286,7 @@ declare
     v_now   constant timestamptz := penstock.clock();
     v_lease record;
 begin
-    perform penstock.stand_still(case when p_queue is not null then (penstock.the_queue(p_queue)).id end);
+    perform penstock._stand_still(case when p_queue is not null then (penstock.the_queue(p_queue)).id end);
     lock table penstock.history in access share mode;
 
     if p_queue is null then
@@ -181,9 +298,34 @@ begin
             delete from penstock.agenda as a using unknown as u where a.task_id = u.id
         )
         select '', 'of no queue, removed', count(*) from unknown having count(*) > 0;
+
+        return query
+        with records as (
+            delete from penstock.adopted_record as r
+            where not exists (select from penstock.adopted as a where a.id = r.adopted_id) returning r.adopted_id
+        ), failures as (
+            delete from penstock.adopted_failure as f
+            where not exists (select from penstock.adopted as a where a.id = f.adopted_id) returning f.adopted_id
+        )
+        select '', 'of no adopted table, removed', count(*)
+        from (select r.adopted_id from records as r union all select f.adopted_id from failures as f) as n
+        having count(*) > 0;
     end if;
 
-    -- Of a task leased twice the later lease counts; what has no live document is in no lease.
+    return query
+    with behind as (
+        select v.queue, v.found from penstock._recount(p_queue) as v
+        where v.what = 'waiting before a bound, where no claim looks'
+    ), reset as (
+        update penstock.watermark as l
+        set (first_due, first_planned, next_bound, next_xid) = (
+            select b.first_due, b.first_planned, b.next_bound, b.next_xid from penstock._without_bounds(l) as b)
+        from behind as b join penstock.queue as q on q.name = b.queue
+        where l.queue_id = q.id
+    )
+    select b.queue, 'found before a bound', b.found from behind as b;
+
+    -- If a task is leased twice, the later lease counts. A task without a live document is removed from its lease.
     for v_lease in
         select q.name, l.token, l.open, array_agg(o.n) as stray
         from (
@@ -207,7 +349,8 @@ begin
 
     return query
     with opened as materialized (
-        select h.id from penstock.lease as l, unnest(l.ids) with ordinality as h(id, n) where get_bit(l.open, h.n::int - 1) = 1
+        select h.id from penstock.lease as l, unnest(l.ids) with ordinality as h(id, n)
+        where get_bit(l.open, h.n::int - 1) = 1
     ), stray as (
         delete from penstock.agenda as a
         using penstock.queue as q
@@ -220,7 +363,8 @@ begin
 
     return query
     with opened as materialized (
-        select h.id from penstock.lease as l, unnest(l.ids) with ordinality as h(id, n) where get_bit(l.open, h.n::int - 1) = 1
+        select h.id from penstock.lease as l, unnest(l.ids) with ordinality as h(id, n)
+        where get_bit(l.open, h.n::int - 1) = 1
     ), lost as (
         insert into penstock.agenda (task_id, due, queue_id, priority, pending, named)
         select t.id, v_now, t.queue_id, t.priority, true, t.subject is not null
@@ -230,12 +374,15 @@ begin
           and t.id not in (select o.id from opened as o)
         returning queue_id
     )
-    select q.name, 'put back into the agenda', count(*) from lost as l join penstock.queue as q on q.id = l.queue_id group by q.name;
+    select q.name, 'put back into the agenda', count(*)
+    from lost as l join penstock.queue as q on q.id = l.queue_id group by q.name;
 
-    -- Now the books: gauges and outcomes by what is there, then pushed by what is there and was removed.
+    -- The books come last: gauges and outcomes follow what exists, and then pushed follows what exists and what was
+    -- removed.
     return query
     with off as (
-        select v.queue, v.area, v.what, v.expected - v.found as delta from penstock.verify(p_queue) as v where v.area in ('drift', 'history')
+        select v.queue, v.area, v.what, v.expected - v.found as delta
+        from penstock.verify(p_queue) as v where v.area in ('drift', 'history')
     ), noted as (
         insert into penstock.counter_log (queue_id, metric, delta)
         select q.id, case o.area when 'drift' then o.what else o.what || '_total' end, o.delta
@@ -250,6 +397,6 @@ begin
         select q.id, 'pushed_total', o.delta from off as o join penstock.queue as q on q.name = o.queue
     )
     select o.queue, 'counter pushed corrected', abs(o.delta) from off as o;
-    perform penstock.note_audit('repair', p_queue, '{}');
+    perform penstock._note_audit('repair', p_queue, '{}');
 end
 $$;

@@ -1,174 +1,663 @@
--- Upkeep: what anybody may do at any time, any number at once. Every part is bounded, idempotent and skips locked rows.
+-- Upkeep: any number of processes may run it at any time. It consists of parts, each a short transaction of its own. A
+-- part is bounded and idempotent, skips locked rows, and leaves to the next call what it has no time for.
 
-create or replace function penstock.take_samples() returns int
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+-- Returns the parts, and how often a fleet does each of them: a worker skips a part that another one has just done.
+create or replace function penstock.upkeep_pace() returns table (part text, every interval)
+language sql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
+    values ('squeezed', interval '8 seconds'), ('expired', '8 seconds'), ('promoted', '8 seconds'),
+           ('sampled', '8 seconds'), ('history noted', '8 seconds'), ('ended tasks retired', '8 seconds'),
+           ('idle workers forgotten', '8 seconds'),
+           ('workers forgotten', '1 minute'),
+           ('history days made', '1 minute'),
+           ('history days counted', '1 minute'), ('history days dropped', '1 minute'), ('samples dropped', '1 minute'),
+           ('decisions dropped', '1 minute'), ('ledger parts dropped', '1 minute'), ('rejects dropped', '1 minute'),
+           ('audit entries dropped', '1 minute')
+$$;
+
+insert into penstock.chore (name) select p.part from penstock.upkeep_pace() as p on conflict (name) do nothing;
+
+-- Returns the names of the parts, least recently done first. With p_due it returns only those that were not done
+-- lately.
+create or replace function penstock.upkeep_parts(p_due boolean default false) returns setof text
+language sql volatile security definer set search_path = pg_catalog, pg_temp as $$
+    select p.part
+    from penstock.upkeep_pace() with ordinality as p(part, every, n)
+    left join penstock.chore as c on c.name = p.part
+    cross join penstock.clock() as now
+    where not p_due or c.done_at is null or c.done_at not between now - p.every and now
+    order by c.done_at nulls first, p.n
+$$;
+
+-- Does one part of upkeep. Returns the number of rows, or null if another session does the part now or, with p_due, if
+-- it was done lately. If `more` is true the part is not finished: call it again.
+create or replace function penstock.upkeep_part(
+    p_part text, p_due boolean default false, out rows bigint, out more boolean
+)
+language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' as $$
 declare
+    v_now   constant timestamptz := penstock.clock();
+    v_limit constant int := 5000;
+    v_every interval;
+begin
+    select p.every into v_every from penstock.upkeep_pace() as p where p.part = p_part;
+    if not found then
+        perform penstock.refuse('PS400',
+            format('part: %s is no part of upkeep', coalesce(quote_literal(left(p_part, 80)), 'null')),
+            'The parts are ' || (select string_agg(p.part, ', ') from penstock.upkeep_pace() as p) || '.');
+    end if;
+    more := false;
+    if not penstock._take_chore(p_part, case when p_due then v_every end) then
+        return;
+    end if;
+    case p_part
+        when 'squeezed' then select * into rows, more from penstock._squeeze_all();
+        when 'expired' then select * into rows, more from penstock._expire_all();
+        when 'promoted' then select * into rows, more from penstock._promote_all();
+        when 'sampled' then rows := penstock._take_samples();
+        when 'history noted' then rows := penstock._keep_branch();
+        when 'ended tasks retired' then rows := penstock._retire(v_limit);
+        when 'idle workers forgotten' then rows := penstock._forget_idle(v_now - interval '10 seconds');
+        when 'workers forgotten' then rows := penstock._forget_workers(v_now - interval '5 minutes', v_limit);
+        when 'history days made' then
+            rows := count(*) filter (where penstock._make_history(v_now::date + d.n))
+                from generate_series(0, 14) as d(n);
+        when 'history days counted' then
+            select * into rows, more from penstock._count_history(v_now - penstock._keeps('history'));
+        when 'history days dropped' then
+            select * into rows, more from penstock._drop_history(v_now - penstock._keeps('history'));
+        when 'samples dropped' then rows := penstock._drop_samples(v_now - penstock._keeps('samples'), v_limit);
+        when 'decisions dropped' then rows := penstock._drop_decisions(v_now - penstock._keeps('decisions'), v_limit);
+        when 'ledger parts dropped' then rows := penstock._drop_ledger(v_now - penstock._keeps('ledger'), v_limit);
+        when 'rejects dropped' then rows := penstock._drop_rejects(v_now - penstock._keeps('rejects'), v_limit);
+        when 'audit entries dropped' then rows := penstock._drop_audit(v_now - penstock._keeps('audit'), v_limit);
+    end case;
+    more := more or (rows >= v_limit and p_part not in ('squeezed', 'sampled'));
+    if more then
+        update penstock.chore as c set done_at = '-infinity' where c.name = p_part;
+    end if;
+end
+$$;
+
+-- Does all parts, for a plain SQL client: call penstock.upkeep(). Every part commits by itself, so the procedure cannot
+-- be called inside a transaction. A part that fails raises a warning, and an error at the end. The procedure runs with
+-- the rights of its caller, because a procedure that commits can neither be SECURITY DEFINER nor pin its settings: it
+-- pins them for each transaction.
+drop function if exists penstock.upkeep(interval, interval, interval);
+create or replace procedure penstock.upkeep()
+language plpgsql as $$
+declare
+    v_parts  pg_catalog.text[];
+    v_part   pg_catalog.text;
+    v_more   pg_catalog.bool;
+    v_failed pg_catalog.text[];
+    v_until  pg_catalog.timestamptz;
+begin
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    v_failed := '{}';
+    v_until := clock_timestamp() + interval '5 seconds';
+    v_parts := array(select penstock.upkeep_parts());
+    foreach v_part in array v_parts loop
+        loop
+            begin
+                select u.more into v_more from penstock.upkeep_part(v_part) as u;
+            exception when others then
+                raise warning 'upkeep: % failed: %', v_part, sqlerrm;
+                v_failed := v_failed || v_part;
+                v_more := false;
+            end;
+            commit;
+            perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+            exit when not v_more or clock_timestamp() > v_until;
+        end loop;
+    end loop;
+    if v_failed <> '{}' then
+        raise exception using message = 'upkeep: failed parts: ' || array_to_string(v_failed, ', '),
+            hint = 'All other parts are done. The warnings say what went wrong.';
+    end if;
+end
+$$;
+
+-- --- retention -------------------------------------------------------------------------------------------------------
+
+-- Returns how long something is kept; null means for ever.
+create or replace function penstock._keeps(p_what text) returns interval
+language sql stable security definer set search_path = pg_catalog, pg_temp
+return (select r.keep from penstock.retention as r where r.what = p_what);
+
+-- Sets how long upkeep keeps history, samples, decisions, ledger, rejects or audit: at least a day, or null for ever.
+create or replace function penstock.set_retention(p_what text, p_keep interval) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    update penstock.retention as r set keep = penstock._check_retention(p_what, p_keep) where r.what = p_what;
+    if not found then
+        perform penstock.refuse('PS404',
+            format('retention: %s is not kept by upkeep', coalesce(quote_literal(left(p_what, 80)), 'null')),
+            'It keeps ' || (select string_agg(r.what, ', ' order by r.what) from penstock.retention as r) || '.');
+    end if;
+    perform penstock._note_audit('retain', null, jsonb_build_object('what', p_what, 'keep', p_keep));
+end
+$$;
+
+-- --- queues ----------------------------------------------------------------------------------------------------------
+
+-- Returns the moment at which a part stops and leaves the rest to the next call: rows that it has locked stay locked
+-- until then. The moment is by the real clock, and well before a statement_timeout would undo all of the part.
+create or replace function penstock._part_ends() returns timestamptz
+language sql volatile set search_path = pg_catalog, pg_temp
+return clock_timestamp()
+    + least(interval '200 milliseconds', nullif(current_setting('statement_timeout')::interval, interval '0') / 4);
+
+-- The next three functions touch only queues that have something to do, in a different order each time, so that no
+-- queue is always the last.
+create or replace function penstock._squeeze_all(out rows bigint, out more boolean)
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+declare
+    v_ends  constant timestamptz := penstock._part_ends();
+    v_queue int;
+begin
+    rows := 0;
+    more := false;
+    for v_queue in
+        select b.queue_id from penstock.watermark as b
+        where exists (select from penstock.counter_log as l where l.queue_id = b.queue_id and l.xid >= b.xid)
+           or exists (select from penstock.counter_log as l where l.queue_id = b.queue_id and l.xid = any(b.running))
+           or b.system <> penstock._system()
+        order by random()
+    loop
+        rows := rows + penstock._squeeze(v_queue);
+        more := rows > 0 and clock_timestamp() > v_ends;
+        exit when more;
+    end loop;
+end
+$$;
+
+-- Expires the leases of all queues. No lease ends before the bound in `watermark`. Once a minute this function looks
+-- there nevertheless, for rows that were written by hand; under a held snapshot this look walks over every lease that
+-- has ended since.
+create or replace function penstock._expire_all(out rows bigint, out more boolean)
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+declare
+    v_now   constant timestamptz := penstock.clock();
+    v_ends  constant timestamptz := penstock._part_ends();
+    v_whole constant boolean := penstock._take_chore('expire_all', interval '1 minute');
+    v_queue int;
     v_count int;
 begin
-    if not pg_try_advisory_xact_lock(hashtext('penstock.take_samples')) then
-        return 0;    -- somebody is at it; waiting for the same rows would be for nothing
+    rows := 0;
+    more := false;
+    for v_queue in
+        select q.id
+        from penstock.queue as q
+        left join penstock.watermark as b on b.queue_id = q.id and not v_whole
+        cross join lateral (
+            select from penstock.lease as l
+            where l.queue_id = q.id and l.until >= coalesce(b.until, '-infinity') and l.until < v_now
+            limit 1    -- so that the planner starts at the bound of each queue; an exists becomes a join of all
+        ) as first
+        order by random()
+    loop
+        -- Once per queue and transaction: by the lock rule, leases come before documents.
+        v_count := penstock._expire(v_queue, 1000, v_whole);
+        rows := rows + v_count;
+        more := more or v_count >= 1000;
+        if clock_timestamp() > v_ends then
+            more := more or rows > 0;
+            exit;
+        end if;
+    end loop;
+    if more and v_whole then
+        update penstock.chore as c set done_at = '-infinity' where c.name = 'expire_all';
     end if;
-    insert into penstock.sample (queue_id, at, planned, pending, active, done, dead, cancelled, oldest_age, sla, workers, totals)
-    select q.id, date_bin('10 seconds', s.at, 'epoch'), s.planned, s.pending, s.active, s.done, s.dead, s.cancelled,
-           s.oldest_pending_age, s.sla,
-           (select count(*) from penstock.worker as w where s.queue = any(w.queues)), s.totals
-    from penstock.status() as s join penstock.queue as q on q.name = s.queue
-    where not exists (
-        select from penstock.sample as p where p.queue_id = q.id and p.at = date_bin('10 seconds', s.at, 'epoch'))
+end
+$$;
+
+create or replace function penstock._promote_all(out rows bigint, out more boolean)
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+declare
+    v_now   constant timestamptz := penstock.clock();
+    v_ends  constant timestamptz := penstock._part_ends();
+    v_queue int;
+    v_count int;
+begin
+    rows := 0;
+    more := false;
+    for v_queue in
+        select b.queue_id
+        from penstock.watermark as b
+        cross join lateral (
+            select min(y.due) as due from penstock.early as y
+            where y.queue_id = b.queue_id and y.xid >= coalesce(b.running[1], b.xid)
+        ) as e
+        cross join lateral (
+            select from penstock.agenda as a
+            where a.queue_id = b.queue_id and not a.pending and a.due <= v_now
+              and a.due >= least(b.first_planned, e.due)
+            limit 1    -- as above
+        ) as first
+        order by random()
+    loop
+        loop
+            v_count := penstock._promote(v_queue, 2000);
+            rows := rows + v_count;
+            exit when v_count = 0 or clock_timestamp() > v_ends;
+        end loop;
+        more := rows > 0 and clock_timestamp() > v_ends;
+        exit when more;
+    end loop;
+end
+$$;
+
+-- Returns whether a queue was idle from one sample to the next: all values are equal, and no task waited (its age would
+-- have grown).
+create or replace function penstock._idle_between(p_one penstock.sample, p_next penstock.sample) returns boolean
+language sql immutable parallel safe set search_path = pg_catalog, pg_temp
+return (p_one).oldest_age is null and (p_next).oldest_age is null
+   and ((p_one).planned, (p_one).pending, (p_one).active, (p_one).done, (p_one).dead, (p_one).cancelled,
+        (p_one).sla, (p_one).workers, (p_one).totals)
+   is not distinct from
+       ((p_next).planned, (p_next).pending, (p_next).active, (p_next).done, (p_next).dead, (p_next).cancelled,
+        (p_next).sla, (p_next).workers, (p_next).totals);
+
+-- Writes a sample of each queue that is not idle. An idle queue gets one every ten minutes, and the first of each UTC
+-- day (decision 34). `chore.upto` is the bucket of the last call. When an idle queue changes, or a day ends, the
+-- function also writes the sample of that last call, a copy of the queue's last one. So an idle period lies between two
+-- equal samples of one day, and a rate between neighbours never spans it. A gap between samples that differ means that
+-- upkeep did not run.
+create or replace function penstock._take_samples() returns int
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_now    constant timestamptz := penstock.clock();
+    v_bucket constant timestamptz := date_bin('10 seconds', v_now, 'epoch');
+    v_looked timestamptz;    -- the last bucket for which an idle queue is known to have been idle
+    v_count  int;
+begin
+    if not penstock._take_chore('take_samples') then
+        return 0;    -- another session does it; to wait for the same rows would gain nothing
+    end if;
+    select least(c.upto, v_bucket - interval '10 seconds') into v_looked
+    from penstock.chore as c where c.name = 'take_samples';
+    update penstock.chore as c set upto = v_bucket where c.name = 'take_samples' and c.upto is distinct from v_bucket;
+    with serving as materialized (
+        select n.name, count(*)::int as workers
+        from penstock.worker as w cross join lateral (select distinct unnest(w.queues)) as n(name)
+        group by n.name
+    ), looked as materialized (
+        select (q.id, v_bucket, s.planned, s.pending, s.active, s.done, s.dead, s.cancelled,
+                s.oldest_pending_age, s.sla, coalesce(w.workers, 0), s.totals, null)::penstock.sample as now,
+               l.row as last
+        from penstock.status() as s
+        join penstock.queue as q on q.name = s.queue
+        left join serving as w on w.name = s.queue
+        left join lateral (
+            select p as row from penstock.sample as p
+            where p.queue_id = q.id and p.at <= v_bucket order by p.at desc limit 1
+        ) as l on true
+    ), judged as (
+        select k.now, k.last, penstock._idle_between(k.last, k.now) as idle,
+               ((k.last).at at time zone 'UTC')::date < (v_bucket at time zone 'UTC')::date as another_day
+        from looked as k
+        where (k.last).at is distinct from v_bucket
+    ), due as (
+        select (j.now).* from judged as j
+        where j.idle is not true or j.another_day or (j.last).at <= v_bucket - interval '10 minutes'
+        union all
+        select (r.again).*
+        from judged as j
+        cross join lateral (
+            select ((j.last).queue_id, v_looked, (j.last).planned, (j.last).pending,
+                    (j.last).active, (j.last).done, (j.last).dead, (j.last).cancelled, null,
+                    (j.last).sla, (j.last).workers, (j.last).totals, null)::penstock.sample as again
+        ) as r
+        where (j.last).at < v_looked and (j.last).oldest_age is null and (j.idle is not true or j.another_day)
+    )
+    insert into penstock.sample (queue_id, at, planned, pending, active, done, dead, cancelled,
+                                 oldest_age, sla, workers, totals)
+    select d.queue_id, d.at, d.planned, d.pending, d.active, d.done, d.dead, d.cancelled,
+           d.oldest_age, d.sla, d.workers, d.totals
+    from due as d
     on conflict (queue_id, at) do nothing;
     get diagnostics v_count = row_count;
     return v_count;
 end
 $$;
 
--- History older than that goes, a day at a time, its sums kept. Busy is no reason to wait: the next round will do it. Nor does
--- a day go that somebody who reads history has not passed.
-create or replace function penstock.drop_history(p_before timestamptz) returns int
-language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' set lock_timeout = '200ms' as $$
-declare
-    v_day   record;
-    v_count int := 0;
-begin
-    if not pg_try_advisory_xact_lock(hashtext('penstock.drop_history')) then
-        return 0;
-    end if;
-    for v_day in
-        select c.oid::regclass as name, to_date(right(c.relname, 8), 'YYYYMMDD') as day
-        from pg_inherits as i join pg_class as c on c.oid = i.inhrelid
-        where i.inhparent = 'penstock.history'::regclass and c.relname ~ '^history_\d{8}$'
-          and to_date(right(c.relname, 8), 'YYYYMMDD') + 1 <= p_before::date
-        order by c.relname
-        limit 1    -- settles wait from here to the end of the transaction
-    loop
-        exit when penstock.unread(v_day.name);
-        begin
-            execute format('lock table %s in access exclusive mode', v_day.name);
-            perform penstock.drop_day(v_day.name, v_day.day);
-            v_count := v_count + 1;
-        exception when lock_not_available or undefined_table or dependent_objects_still_exist then
-            exit;    -- somebody reads it, dropped it, or has a view on it
-        end;
-    end loop;
-    return v_count;
-end
-$$;
-
--- Whoever calls this has locked the day.
-create or replace function penstock.drop_day(p_relation regclass, p_day date) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' as $$
-begin
-    execute format(
-        'insert into penstock.history_dropped as d (queue_id, outcome, rows) '
-        'select queue_id, outcome, count(*) from %s group by 1, 2 '
-        'on conflict (queue_id, outcome) do update set rows = d.rows + excluded.rows', p_relation);
-    execute format(
-        'insert into penstock.history_gone (day, queue_id, rows, first_xid, last_xid) '
-        'select %L, queue_id, count(*), min(xid), max(xid) from %s group by queue_id', p_day, p_relation);
-    execute format('drop table %s', p_relation);
-end
-$$;
-
--- Ended tasks that a queue no longer keeps.
-create or replace function penstock.retire(p_limit int default 10000) returns bigint
+-- Removes ended tasks that a queue no longer keeps.
+create or replace function penstock._retire(p_limit int default 10000) returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     v_now   constant timestamptz := penstock.clock();
-    v_kept  record;
+    v_found bigint[];
+    v_ends  timestamptz[];
+    v_held  bigint[];
     v_count bigint;
-    v_all   bigint := 0;
 begin
-    for v_kept in
-        select q.id, k.ended, k.keep
+    select array_agg(f.id), array_agg(f.ended_at) into v_found, v_ends
+    from (
+        select d.id, d.ended_at
         from penstock.queue as q
         cross join lateral (
-            values ('done', coalesce(q.keep_done, '0')), ('dead', q.keep_dead), ('cancelled', q.keep_cancelled)) as k(ended, keep)
-        where k.keep is not null
-    loop
-        delete from penstock.task as t
-        where t.ctid = any(array(
-            select d.ctid from penstock.task as d
-            where d.queue_id = v_kept.id and d.ended = v_kept.ended and d.ended_at < v_now - v_kept.keep
-            order by d.ended_at
+            values ('done', coalesce(q.keep_done, '0')), ('dead', q.keep_dead), ('cancelled', q.keep_cancelled)
+        ) as k(ended, keep)
+        cross join lateral (
+            select e.id, e.ended_at from penstock.task as e
+            where e.queue_id = q.id and e.ended = k.ended and e.ended_at < v_now - k.keep
+            order by e.ended_at
             limit p_limit
-            for update skip locked));
-        get diagnostics v_count = row_count;
-        v_all := v_all + v_count;
-    end loop;
-    return v_all;
+        ) as d
+        limit p_limit
+    ) as f;
+    v_held := penstock._hold_documents(null, v_found, v_ends);
+    delete from penstock.task as t where t.id = any(v_held);
+    get diagnostics v_count = row_count;
+    return v_count;
 end
 $$;
 
-create or replace function penstock.upkeep(
-    p_keep_history interval default '30 days',
-    p_keep_samples interval default '90 days',
-    p_keep_ledger  interval default '30 days'
-) returns table (part text, rows bigint)
+-- Removes workers that miss their beats from the idle workers, so that pushes do not wake them, and deletes sets of
+-- queues that no worker serves.
+create or replace function penstock._forget_idle(p_before timestamptz) returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_count bigint;
+begin
+    delete from penstock.idle_worker as i
+    where i.ctid = any(array(
+        select s.ctid from penstock.idle_worker as s
+        where not exists (select from penstock.worker as w where w.name = s.worker and w.beat >= p_before)
+        for update skip locked));
+    get diagnostics v_count = row_count;
+    delete from penstock.queue_set as s
+    where s.ctid = any(array(
+        select u.ctid from penstock.queue_set as u
+        where not exists (select from penstock.worker as w where w.queue_set = u.id)
+        for update skip locked));
+    return v_count;
+end
+$$;
+
+create or replace function penstock._forget_workers(p_before timestamptz, p_limit int) returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_count bigint;
+begin
+    delete from penstock.worker as w
+    where w.ctid = any(array(
+        select s.ctid from penstock.worker as s where s.beat < p_before limit p_limit for update skip locked));
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
+
+-- --- history ---------------------------------------------------------------------------------------------------------
+
+-- Returns the days of history that are over before a moment, oldest first.
+create or replace function penstock._history_days(p_before timestamptz) returns table (day date, relation regclass)
+language sql stable security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' as $$
+    select d.day, d.relation
+    from (
+        select to_date(right(c.relname, 8), 'YYYYMMDD') as day, c.oid::regclass as relation
+        from pg_inherits as i join pg_class as c on c.oid = i.inhrelid
+        where i.inhparent = 'penstock.history'::regclass and c.relname ~ '^history_[0-9]{8}$'
+    ) as d
+    where d.day + 1 <= p_before::date
+    order by d.day
+$$;
+
+-- Returns whether a day of history has rows of this transaction or of later ones. It uses the index of xids, so it
+-- reads a few pages.
+create or replace function penstock._written_since(p_relation regclass, p_xid bigint) returns boolean
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+declare
+    v_found boolean;
+begin
+    execute format('select exists (select from %s where xid >= %s)', p_relation, p_xid) into v_found;
+    return v_found;
+end
+$$;
+
+-- Begins to count a day, or begins again. Every transaction below `below` is over: its rows exist, and no others will
+-- join them.
+create or replace function penstock._begin_count(p_day date, p_relation regclass, p_below bigint)
+returns penstock.history_count
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_count penstock.history_count;
+begin
+    -- This lets the index of xids tell quickly whether any row came later.
+    perform brin_summarize_new_values(i.indexrelid)
+    from pg_index as i join pg_class as c on c.oid = i.indexrelid join pg_am as a on a.oid = c.relam
+    where i.indrelid = p_relation and a.amname = 'brin';
+    delete from penstock.history_sum as s where s.day = p_day;
+    insert into penstock.history_count as c (day, system, below, next_page, pages)
+    values (p_day, penstock._system(), p_below, 0, pg_relation_size(p_relation) / current_setting('block_size')::bigint)
+    on conflict (day) do update
+    set system = excluded.system, below = excluded.below, next_page = excluded.next_page, pages = excluded.pages
+    returning * into v_count;
+    return v_count;
+end
+$$;
+
+-- Counts some pages of a day, and adds them to its sums.
+create or replace function penstock._count_pages(p_count penstock.history_count, p_relation regclass, p_pages bigint)
+returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_upto constant bigint := least(p_count.next_page + p_pages, p_count.pages);
+begin
+    execute format(
+        'insert into penstock.history_sum as s (day, queue_id, outcome, rows, first_xid, last_xid) '
+        'select %L, queue_id, outcome, count(*), min(xid), max(xid) from %s '
+        'where xid < %s and ctid >= ''(%s,0)'' and ctid < ''(%s,0)'' group by queue_id, outcome '
+        'on conflict (day, queue_id, outcome) do update set rows = s.rows + excluded.rows, '
+        'first_xid = least(s.first_xid, excluded.first_xid), last_xid = greatest(s.last_xid, excluded.last_xid)',
+        p_count.day, p_relation, p_count.below, p_count.next_page, v_upto);
+    update penstock.history_count as c set next_page = v_upto where c.day = p_count.day;
+    return v_upto;
+end
+$$;
+
+-- Counts the days before a moment that are not yet counted, oldest first and some pages at a time. Returns how many
+-- days it finished.
+create or replace function penstock._count_history(
+    p_before timestamptz, p_pages bigint default 500, out rows bigint, out more boolean
+)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_ends  constant timestamptz := penstock._part_ends();
+    v_below constant bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+    v_day   record;
+    v_count penstock.history_count;
+begin
+    rows := 0;
+    more := false;
+    for v_day in select d.day, d.relation from penstock._history_days(p_before) as d loop
+        select * into v_count from penstock.history_count as c where c.day = v_day.day;
+        if v_count.day is null or v_count.system <> penstock._system() then
+            -- A day is not counted while a transaction is open that was running when the last rows of the day were
+            -- written.
+            continue when penstock._unread(v_day.relation) or penstock._written_since(v_day.relation, v_below);
+            v_count := penstock._begin_count(v_day.day, v_day.relation, v_below);
+        elsif v_count.next_page = v_count.pages then
+            continue;    -- it waits to be dropped
+        end if;
+        while v_count.next_page < v_count.pages loop
+            v_count.next_page := penstock._count_pages(v_count, v_day.relation, p_pages);
+            exit when clock_timestamp() > v_ends;
+        end loop;
+        rows := rows + (v_count.next_page = v_count.pages)::int;
+        more := clock_timestamp() > v_ends;
+        exit when more;
+    end loop;
+end
+$$;
+
+-- Drops one day of history that is over before a moment, and keeps its sums. The day is counted already. A check under
+-- the lock, for which settles wait some milliseconds, shows that no row came since. A day that another session reads,
+-- or that has a view on it, is left for another time.
+create or replace function penstock._drop_history(p_before timestamptz, out rows bigint, out more boolean)
 language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' as $$
 declare
-    v_now  constant timestamptz := penstock.clock();
-    v_read constant bigint := penstock.read_up_to();
+    v_day     record;
+    v_dropped boolean;
 begin
-    if least(p_keep_history, p_keep_samples, p_keep_ledger) < '1 day' then
-        -- Every worker may call this: none shall wipe out what others rely on.
-        perform penstock.refuse('PS400', 'keep_history, keep_samples, keep_ledger: a retention is at least 1 day, or null: for ever');
+    rows := 0;
+    more := false;
+    if not penstock._take_chore('drop_history') then
+        return;
     end if;
-    return query select 'squeezed', coalesce(sum(penstock.squeeze(q.id)), 0)::bigint from penstock.queue as q;
-    return query select 'expired', coalesce(sum(penstock.expire(q.id, p_thorough => true)), 0)::bigint from penstock.queue as q;
-    return query select 'promoted', coalesce(sum(penstock.promote(q.id)), 0)::bigint from penstock.queue as q;
-    return query select 'sampled', penstock.take_samples()::bigint;
-    return query select 'ended tasks retired', penstock.retire();
-    return query
-        with gone as (
-            delete from penstock.worker as w
-            where w.ctid = any(array(
-                select s.ctid from penstock.worker as s where s.beat < v_now - interval '5 minutes' for update skip locked))
-            returning 1
-        )
-        select 'workers forgotten', count(*) from gone;
-    return query
-        select 'history days made', count(*) filter (where penstock.make_history(v_now::date + d.n))
-        from generate_series(0, 14) as d(n);
-    return query
-        with old as (
-            select s.ctid
-            from penstock.queue as q
-            cross join lateral (
-                select p.ctid from penstock.sample as p
-                where p.queue_id = q.id and p.at < v_now - p_keep_samples and p.xid < v_read
-                order by p.at limit 1000 for update skip locked
-            ) as s
-        ), gone as (
-            delete from penstock.sample as s using old where s.ctid = old.ctid returning 1
-        )
-        select 'samples dropped', count(*) from gone;
-    return query
-        with old as (
-            -- Noted in the order of their ids: the oldest are the first, however many there are.
-            select d.ctid
-            from (select o.id from penstock.decision as o order by o.id limit 10000) as first
-            join penstock.decision as d on d.id = first.id
-            where d.at < v_now - p_keep_samples
-            for update of d skip locked
-        ), gone as (
-            delete from penstock.decision as d using old where d.ctid = old.ctid returning 1
-        )
-        select 'decisions dropped', count(*) from gone;
-    return query
-        with old as (
-            select l.ctid from penstock.ledger as l where l.at < v_now - p_keep_ledger limit 10000 for update skip locked
-        ), gone as (
-            delete from penstock.ledger as l using old where l.ctid = old.ctid returning 1
-        )
-        select 'ledger parts dropped', count(*) from gone;
-    return query
-        with old as (
-            select r.ctid from penstock.reject as r where r.at < v_now - p_keep_ledger limit 10000 for update skip locked
-        ), gone as (
-            delete from penstock.reject as r using old where r.ctid = old.ctid returning 1
-        )
-        select 'rejects dropped', count(*) from gone;
-    -- Last: from here on nobody settles until this transaction ends.
-    return query select 'history days dropped', penstock.drop_history(v_now - p_keep_history)::bigint;
+    for v_day in
+        select d.day, d.relation, c.below
+        from penstock._history_days(p_before) as d join penstock.history_count as c on c.day = d.day
+        where c.next_page = c.pages and c.system = penstock._system()
+    loop
+        if rows > 0 then
+            more := true;    -- one per transaction: settles wait until it ends
+            exit;
+        end if;
+        continue when penstock._unread(v_day.relation);
+        if penstock._written_since(v_day.relation, v_day.below) then
+            delete from penstock.history_count as c where c.day = v_day.day;    -- the day is counted again
+            continue;
+        end if;
+        v_dropped := penstock._drop_day(v_day.relation, v_day.day, v_day.below);
+        exit when v_dropped is null;
+        rows := rows + v_dropped::int;
+    end loop;
+end
+$$;
+
+-- Drops a counted day of history. Returns false if another session reads it, wrote to it or dropped it, or if it has a
+-- view on it. Returns null if another session reads all of history. The lock on history itself comes last: while this
+-- function waits for it, settles wait too.
+create or replace function penstock._drop_day(p_relation regclass, p_day date, p_below bigint) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set timezone = 'UTC' set lock_timeout = '50ms' as $$
+declare
+    v_all boolean := false;
+begin
+    execute format('lock table %s in access exclusive mode', p_relation);
+    v_all := true;
+    perform set_config('lock_timeout', '200ms', true);
+    lock table only penstock.history in access exclusive mode;
+    v_all := false;
+    if penstock._written_since(p_relation, p_below) then
+        raise exception using errcode = '55P03', message = 'another session wrote to it';    -- gives the locks back
+    end if;
+    insert into penstock.history_dropped as d (queue_id, outcome, rows)
+    select s.queue_id, s.outcome, s.rows from penstock.history_sum as s where s.day = p_day
+    on conflict (queue_id, outcome) do update set rows = d.rows + excluded.rows;
+    insert into penstock.history_gone (day, queue_id, rows, first_xid, last_xid)
+    select p_day, s.queue_id, sum(s.rows), min(s.first_xid), max(s.last_xid)
+    from penstock.history_sum as s where s.day = p_day group by s.queue_id;
+    delete from penstock.history_sum as s where s.day = p_day;
+    delete from penstock.history_count as c where c.day = p_day;
+    execute format('drop table %s', p_relation);
+    return true;
+exception when lock_not_available or undefined_table or dependent_objects_still_exist then
+    return case when not v_all then false end;
+end
+$$;
+
+-- --- what is kept for a while ----------------------------------------------------------------------------------------
+
+-- Drops old samples, except those that some reader of history has not passed.
+create or replace function penstock._drop_samples(p_before timestamptz, p_limit int) returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+declare
+    v_read  constant bigint := penstock._read_up_to();
+    v_count bigint;
+begin
+    delete from penstock.sample as s
+    where s.ctid = any(array(
+        select o.place
+        from penstock.queue as q
+        cross join lateral (
+            select p.ctid as place from penstock.sample as p
+            where p.queue_id = q.id and p.at < p_before and p.xid < v_read
+            order by p.at limit p_limit for update skip locked
+        ) as o
+        limit p_limit));
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
+
+-- Drops old decisions. Decisions are noted in the order of their ids, so the oldest are the first, whatever their
+-- number.
+create or replace function penstock._drop_decisions(p_before timestamptz, p_limit int) returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_count bigint;
+begin
+    delete from penstock.decision as d
+    where d.ctid = any(array(
+        select o.ctid
+        from (select f.id from penstock.decision as f order by f.id limit p_limit) as first
+        join penstock.decision as o on o.id = first.id
+        where o.at < p_before
+        for update of o skip locked));
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
+
+-- Drops old entries of the ledger, except the newest job of each series: a streaming query that restarts after any time
+-- repeats its last batch. The partitions and the seal of a job are kept together. Nothing is kept for a queue that was
+-- dropped.
+create or replace function penstock._drop_ledger(p_before timestamptz, p_limit int) returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+declare
+    v_count bigint;
+begin
+    delete from penstock.ledger as l
+    where l.ctid = any(array(
+        select o.ctid
+        from penstock.ledger as o
+        where o.at < p_before and not exists (
+            select from (
+                select b.job, b.series from penstock.ledger as b
+                where b.batch_id = o.batch_id and b.part = 0 and b.series is not null
+                union all
+                (select s.job, s.series from penstock.ledger as s
+                 where s.job = o.batch_id and s.series is not null limit 1)
+            ) as k
+            where exists (select from penstock.queue as q where q.id = o.queue_id)
+              and k.job = (select n.job from penstock.ledger as n where n.series = k.series order by n.at desc limit 1))
+        order by o.at limit p_limit for update skip locked));
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
+
+create or replace function penstock._drop_rejects(p_before timestamptz, p_limit int) returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_count bigint;
+begin
+    delete from penstock.reject as r
+    where r.ctid = any(array(
+        select o.ctid from penstock.reject as o
+        where o.at < p_before order by o.at limit p_limit for update skip locked));
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
+
+-- Drops old entries of the audit, which is written in the order of its ids, as decisions are.
+create or replace function penstock._drop_audit(p_before timestamptz, p_limit int) returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_count bigint;
+begin
+    delete from penstock.audit as a
+    where a.ctid = any(array(
+        select o.ctid
+        from (select f.id from penstock.audit as f order by f.id limit p_limit) as first
+        join penstock.audit as o on o.id = first.id
+        where o.at < p_before
+        for update of o skip locked));
+    get diagnostics v_count = row_count;
+    return v_count;
 end
 $$;

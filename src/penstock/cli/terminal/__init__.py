@@ -1,0 +1,1 @@
+"""What the commands share: options, output, formatting, and the question before something is removed."""

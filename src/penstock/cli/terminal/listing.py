@@ -1,0 +1,133 @@
+"""Prints tasks: a page of them, or one with all its details."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from penstock import validate
+from penstock.cli.terminal.formatting import escape, format_cell, format_json, format_time, to_iso
+from penstock.cli.terminal.options import Shell, check_error_text, check_kind, check_text
+from penstock.cli.terminal.output import print_json, print_line, print_table
+from penstock.model import State, TaskDetails, TaskInfo
+from penstock.queue import Queue
+
+COLUMNS = ("id", "state", "kind", "subject", "priority", "attempts", "due", "ended", "why")
+WORDS = ("state", "kind", "subject", "why")
+MOMENTS = ("due", "created", "last_iteration", "ended_at")
+PAGE_SIZE = 1000
+FACTS = (
+    "id", "queue", "kind", "subject", "state", "priority", "due", "attempts", "iterations", "created", "last_iteration",
+    "worker", "claimed_at", "lease_until", "ended_at", "reason", "error_class", "message",
+)  # fmt: skip
+MAX_PAYLOAD_CHARACTERS, MAX_PAYLOAD_LINES = 4000, 100  # characters, lines
+
+
+def print_page(
+    shell: Shell,
+    queue: str,
+    *,
+    state: State | None,
+    kind: str | None,
+    subject: str | None,
+    error: str | None,
+    limit: int,
+    after: int | None,
+) -> None:
+    with shell.connect() as penstock:
+        found = penstock.queue(queue).tasks(
+            state=state,
+            kind=check_kind(kind),
+            subject=check_text(subject, "subject", validate.LARGEST_SUBJECT),
+            error=check_error_text(error),
+            limit=limit,
+            after=None if after is None else validate.whole(after, "after", 0, 2**63 - 1),
+        )
+    next_page = found[-1].id if len(found) == limit else None
+    if shell.json:
+        print_json({"tasks": [task_json(task) for task in found], "next": next_page})
+    elif not shell.quiet and found:
+        print_table(COLUMNS, [format_row(task) for task in found], words=WORDS)
+        if next_page:
+            print_line(f"there may be more: --after {next_page}")
+    else:
+        print_line("no tasks", quiet=shell.quiet)
+
+
+def print_task(shell: Shell, found: TaskDetails) -> None:
+    """Prints one task with all its details. Without --json a long payload is cut."""
+    task = found.task
+    held = {"claimed_at": found.claimed_at, "lease_until": found.lease_until}
+    if shell.json:
+        parts = {"message": task.message, "traceback": task.traceback, "worker": found.worker, "removed": found.removed}
+        print_json({**task_json(task), **parts, **{name: to_iso(moment) for name, moment in held.items()}})
+    elif not shell.quiet:
+        shown = {**task._asdict(), "message": task.message, "worker": found.worker}
+        shown |= {name: format_time(getattr(task, name)) for name in MOMENTS}
+        shown |= {name: format_time(moment) for name, moment in held.items()}
+        for name in FACTS:
+            print_line(f"{name:<15} {'–' if shown[name] is None else escape(str(shown[name]))}")
+        if found.removed:
+            print_line("removed         its row and its payload are deleted; this is its last attempt, from history")
+        else:
+            print_line(f"payload\n{cut_payload(format_json(task.payload))}")
+        if task.traceback is not None:
+            print_line("traceback")
+            for line in task.traceback.splitlines():
+                print_line(escape(line))
+            print_line(escape(f"{task.error_class}: {task.message}" if task.error_class else f"{task.message}"))
+
+
+def cut_payload(text: str) -> str:
+    """Cuts a payload to its first lines."""
+    cut = text[:MAX_PAYLOAD_CHARACTERS]
+    lines = cut.splitlines()[:MAX_PAYLOAD_LINES]
+    short = "\n".join(lines)
+    return short if short == text else f"{short}\n… ({len(text):,} characters; --json shows all)"
+
+
+def task_json(task: TaskInfo) -> dict[str, Any]:
+    return {**task._asdict(), **{name: to_iso(getattr(task, name)) for name in MOMENTS}}
+
+
+def format_row(task: TaskInfo) -> tuple[str, ...]:
+    return (
+        str(task.id),
+        task.state,
+        format_cell(task.kind),
+        format_cell(task.subject),
+        str(task.priority),
+        "–" if task.attempts is None else str(task.attempts),
+        format_time(task.due),
+        format_time(task.ended_at),
+        format_cell(format_reason(task)),
+    )
+
+
+def format_reason(task: TaskInfo) -> str | None:
+    """Writes class and message of the error on one line, and then the reason why the task ended, if it differs."""
+    message = None if task.message is None else " ".join(task.message.split())
+    error = ": ".join(filter(None, (task.error_class, message)))
+    if not task.reason or (message or "").startswith(task.reason):
+        return error or task.reason
+    return f"{error} ({task.reason})" if error else task.reason
+
+
+def find_dead(
+    queue: Queue,
+    *,
+    kind: str | None,
+    error: str | None,
+    since: datetime | None = None,
+    before: datetime | None = None,
+) -> Iterator[TaskInfo]:
+    """Yields the dead tasks that a redrive or purge with these filters applies to."""
+    after = 0
+    while page := queue.tasks(state="dead", kind=kind, error=error, after=after, limit=PAGE_SIZE):
+        after = page[-1].id
+        for task in page:
+            ended = task.ended_at
+            assert ended is not None  # a constraint of the table ensures it
+            if (since is None or ended >= since) and (before is None or ended < before):
+                yield task

@@ -1,0 +1,20 @@
+"""The check of the books: a recount of all counters."""
+
+from __future__ import annotations
+
+from penstock.doctor.inspection import MAX_FINDINGS, Finding, Inspection, report_ok
+
+
+def check_books(inspection: Inspection) -> list[Finding]:
+    rows = inspection.rows("select area, queue, what, expected, found from penstock.verify()", seconds=0)
+    found = [
+        Finding(
+            "books",
+            "error",
+            f"queue {queue}: {area}: {what}: expected {expected:,}, found {booked:,}",
+            f"Run `penstock verify {queue} --repair`, and report how it happened.",
+            {"expected": expected, "found": booked},
+        )
+        for area, queue, what, expected, booked in rows[:MAX_FINDINGS]
+    ]
+    return found or report_ok("books", "counters, places, history and balance agree")

@@ -1,0 +1,205 @@
+"""Renders the report as one page: first the answers in words, then charts with the tables behind them.
+
+The page loads nothing: style and script are inside, and its content security policy forbids everything else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+
+from penstock.pipeline.report.charts import Chart, make_charts
+from penstock.pipeline.report.figures import Figures, QueueFigures, QueueSummary
+from penstock.pipeline.report.formatting import (
+    format_count,
+    format_duration,
+    format_floor,
+    format_hours,
+    format_minute,
+    format_percent,
+)
+from penstock.pipeline.report.svg import render_sheet
+from penstock.scaler.judge.chart import plain
+
+MAX_QUEUES = 20  # with charts; the others have a card only
+UNIT = re.compile(r"(\d) (ms|s|min|h|d|%)(?!\w)")
+
+
+def render_page(figures: Figures, made_of: str = "") -> str:
+    """Returns the HTML of the report. `made_of` is the fingerprint of the lake."""
+    style, script = (
+        files("penstock.pipeline.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js")
+    )
+    allowed = b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'; img-src data:"
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="color-scheme" content="light dark">
+<meta name="made-of" content="{made_of}">
+<link rel="icon" href="data:,">
+<title>Penstock: did we keep our promise?</title>
+<style>
+{style}</style>
+</head>
+<body>
+{render_header(figures)}
+<main>
+{"".join(render_main(figures))}
+</main>
+{render_footer(figures)}
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def render_header(figures: Figures) -> str:
+    if not figures.queues:
+        asked = f" of {', '.join(figures.scope)}" if figures.scope else ""
+        return (
+            "<header><h1>There is nothing to report yet</h1>"
+            f"<p>The lake holds no minute{plain(asked)} in which anything happened or was looked at. "
+            "When tasks have run, <code>penstock pipeline run</code> makes this page anew.</p></header>"
+        )
+    period = f"{format_minute(figures.begins)} to {format_minute(figures.ends)}"
+    return (
+        "<header><h1>Did we keep our promise, and what did it cost?</h1>"
+        f"<p>{keep_units(state_verdict(figures.queues))}</p>"
+        f'<p class="soft">From {period}. All times are UTC.</p></header>'
+    )
+
+
+def state_verdict(queues: Sequence[QueueFigures]) -> str:
+    """Returns in one sentence whether the promises were kept."""
+    promised = [one for one in queues if one.summary.kept + one.summary.late]
+    broken = [one for one in promised if one.summary.late]
+    if not promised:
+        return "Nothing was promised: no queue with tasks has an SLA."
+    started = sum(one.summary.kept + one.summary.late for one in promised)
+    if not broken:
+        where = "In every queue" if len(promised) > 1 else f"In {promised[0].queue}"
+        return f"Yes. {where} every task was started in time: {started:,} of them."
+    late = sum(one.summary.late for one in broken)
+    names = ", ".join(one.queue for one in broken[:3]) + (" and others" if len(broken) > 3 else "")
+    kept = f"; {len(promised) - len(broken)} of {len(promised)} queues kept it" if len(promised) > 1 else ""
+    return f"Not always. {late:,} of {started:,} starts were late ({format_percent(late, started)}), in {names}{kept}."
+
+
+def render_main(figures: Figures) -> Iterator[str]:
+    if not figures.queues:
+        return
+    yield f'<div class="cards">{"".join(render_card(n, one, figures) for n, one in enumerate(figures.queues))}</div>'
+    for n, one in enumerate(figures.queues[:MAX_QUEUES]):
+        yield render_section(n, one, figures)
+    left = len(figures.queues) - MAX_QUEUES
+    if left > 0:
+        yield f'<p class="none">{left} more queues have no pictures here; ask for them with --queues.</p>'
+
+
+def render_card(n: int, one: QueueFigures, figures: Figures) -> str:
+    told = one.summary
+    tone = "broken" if told.late else "kept" if told.kept else "unpromised"
+    name = f'<a href="#q{n}">{plain(one.queue)}</a>' if n < MAX_QUEUES else plain(one.queue)
+    said = "".join(f"<p>{keep_units(text)}</p>" for text in (describe_lateness(one), describe_cost(told)) if text)
+    answers = render_answer("promise-kept", *describe_promise(told)) + render_answer(
+        "paid", *describe_price(told, figures)
+    )
+    return f'<article class="card {tone}"><h2>{name}</h2><div class="answers">{answers}</div>{said}</article>'
+
+
+def render_answer(kind: str, big: str, beside: str) -> str:
+    return f'<div><span class="big {kind}">{keep_units(big)}</span>{keep_units(beside)}</div>'
+
+
+def describe_promise(told: QueueSummary) -> tuple[str, str]:
+    if told.kept + told.late and told.slas is not None:
+        least, most = told.slas
+        promise = (
+            format_duration(most)
+            if least == most
+            else f"{format_duration(least)} to {format_duration(most)}, as promised at the time"
+        )
+        return format_floor(told.kept, told.kept + told.late), f"started within {promise}"
+    if told.wait_p95 is not None:
+        return format_duration(told.wait_p95), "within which 95 % were started; nothing was promised"
+    return "–", "nothing was started"
+
+
+def describe_price(told: QueueSummary, figures: Figures) -> tuple[str, str]:
+    if told.worker_seconds is None:
+        return format_hours(told.run_seconds), "of work; no sample says how many workers there were"
+    average = told.worker_seconds / (figures.ends - figures.begins)
+    return format_hours(told.worker_seconds), f"of workers, {average:.1f} on average"
+
+
+def describe_lateness(one: QueueFigures) -> str:
+    told = one.summary
+    if not told.kept + told.late:
+        return ""
+    if not told.late:
+        return f"None of {told.kept:,} starts was late; the longest wait was {format_duration(told.worst_wait)}."
+    alone = one.all_breaches == 1
+    spans = (
+        f", in {'one breach' if alone else f'{one.all_breaches:,} breaches'} of {format_duration(one.breach_seconds)}"
+    )
+    spans += "" if alone else " together"
+    late = f"{told.late:,} of {told.kept + told.late:,} starts were late"
+    late += f", the worst by {format_duration(told.worst_late_by)}"
+    return late + (spans if one.all_breaches else "") + "."
+
+
+def describe_cost(told: QueueSummary) -> str:
+    if not told.attempts:
+        return ""
+    ran = f"{format_count(told.attempts, 'attempt')} ran for {format_hours(told.run_seconds)}"
+    ran += f", {format_hours(told.failed_seconds)} of that in vain" if told.failed_seconds else ""
+    return f"{ran}. {told.done:,} done, {told.dead:,} dead."
+
+
+def keep_units(text: str) -> str:
+    """Escapes a text, and keeps each number on one line with its unit."""
+    return UNIT.sub(r"\1&nbsp;\2", plain(text))
+
+
+def render_footer(figures: Figures) -> str:
+    made = f"Made {format_minute(figures.made)} by Penstock." if figures.made else "Made by Penstock."
+    if not figures.queues:
+        return f"<footer><p>{made}</p></footer>"
+    point = format_duration(figures.width)
+    return (
+        f"<footer><p>{made} A point of a picture stands for {point}. Waits are those of attempts, from due to start, "
+        "exact quantiles. Arrivals, backlog, ages, workers and urgency are from samples, one every ten seconds; a "
+        "worker that serves several queues counts for each. Errors are added up by what is left of their text without "
+        "numbers, names and moments; a task that fails with one on two days counts twice.</p></footer>"
+    )
+
+
+# --- charts -----------------------------------------------------------------------------------------------------------
+
+
+def render_section(n: int, one: QueueFigures, figures: Figures) -> str:
+    drawn = "".join(render_figure(n, picture) for picture in make_charts(one, figures))
+    return (
+        f'<section id="q{n}" aria-label="{plain(one.queue)}"><h2>{plain(one.queue)}</h2>'
+        f'<div class="pictures">{drawn}</div></section>'
+    )
+
+
+def render_figure(n: int, picture: Chart) -> str:
+    label = f"q{n}-{picture.key}"
+    inside = picture.drawn or '<p class="none">Nothing to see.</p>'
+    tables = "".join(render_sheet(sheet, said) for said, sheet in picture.sheets) if picture.drawn else ""
+    return (
+        f'<figure id="{label}" data-picture="{picture.key}"><figcaption><h3>{plain(picture.title)}</h3>'
+        f"<p>{keep_units(picture.about)}</p></figcaption>{inside}{tables}</figure>"
+    )

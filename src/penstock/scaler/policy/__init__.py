@@ -1,0 +1,1 @@
+"""Policies, which decide how many workers a queue needs. They do no I/O."""

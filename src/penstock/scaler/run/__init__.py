@@ -1,0 +1,1 @@
+"""The running scaler: it collects signals, decides, and starts and stops workers."""

@@ -1,0 +1,140 @@
+"""Runs the shell from outside, in real processes with real pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import warm_shell
+from penstock import Outcome, Queue
+from penstock.embedded import Server
+
+COMMAND = (sys.executable, "-m", "penstock.cli")
+COLD = bool(os.environ.get("PENSTOCK_TEST_COLD"))
+STARTERS = [("demo",), ("drain",), ("scale",), ("up",), ("work",)]
+COUNTS = ("created", "updated", "renewed", "reopened", "skipped", "superseded")
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def environment(dsn: str | None = None, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Returns the environment of a command: the given DSN only, no server of this directory, and wide lines."""
+    base = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "COLUMNS": "200", "PENSTOCK_HOME": "/nonexistent/penstock"}
+    return base | ({"PENSTOCK_DSN": dsn} if dsn is not None else {}) | dict(more or {})
+
+
+def penstock(
+    *arguments: str,
+    dsn: str | None = None,
+    stdin: str | bytes = b"",
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    within: float = 60,
+    tracebacks: bool = False,
+) -> Ran:
+    """Runs one command, and checks that it prints no traceback, except that of a task if `tracebacks` is set."""
+    given = stdin.encode() if isinstance(stdin, str) else stdin
+    run = run_cold if needs_cold(arguments, env or {}) else warm_shell.run
+    done = run(arguments, given, environment(dsn, env), cwd, within)
+    ran = Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
+    assert "Traceback" not in ran.err + ("" if tracebacks else ran.out), ran.err
+    return ran
+
+
+def needs_cold(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether a command needs a new interpreter: it starts others itself, or its environment configures Python."""
+    return COLD or arguments[:1] in STARTERS or any(name.startswith(("PYTHON", "LANG", "LC_", "TZ")) for name in env)
+
+
+def run_cold(
+    arguments: Sequence[str], stdin: bytes, env: Mapping[str, str], cwd: Path | None, within: float
+) -> subprocess.CompletedProcess[bytes]:
+    command = [*COMMAND, *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, env=env, cwd=cwd, timeout=within, check=False)
+
+
+def interrupted_demo(home: Path, after: bytes, *arguments: str) -> tuple[int, bytes, bytes]:
+    """Interrupts a demo at the line that begins so, and checks that nothing it started is left.
+
+    Returns its exit code and the rest of its output.
+    """
+    with subprocess.Popen(
+        [*COMMAND, "demo", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(more={"PENSTOCK_HOME": str(home)}),
+        start_new_session=True,
+    ) as process:
+        assert process.stdout
+        while not process.stdout.readline().startswith(after):
+            assert process.poll() is None
+        time.sleep(0.5)
+        started = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert Server.running(home) is None
+    assert not psutil.wait_procs(started, timeout=20)[1]
+    return process.returncode, out, err
+
+
+def each(*commands: Sequence[str], dsn: str | None = None, env: Mapping[str, str] | None = None) -> list[Ran]:
+    """Runs several commands, two at a time."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda command: partial(penstock, dsn=dsn, env=env)(*command), commands))
+
+
+def is_one_block(text: str) -> bool:
+    """Whether a text is one error: its code and message, then the hint, indented."""
+    first, *rest = text.splitlines()
+    return first.startswith("error PS") and len(rest) <= 1 and all(line.startswith("  ") for line in rest)
+
+
+def bury(queue: Queue, *errors: str, kind: str = "default") -> list[int]:
+    """Makes dead tasks with these errors, and returns their ids."""
+    ids = []
+    for error in errors:
+        ids.append(queue.push({}, kind=kind, priority=0).id)
+        queue.settle(queue.claim(), {ids[-1]: Outcome.dead(error)})
+    return ids
+
+
+@contextmanager
+def nothing_changes(queue: Queue) -> Iterator[None]:
+    """Checks that the block changes nothing in the queue."""
+
+    def picture() -> object:
+        return queue.tasks(limit=10_000), queue.settings(), queue.status().totals
+
+    before = picture()
+    yield
+    assert picture() == before
+
+
+def refused(ran: Ran, *words: str, code: int = 2) -> None:
+    """Checks that a command was refused, with these words in its error."""
+    assert (ran.code, ran.out) == (code, ""), ran
+    assert is_one_block(ran.err), ran.err
+    for word in words:
+        assert word in ran.err

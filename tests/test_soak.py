@@ -1,0 +1,77 @@
+"""The soak's figures and its page, from made-up samples. The soak itself runs for an hour: `make soak`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from bench.soak import VERBS, Latencies, summary
+from bench.support.soak_page import write_page
+
+MINUTES = 13
+
+
+def latencies(first: float, last: float) -> Latencies:
+    """Ten calls a second; so many milliseconds in the first minute, and in the last one."""
+    found = Latencies()
+    moments = [n / 10 for n in range(MINUTES * 600)]
+    slow = 60.0 * (MINUTES - 1)
+    for verb in VERBS:
+        found.all[verb] = [(at, (last if at >= slow else first) / 1000) for at in moments]
+    return found
+
+
+def sample(at: float) -> dict[str, Any]:
+    figures = {"p50": 1.0 + at / 100, "p99": 5.0}
+    return {
+        "at": at,
+        "latency_ms": {**dict.fromkeys((*VERBS, "settle"), figures), "start": None},
+        "done": round(1000 * at),
+        "left": 10,
+        "bytes": {"history": 5_000_000 + round(1e5 * at), "task": 1_000_000},
+        "dead_rows": {"agenda": round(1000 * at)},
+        "memory": {
+            "supervisor": 40_000_000,
+            "runners": 90_000_000,
+            "backends": 70_000_000,
+            "largest_backend": 8_000_000,
+        },
+        "wal_per_second": 1_000_000,
+    }
+
+
+def test_the_worst_part_is_held_against_the_first_minute() -> None:
+    found = summary(latencies(first=4.0, last=12.0), "claim", 60.0 * MINUTES)
+    assert found["first"]["p50"] == 4.0
+    assert len(found["parts"]) == 12
+    assert (found["worst_p50"], found["ratio"]) == (12.0, 3.0)
+
+
+def test_a_run_without_a_second_minute_has_no_ratio() -> None:
+    assert summary(latencies(first=4.0, last=4.0), "push", 60.0)["ratio"] is None
+
+
+def test_the_page_and_its_picture(tmp_path: Path) -> None:
+    measured = latencies(first=4.0, last=12.0)
+    run = {
+        "at": "2026-01-02T03:04:05+00:00",
+        "machine": {"cores": 2, "system": "Linux-6"},
+        "minutes": MINUTES,
+        "rate": 1000.0,
+        "held": False,
+        "pushed": 780_000,
+        "queries": 13,
+        "settings": {"batch": 20, "processes": 2, "query_seconds": 60.0, "bar": 2.0},
+        "verbs": {verb: summary(measured, verb, 60.0 * MINUTES) for verb in VERBS},
+        "samples": [sample(10.0 * n) for n in range(1, 6 * MINUTES)],
+    }
+    (tmp_path / "soak.json").write_text(json.dumps(run))
+    write_page(tmp_path, results=tmp_path)
+    page = (tmp_path / "soak.md").read_text("utf-8")
+    assert "| claim | 4.00 (4.00) | 12.00 | 3.00 | ≤ 2, **missed** |" in page
+    assert "](soak.svg)" in page
+    picture = ElementTree.parse(tmp_path / "soak.svg").getroot()
+    paths = [one for one in picture.iter() if one.tag.endswith("path")]
+    assert len(paths) == 3 + 3 + 2 + 1 + 2

@@ -1,0 +1,252 @@
+"""Outcomes that PostgreSQL does not take: claims wait for them, the rest is settled, and nobody is kept in the dark."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import Connection
+
+from conftest import Clock
+from penstock import LeaseLost, NewTask, Outcome, Penstock, Queue, Unavailable
+from penstock.embedded import Server
+from penstock.worker.runner import MAX_UNSETTLED
+from workers import Worker, eventually, free_port, probe, working
+
+QUICK = """
+@app.task(queue="work")
+def quick(n: int) -> None:
+    note(n)
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    home = tmp_path / "server"
+    yield Server.start(home, environ=os.environ, settings={"shared_buffers": "128MB", "fsync": "off"})
+    if running := Server.running(home):
+        running.stop("immediate")
+
+
+def send_standby_away(sql: Connection, name: str) -> None:
+    """From now on no COMMIT is acknowledged, but those that do not wait for it. The empty name brings it back."""
+    sql.execute("set synchronous_commit = off")
+    sql.execute(f"alter system set synchronous_standby_names = '{name}'")
+    sql.execute("select pg_reload_conf()")
+
+
+def settled_down(worker: Worker) -> int:
+    """How many tasks were run when no more are."""
+    before = -1
+    while len(worker.noted) != before:
+        before = len(worker.noted)
+        time.sleep(2)
+    return before
+
+
+def test_claims_do_not_outrun_settles(server: Server, tmp_path: Path) -> None:
+    """The synchronous standby is away: claims commit, settles do not. Leases are kept, and nothing runs twice."""
+    tasks = 5 * MAX_UNSETTLED
+    with Penstock(server.dsn) as penstock, psycopg.connect(server.dsn, autocommit=True) as sql:
+        penstock.init()
+        queue = penstock.create_queue("work", lease="2s")
+        queue.pause()
+        queue.push_many([NewTask({"n": n}, kind="quick") for n in range(tasks)])
+        with working(tmp_path, server.dsn, QUICK) as worker:
+            send_standby_away(sql, "nobody")
+            sql.execute("select penstock.set_queue('work', '{\"paused\": false}')")
+            run = settled_down(worker)
+            assert 0 < run < 2 * MAX_UNSETTLED, "what is not settled, and what was in hand"
+            send_standby_away(sql, "")
+            eventually(lambda: queue.status().totals["done"] == tasks)
+            assert queue.status().totals["expired"] == 0
+            assert sorted(map(int, worker.noted)) == [*range(tasks)], "each once"
+            assert worker.stop() == 0
+            assert worker.report["unsettled"] == 0
+
+
+def test_an_exit_tells_what_could_not_be_settled(server: Server, tmp_path: Path) -> None:
+    with Penstock(server.dsn) as penstock, psycopg.connect(server.dsn, autocommit=True) as sql:
+        penstock.init()
+        queue = penstock.create_queue("work", lease="2s")
+        queue.pause()
+        queue.push_many([NewTask({"n": n}, kind="quick") for n in range(20)])
+        with working(tmp_path, server.dsn, QUICK, "--grace", "1s") as worker:
+            send_standby_away(sql, "nobody")
+            sql.execute("select penstock.set_queue('work', '{\"paused\": false}')")
+            run = settled_down(worker)
+            worker.terminate()
+            assert worker.wait() == 4
+            assert worker.report["unsettled"] == run
+            told = [one for one in worker.events if one["event"].startswith("outcomes not settled")]
+            assert [one["tasks"] for one in told] == [run]
+        send_standby_away(sql, "")
+
+
+SLOW = "create function slow() returns trigger language plpgsql as 'begin perform pg_sleep(0.005); return new; end'"
+
+
+def test_a_settle_that_takes_too_long_is_split(
+    app: Penstock, queue: Queue, sql: Connection, dsn: str, tmp_path: Path
+) -> None:
+    """A limit on statements ends a settle of many; one of fewer gets through. The log tells of it."""
+    queue.push_many([NewTask({"n": n}, kind="quick") for n in range(600)])
+    sql.execute(SLOW)
+    sql.execute("create trigger slow before insert on penstock.history for each row execute function slow()")
+    sql.execute(f"alter database {sql.info.dbname} set statement_timeout = '1s'")
+    with working(tmp_path, dsn, QUICK) as worker:
+        eventually(lambda: queue.status().totals["done"] == 600, within=60)
+        assert any(one["event"].startswith("PostgreSQL gave up a settle") for one in worker.events), worker.stderr
+        assert worker.stop() == 0
+
+
+ENDLESS = """
+create function endless() returns trigger language plpgsql as 'begin perform pg_sleep(60); return new; end';
+create trigger endless before insert on penstock.history
+    for each row when (new.kind = 'stuck') execute function endless();
+"""
+STUCK = """
+@app.task(queue="work")
+def stuck(n: int) -> None:
+    note(n)
+"""
+
+
+def test_a_task_whose_settle_is_always_given_up_fails_the_probe(
+    app: Penstock, queue: Queue, sql: Connection, dsn: str, tmp_path: Path
+) -> None:
+    """A limit on statements ends even the settle of this task alone. The others are settled meanwhile."""
+    queue.push_many([NewTask({"n": n}, kind="stuck" if n == 3 else "quick") for n in range(20)])
+    sql.execute(ENDLESS)
+    sql.execute(f"alter database {sql.info.dbname} set statement_timeout = '1s'")
+    port = free_port()
+    with working(tmp_path, dsn, QUICK + STUCK, "--health", str(port), "--silence", "4") as worker:
+        eventually(lambda: queue.status().totals["done"] == 19, within=60)
+        _, told = eventually(lambda: found if (found := probe(port))[0] == 503 else None, within=60)  # type: ignore[misc]
+        assert [name.split(":")[-1] for name in told["stalled"]] == [str(worker.runners[0])]
+        assert told["database"]
+        (given_up, *_) = eventually(
+            lambda: [one for one in worker.events if one["event"].startswith("PostgreSQL gives up each settle")]
+        )
+        assert (given_up["queue"], given_up["tasks"], given_up["level"]) == ("work", 1, "error")
+        assert "statement timeout" in given_up["error"]
+        assert not any(one["event"].startswith("settle blocked") for one in worker.events), "no transaction holds it"
+        queue.push({"n": 20}, kind="quick")
+        eventually(lambda: queue.status().totals["done"] == 20)
+        sql.execute("drop trigger endless on penstock.history")
+        eventually(lambda: queue.status().totals["done"] == 21, within=60)
+        eventually(lambda: probe(port)[0] == 200)
+        assert worker.stop() == 0
+        assert len(worker.noted) == 21, "each once"
+
+
+HOLDS = (
+    """
+@app.task(queue="work")
+def waits(n: int) -> None:
+    note("begun", n)
+    wait_for("go")
+"""
+    + QUICK
+)
+
+
+def test_one_open_transaction_holds_up_only_its_own_tasks(
+    queue: Queue, app: Penstock, sql: Connection, dsn: str, tmp_path: Path
+) -> None:
+    """It upserted tasks that run, and stays open. The others are settled; its own when it has ended."""
+    other = app.create_queue("other")
+    subjects = [f"s{n}" for n in range(8)]
+    queue.push_many([NewTask({"n": n}, kind="waits", subject=subject) for n, subject in enumerate(subjects)])
+    code = HOLDS + '\n@app.task(queue="other")\ndef elsewhere(n: int) -> None:\n    pass\n'
+    port = free_port()
+    options = ("--concurrency", "8", "--health", str(port), "--silence", "2")
+    with working(tmp_path, dsn, code, *options) as worker, psycopg.connect(dsn) as foreign:
+        eventually(lambda: len(worker.noted) == 8)
+        for subject in subjects:
+            queue.push({"n": 100}, kind="waits", subject=subject, on_conflict="update", connection=foreign)
+        worker.allow()
+        other.push_many([NewTask({"n": n}, kind="elsewhere") for n in range(100)])
+        queue.push_many([NewTask({"n": n}, kind="quick") for n in range(100)])
+        eventually(lambda: (other.status().totals["done"], queue.status().totals["done"]) == (100, 100))
+        eventually(lambda: any(one["event"].startswith("settle blocked") for one in worker.events))
+        time.sleep(2)
+        assert probe(port)[0] == 200, "the probe does not fail for what another transaction holds"
+        foreign.commit()
+        eventually(lambda: queue.status().totals["done"] == 116, within=40)
+        assert worker.stop() == 0
+
+
+def test_a_settle_need_not_wait(queue: Queue, dsn: str, sql: Connection) -> None:
+    """What another transaction holds is answered busy, stays ours, and the rest is settled."""
+    held, free = (queue.push(subject=subject).id for subject in ("held", "free"))
+    claim = queue.claim(2)
+    with psycopg.connect(dsn) as foreign:
+        queue.push({"new": 1}, subject="held", on_conflict="update", connection=foreign)
+        assert queue.settle(claim, wait=False) == {held: "busy", free: "done"}
+        with pytest.raises(LeaseLost) as lost:
+            queue.settle(claim, wait=False)
+        assert (lost.value.refused, lost.value.busy) == ((free,), (held,))
+    with psycopg.connect(dsn) as foreign:
+        foreign.execute("select from penstock.lease for update")
+        assert queue.settle(claim, [held], wait=False) == {held: "busy"}, "the lease itself is held"
+        assert queue.release(claim, wait=False) == {held: "busy"}
+    assert queue.settle(claim, {held: Outcome.failed("x", delay=0)}, wait=False) == {held: "pending"}
+
+
+def test_a_document_without_a_subject_is_not_waited_for_long(queue: Queue, dsn: str) -> None:
+    """Somebody holds it and stays open: the settle ends after half a second, and can be repeated."""
+    queue.push()
+    claim = queue.claim()
+    with psycopg.connect(dsn) as foreign:
+        foreign.execute("select from penstock.task for update")
+        with pytest.raises(Unavailable, match="lock timeout") as given_up:
+            queue.settle(claim, wait=False)
+        assert given_up.value.reason == "retry"
+    assert queue.settle(claim, wait=False) == {claim.ids[0]: "done"}
+
+
+def test_one_worker_is_chosen_for_what_must_run_alone(
+    app: Penstock, queue: Queue, clock: Clock, sql: Connection
+) -> None:
+    """Of a whole fleet one empties itself, for half a minute; then another may."""
+
+    def chosen(worker: str) -> bool:
+        return bool(sql.execute("select penstock.take_quarantine('work', %s)", (worker,)).fetchone() == (True,))
+
+    assert [chosen(worker) for worker in ("a", "b", "a", "c")] == [True, False, True, False]
+    clock.advance(31)
+    assert [chosen(worker) for worker in ("b", "a", "b")] == [True, False, True]
+
+
+def test_a_fleet_goes_on_while_one_task_must_run_alone(
+    queue: Queue, app: Penstock, clock: Clock, sql: Connection, dsn: str, tmp_path: Path
+) -> None:
+    """Two workers, and a task that waits for a worker without other work: only one of them stops claiming."""
+    queue.push(kind="quick")
+    for _ in range(2):
+        queue.claim(2)
+        clock.advance(11)
+        app.upkeep()
+    sql.execute("update penstock_test.clock set fixed = null")
+    homes = [tmp_path / name for name in ("one", "two")]
+    for home in homes:
+        home.mkdir()
+    queue.push_many([NewTask({"n": n}, kind="waits", priority=0) for n in range(40)])
+    options = ("--concurrency", "4")
+    with working(homes[0], dsn, HOLDS, *options) as one, working(homes[1], dsn, HOLDS, *options) as two:
+        eventually(lambda: len(one.noted) + len(two.noted) == 8)
+        chosen = "select count(distinct quarantine) from penstock.watermark where quarantine_until > penstock.clock()"
+        eventually(lambda: sql.execute(chosen).fetchone() == (1,))
+        holder = sql.execute("select quarantine from penstock.watermark where quarantine is not null").fetchone()
+        assert holder is not None
+        emptied, other = (one, two) if str(holder[0]).endswith(f":{one.runners[0]}") else (two, one)
+        other.allow()
+        eventually(lambda: len(other.noted) > 20)
+        assert len(emptied.noted) == 4, "it has begun nothing new"
+        emptied.allow()
+        eventually(lambda: queue.status().waiting + queue.status().active == 0)
