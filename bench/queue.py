@@ -24,7 +24,7 @@ from bench.support import upserters
 from bench.support.drainers import bare, drained, through_async_penstock, through_penstock
 from bench.support.harness import Bench, Footprint, alternate, bench, judged, ratio, report, spread
 from penstock import NewTask, Penstock, Queue
-from penstock.async_app import AsyncPenstock
+from penstock.app_async import AsyncPenstock
 from penstock.model import Claim, Json
 
 ROUNDS = 5

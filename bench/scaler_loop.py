@@ -27,8 +27,8 @@ if __name__ == "__main__":
 
 from bench.support.harness import Bench, bench, report, spread
 from penstock import NewTask, Penstock, Queue
-from penstock import queue as seam
-from penstock.database import Database
+from penstock.client import scaling
+from penstock.client.database import Database
 from penstock.scaler.judge.simulate import simulate
 from penstock.scaler.judge.traces import Trace
 from penstock.scaler.policy.policies import find
@@ -117,7 +117,7 @@ def one_decision(place: Bench, queues: int, pending: int, rounds: int) -> dict[s
             for _ in range(rounds):
                 ones.append(timed(lambda: sql.execute("select 1").fetchone(), 200))
                 ticks.append(timed(scaler.tick))
-                looks.append(timed(lambda: seam.scaler_snapshot(database, asked)))
+                looks.append(timed(lambda: scaling.scaler_snapshot(database, asked)))
             for track in scaler.collector.tracks.values():
                 track.service.add(busy=1000.0, ended=10_000, seconds=0.0)
             knowing = [timed(scaler.tick) for _ in range(rounds)]

@@ -15,9 +15,10 @@ from typing import Any, ForwardRef
 import typer.main
 
 import penstock
-from penstock import dsn, errors, spool, validate
+from penstock import dsn, errors, validate
 from penstock.cli import tree as shell
 from penstock.cli.commands.work import SUPERVISORS
+from penstock.client import spool
 from penstock.spark import options as spark_options
 
 ROOT = Path(__file__).parent.parent

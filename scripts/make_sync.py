@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent / "src" / "penstock"
+WRITTEN_TWICE = ("concurrency_async.py", "borrowed_async.py")  # what differs between threads and asyncio
 SOURCES = {
-    ROOT / "aio" / "hosts.py": ROOT / "hosts.py",
-    ROOT / "aio" / "database.py": ROOT / "database.py",
-    ROOT / "aio" / "queue.py": ROOT / "queue.py",
-    ROOT / "async_app.py": ROOT / "app.py",
-    ROOT / "async_inline.py": ROOT / "inline.py",
+    source: source.with_name(source.name.replace("_async", ""))
+    for source in sorted(ROOT.rglob("*_async.py"))
+    if source.name not in WRITTEN_TWICE
 }
 RULES = (
     (r"\basync (def|with|for)\b", r"\1"),
@@ -23,12 +22,12 @@ RULES = (
     (r"\bAsyncIterator\b", "Iterator"),
     (r"\bAwaitable\[(T|bool|dict\[str, int\]|list\[TupleRow\])\]", r"\1"),
     (r"\bAwaitable, ", ""),
-    (r"\bAsync(Connection(?:Pool)?|Cursor|Database|Handler|HostConnection|Hosts|Queue|Penstock)\b", r"\1"),
-    (r"\b(perform|tell_hook)_async\b", r"\1"),
-    (r"\bimport async_inline\b", "import inline"),
-    (r"\basync_inline\.", "inline."),
-    (r"\bpenstock\.aio import queue\b", "penstock import queue"),
-    (r"\bpenstock\.aio\.", "penstock."),
+    (
+        r"\bAsync(BulkWriter|Claimer|Connection(?:Pool)?|Cursor|Database|Handler|HostConnection|Hosts|Queue|Penstock)\b",
+        r"\1",
+    ),
+    # Modules and functions: x_async has its counterpart in x.
+    (r"\b(\w+)_async\b", r"\1"),
     # A pair of parentheses that only held an await.
     (r"\((\w+(?:\.\w+)*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))\)(?=\.fetch|\.close|\[0\])", r"\1"),
 )
@@ -37,7 +36,6 @@ HEADER = "# Made from {source} by scripts/make_sync.py (`make generate`): edit t
 
 def sync(source: Path) -> str:
     text = source.read_text("utf-8")
-    text = re.sub(r"`penstock\.\w+` is made from this file( \(see `penstock\.aio`\))?\.", "", text)
     for pattern, replacement in RULES:
         text = re.sub(pattern, replacement, text)
     text = re.sub(r'(""".*?) *"""', r'\1"""', text, count=1)

@@ -13,6 +13,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -21,6 +22,7 @@ import psycopg
 import pytest
 
 from penstock import Penstock, Queue
+from penstock.client.database import Database
 from penstock.embedded import Server
 from penstock.embedded.settings import memory
 from pooler import Pooler
@@ -194,6 +196,13 @@ def app(dsn: str, request: pytest.FixtureRequest) -> Iterator[Penstock]:
 @pytest.fixture
 def queue(app: Penstock) -> Queue:
     return app.create_queue("work", max_attempts=3, lease="10s")
+
+
+@pytest.fixture
+def database(dsn: str) -> Iterator[Database]:
+    """The connections of the client, for calls that no public class has."""
+    with closing(Database(dsn)) as found:
+        yield found
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ from penstock import (
     Queue,
     ValidationError,
 )
-from penstock.borrowed import refusal
+from penstock.client.borrowed import refusal
 
 NOWHERE = "postgresql://127.0.0.1:1/nowhere"  # a push on the caller's connection needs none of ours
 

@@ -24,7 +24,7 @@ from typer.main import get_command
 from conftest import Clock
 from penstock import Outcome, Penstock, Queue, Unavailable, doctor
 from penstock.cli import tree
-from penstock.database import Database
+from penstock.client.database import Database
 from penstock.doctor import CHECKS, DANGERS, Finding, Inspection, Thresholds, examine, judge_version
 from penstock.embedded import Server
 from penstock.errors import PenstockError

@@ -15,8 +15,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from penstock import AsyncPenstock, AuthError, Penstock, Queue, Unavailable
-from penstock.database import Database
-from penstock.wire import each_host
+from penstock.client.conninfo import each_host
+from penstock.client.database import Database
 from relay import Relay
 
 PATIENCE = 30  # seconds; what is broken waits for the minute that these clients allow

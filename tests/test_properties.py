@@ -577,8 +577,8 @@ class QueueMachine(RuleBasedStateMachine):
 
     def queue(self, client: int, at: int) -> Queue:
         queue = self.world.apps[client].queue(self.names[at])
-        if not isinstance(queue._hint, Told):
-            queue._hint = Told()  # type: ignore[assignment]
+        if not isinstance(queue._claimer._hint, Told):
+            queue._claimer._hint = Told()  # type: ignore[assignment]
         return queue
 
     # -- Push

@@ -18,8 +18,8 @@ from psycopg import Connection
 from psycopg.conninfo import make_conninfo
 
 from penstock import AuthError, LeaseLost, NewTask, NotFound, Outcome, Penstock, Queue, Unavailable
-from penstock import queue as seam
-from penstock.database import Database
+from penstock.client import history, streams
+from penstock.client.database import Database
 from penstock.model import Json
 from shell import penstock
 
@@ -161,15 +161,15 @@ def test_a_worker_drives_a_stream(world: World) -> None:
     with world.client("owner") as queue:
         queue.push_many([{}] * 4)
     database = Database(world.dsn("worker"))
-    held = seam.hold_stream(database, "work", "g", epoch=seam.next_epoch(database), driver="d", lease="1m")
-    assert seam.waiting_now(database, "work")[1] == 4
-    assert seam.next_batch(database, held, after=0, limit=10, slots=1, lease="1m").tasks == 4
-    ((token, _),) = seam.batch_leases(database, held, 0, 1)
+    held = streams.hold_stream(database, "work", "g", epoch=streams.next_epoch(database), driver="d", lease="1m")
+    assert streams.waiting_now(database, "work")[1] == 4
+    assert streams.next_batch(database, held, after=0, limit=10, slots=1, lease="1m").tasks == 4
+    ((token, _),) = streams.batch_leases(database, held, 0, 1)
     with database.session() as connection:
-        assert len(seam.read_lease(connection, token, 0, 10)) == 4
-    seam.keep_stream(database, held, lease="1m")
-    assert seam.next_batch(database, held, after=1, limit=10, slots=1, lease="1m").tasks == 0
-    seam.leave_stream(database, held)
+        assert len(streams.read_lease(connection, token, 0, 10)) == 4
+    streams.keep_stream(database, held, lease="1m")
+    assert streams.next_batch(database, held, after=1, limit=10, slots=1, lease="1m").tasks == 0
+    streams.leave_stream(database, held)
     database.close()
     with world.client("reader") as queue, world.sql("reader") as sql:
         assert queue.status().totals["done"] == 4
@@ -223,7 +223,7 @@ def test_whoever_only_reads_keeps_nothing_of_history(world: World) -> None:
     """A registered reader holds back the days that it has not passed, for ever: who may only look registers none."""
     database = Database(world.dsn("reader"))
     with pytest.raises(AuthError, match="note_reader"):
-        seam.note_reader(database, "lake", seam.horizon(database))
+        history.note_reader(database, "lake", history.horizon(database))
     database.close()
     with world.sql("reader") as sql:
         assert sql.execute("select count(*) from penstock.history_reader").fetchone() == (0,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, fields, is_dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -25,9 +26,9 @@ from penstock import (
     Progressive,
     Queue,
 )
-from penstock import queue as seam
-from penstock import statements as say
-from penstock.database import Database
+from penstock.client import history, profiles, scaling, workers
+from penstock.client.database import Database
+from penstock.client.statements import history as statements
 from penstock.model import Asked, Window
 from penstock.spark.options import Address
 from shell import penstock
@@ -162,12 +163,12 @@ def pushes(queue: Queue, dsn: str) -> Iterator[object]:
         yield queue.push_many(some, connection=own)
 
 
-def settles(queue: Queue) -> Iterator[object]:
+def settles(queue: Queue, database: Database) -> Iterator[object]:
     """Each outcome, with and without what may come with it."""
     claim = queue.claim(8, lease="90s", worker=ODD)
     yield claim.tasks
     yield queue.extend(claim, lease=timedelta(seconds=2.5))
-    yield [*queue.extend_many([claim.token or ""], lease="1m").values()]
+    yield [*workers.extend_leases(database, [claim.token or ""], lease="1m").values()]
     outcomes = [
         Outcome.done(),
         Outcome.again(LATER, payload={"name": ODD}),
@@ -197,7 +198,8 @@ def settles(queue: Queue) -> Iterator[object]:
 def books(app: Penstock, queue: Queue) -> Iterator[object]:
     yield queue.set(sla="90m", keep_done="36h", keep_dead="1d", retry="fibonacci:90s")
     yield queue.settings()
-    yield queue.set_kinds([{"kind": "k0", "max_attempts": 2, "timeout": "1 day 2 hours"}])
+    database = Database(app.dsn)
+    yield workers.set_kinds(database, "work", [{"kind": "k0", "max_attempts": 2, "timeout": "1 day 2 hours"}])
     yield app.set_schedule("nightly", "*/5 6 * * 1-5", queue="work", tz="Europe/Rome", payload={"name": ODD})
     yield app.set_schedule("often", "* * * * *", queue="work", backfill="all")
     yield app.pause_schedule("nightly")
@@ -209,22 +211,21 @@ def books(app: Penstock, queue: Queue) -> Iterator[object]:
     yield app.board(samples=5)
     yield app.verify()
     yield app.repair()
-    database = Database(app.dsn)
-    yield queue.lease()
-    yield seam.scaler_snapshot(database, [Asked("work", 3600.5, 100, 0.25)]).queues
-    held = seam.hold_scaling(database, ["work"], holder="h", policy="p", lease="1m")
+    yield workers.find_lease(database, "work")
+    yield scaling.scaler_snapshot(database, [Asked("work", 3600.5, 100, 0.25)]).queues
+    held = scaling.hold_scaling(database, ["work"], holder="h", policy="p", lease="1m")
     yield held
     decided = {"queue": "work", "epoch": held["work"].epoch, "policy": "p", "workers": 1, "actual": 0, "wanted": 1,
                "urgency": "none", "bound_by": "min", "reason": ODD, "time_to_breach": 1.1, "predicted_breach": None,
                "inputs": {"a": 0.1}, "rules": {}, "memory": {"name": ODD}}  # fmt: skip
-    yield seam.decide(database, [decided], holder="h", lease="1m")
+    yield scaling.decide(database, [decided], holder="h", lease="1m")
     yield app.decisions("work")
-    yield seam.target_workers(database, "work")
-    yield seam.profiles(database)
-    yield seam.running_times(database)
-    now = seam.horizon(database)
-    yield seam.sample_days(database, Window(now._replace(xid=0), now._replace(xid=2**62)))
-    yield seam.today(database)
+    yield scaling.target_workers(database, "work")
+    yield profiles.find_profiles(database)
+    yield profiles.running_times(database)
+    now = history.horizon(database)
+    yield history.sample_days(database, Window(now._replace(xid=0), now._replace(xid=2**62)))
+    yield history.today(database)
     database.close()
 
 
@@ -284,9 +285,11 @@ DROP_OPERATORS = """
 
 
 def walk(dsn: str, sql: Connection) -> list[Any]:
-    with Penstock(dsn) as app:
+    with Penstock(dsn) as app, closing(Database(dsn)) as database:
         queue = app.create_queue("work", max_attempts=3, lease="10s", sla="30s")
-        told = [plain(one) for part in (pushes(queue, dsn), settles(queue), books(app, queue)) for one in part]
+        told = [
+            plain(one) for part in (pushes(queue, dsn), settles(queue, database), books(app, queue)) for one in part
+        ]
         sql.execute(DROP_OPERATORS)
         told += [plain(one) for one in adopted(app, dsn)]
     return [told, rows(sql)]
@@ -423,7 +426,7 @@ def test_history_is_read_by_another_driver_alike(
 ) -> None:
     """Spark's executors read by ADBC, which has a libpq of its own. It looks types up before we can say anything, by
     operators of the session's search_path, and does not know them by quoted names."""
-    history = pytest.importorskip("penstock.spark.history")
+    spark_history = pytest.importorskip("penstock.spark.history")
     dsn = as_set(*(one for one in bundle if one.name != "quote_all_identifiers"))
     sql.execute(DROP_OPERATORS)
     with Penstock(dsn) as app:
@@ -432,12 +435,12 @@ def test_history_is_read_by_another_driver_alike(
         claim = queue.claim(5, worker=ODD)
         queue.settle(claim, {id_: Outcome.failed(ODD) for id_ in claim.ids})
     database = Database(dsn)
-    now = seam.horizon(database)
+    now = history.horizon(database)
     window = Window(now._replace(xid=0), now._replace(xid=2**62))
-    (span,) = seam.find_spans(database, window, roughly=True)
+    (span,) = history.find_spans(database, window, roughly=True)
     database.close()
-    statement = say.history_rows(window, None, span.day, range(span.pages))
-    with history.connect_arrow(Address(dsn)) as arrow:
+    statement = statements.history_rows(window, None, span.day, range(span.pages))
+    with spark_history.connect_arrow(Address(dsn)) as arrow:
         found = arrow.rows(statement, span).table.to_pylist()
     assert sorted(row["subject"] for row in found) == [f"{n} {ODD}" for n in range(5)]
     assert {(row["kind"], row["worker"], row["error"], row["finished_at"]) for row in found} == {(ODD, ODD, ODD, NOON)}

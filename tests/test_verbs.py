@@ -10,6 +10,8 @@ from psycopg import Connection
 
 from conftest import Clock
 from penstock import Conflict, LeaseLost, NewTask, NotFound, Outcome, Penstock, Queue, ValidationError
+from penstock.client.database import Database
+from penstock.client.workers import extend_leases
 
 
 def bury(queue: Queue, *errors: str, kind: str = "default") -> list[int]:
@@ -72,7 +74,7 @@ def test_one_that_is_held_does_not_keep_the_other_dead_tasks(
     queue: Queue, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redrive and purge choose first and lock afterwards, a part of the tasks at a time."""
-    monkeypatch.setattr("penstock.statements.MOST", 2)
+    monkeypatch.setattr("penstock.client.statements.tasks.MAX_TASKS", 2)
     held, *others = bury(queue, "a", "b", "c", "d")
     with psycopg.connect(dsn) as other:
         other.execute("select from penstock.task where id = %s for update", (held,))
@@ -368,7 +370,7 @@ def test_repair_puts_right_what_verify_finds(app: Penstock, queue: Queue, sql: C
     assert queue.claim(10).ids == [*waiting[3:], waiting[1]]
 
 
-def test_many_leases_go_on_together(queue: Queue, clock: Clock, dsn: str) -> None:
+def test_many_leases_go_on_together(queue: Queue, clock: Clock, dsn: str, database: Database) -> None:
     """A row for each that is there; without an end for one that somebody settles this moment; none for what is lost."""
     queue.push_many([{} for _ in range(4)])
     one, other, gone, busy = (queue.claim() for _ in range(4))
@@ -377,7 +379,7 @@ def test_many_leases_go_on_together(queue: Queue, clock: Clock, dsn: str) -> Non
     clock.advance(5)
     with psycopg.connect(dsn) as settling:
         settling.execute("select * from penstock.settle(%s, %s)", (busy.token, busy.ids))
-        kept = queue.extend_many([str(claim.token) for claim in (one, other, gone, busy)], lease="20s")
+        kept = extend_leases(database, [str(claim.token) for claim in (one, other, gone, busy)], lease="20s")
         settling.rollback()
     assert kept.keys() == {str(one.token), str(other.token), str(busy.token)}
     assert kept[str(one.token)] == (clock.now() + timedelta(seconds=20), ())

@@ -13,11 +13,12 @@ from uuid import UUID
 import psycopg
 
 from penstock import Penstock
-from penstock.async_app import AsyncPenstock
-from penstock.database import fetch_raw
+from penstock.app_async import AsyncPenstock
+from penstock.client.binary import IdArray
+from penstock.client.database import fetch_raw
+from penstock.client.session import configure
 from penstock.model import Task
 from penstock.validate import decode_payloads
-from penstock.wire import IdArray, configure
 
 SPAWN = multiprocessing.get_context("spawn")
 Marks = list[tuple[float, int]]

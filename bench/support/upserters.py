@@ -9,8 +9,9 @@ import psycopg
 
 from bench.support.harness import Bench
 from penstock import NewTask, Penstock
+from penstock.client.binary import TextArray
+from penstock.client.session import configure
 from penstock.model import Json
-from penstock.wire import TextArray, configure
 
 CHUNK = 10_000
 

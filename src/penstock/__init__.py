@@ -6,10 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.aio.queue import AsyncQueue
     from penstock.app import Handler, Penstock
-    from penstock.async_app import AsyncHandler, AsyncPenstock
+    from penstock.app_async import AsyncHandler, AsyncPenstock
     from penstock.backlog import Backlog, BacklogStatus, PassReport, RecordFailure
+    from penstock.client.queue import Queue
+    from penstock.client.queue_async import AsyncQueue
+    from penstock.client.statements.schedules import ScheduleRun
+    from penstock.client.statements.upkeep import Upkeep
     from penstock.errors import (
         AuthError,
         CommitUnknown,
@@ -45,9 +48,7 @@ if TYPE_CHECKING:
         TaskInfo,
         Verification,
     )
-    from penstock.queue import Queue
     from penstock.retry import CustomRetry, Delays, Exponential, Fibonacci, Fixed, Progressive, Strategy
-    from penstock.statements import ScheduleRun, Upkeep
     from penstock.worker.in_process import InProcessWorker
     from penstock.worker.supervisor import WorkerReport
 
@@ -110,10 +111,13 @@ __version__ = "0.1.0.dev0"
 
 # A name is imported at its first use, so that `penstock --version` does not have to import PostgreSQL's client.
 HOMES = {
-    "penstock.aio.queue": ("AsyncQueue",),
     "penstock.app": ("Handler", "Penstock"),
-    "penstock.async_app": ("AsyncHandler", "AsyncPenstock"),
+    "penstock.app_async": ("AsyncHandler", "AsyncPenstock"),
     "penstock.backlog": ("Backlog", "BacklogStatus", "PassReport", "RecordFailure"),
+    "penstock.client.queue": ("Queue",),
+    "penstock.client.queue_async": ("AsyncQueue",),
+    "penstock.client.statements.schedules": ("ScheduleRun",),
+    "penstock.client.statements.upkeep": ("Upkeep",),
     "penstock.errors": (
         "AuthError",
         "CommitUnknown",
@@ -149,9 +153,7 @@ HOMES = {
         "TaskInfo",
         "Verification",
     ),
-    "penstock.queue": ("Queue",),
     "penstock.retry": ("CustomRetry", "Delays", "Exponential", "Fibonacci", "Fixed", "Progressive", "Strategy"),
-    "penstock.statements": ("ScheduleRun", "Upkeep"),
     "penstock.worker.in_process": ("InProcessWorker",),
     "penstock.worker.supervisor": ("WorkerReport",),
 }

@@ -1,4 +1,4 @@
-# Made from src/penstock/async_app.py by scripts/make_sync.py (`make generate`): edit that, never this.
+# Made from src/penstock/app_async.py by scripts/make_sync.py (`make generate`): edit that, never this.
 """Penstock is the entry point of the library."""
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 from uuid import UUID
 
-from penstock import backlog, inline, migrate, queue, validate
+from penstock import backlog, inline, migrate, validate
 from penstock.backlog import Backlog
-from penstock.colour import Items, each, in_thread
-from penstock.database import Database
+from penstock.client import history, queues, scaling, schedules, upkeep, workers
+from penstock.client.concurrency import Items, each, in_thread
+from penstock.client.database import Database
+from penstock.client.queue import Queue
+from penstock.client.statements.schedules import ScheduleRun
+from penstock.client.statements.upkeep import Upkeep
 from penstock.dsn import find_dsn
 from penstock.errors import ConfigError, PenstockError, ValidationError, shown
 from penstock.handlers import Registry, Spec
@@ -38,11 +42,8 @@ from penstock.model import (
     TaskDetails,
     Verification,
 )
-from penstock.queue import Queue
-from penstock.queue import set_schedule as store_schedule
 from penstock.retry import CustomRetry, Policy, Strategy
-from penstock.schedule import checked, decide, next_run, schedule_name
-from penstock.statements import ScheduleRun, Upkeep
+from penstock.schedule import checked, schedule_name
 from penstock.validate import at, queue_name
 from penstock.worker.in_process import InProcessWorker
 from penstock.worker.supervisor import Plan
@@ -127,7 +128,7 @@ class Penstock:
         exist_ok: bool = False,
     ) -> Queue:
         """Creates a queue and returns it. With `exist_ok=True` an existing queue is left as it is."""
-        queue.create(
+        queues.create(
             self._database,
             name,
             exist_ok=exist_ok,
@@ -266,7 +267,7 @@ class Penstock:
         for name in names:
             self.registry.check_served(name)
         served = [self.queue(name) for name in names]
-        return dict(inline.drain(self.registry, served, most, raise_errors=raise_errors))
+        return dict(inline.drain(self._database, self.registry, served, most, raise_errors=raise_errors))
 
     @contextmanager
     def run_worker(self, *queues: str, concurrency: int = 10, grace: Duration = "30s") -> Iterator[InProcessWorker]:
@@ -372,57 +373,57 @@ class Penstock:
     def find_task(self, id: int) -> TaskDetails:  # noqa: A002 - the parameter has this name everywhere
         """Returns one task of any queue, with everything that is known of it: its state, or, if it is done and removed,
         when it ended. A removed task is found as long as history is kept (30 days by default)."""
-        return queue.find_task(self._database, id)
+        return queues.find_task(self._database, id)
 
     def queues(self) -> list[QueueSettings]:
         """Returns the settings of all queues."""
-        return queue.settings(self._database)
+        return queues.settings(self._database)
 
     def status(self) -> list[QueueStatus]:
         """Returns the counts of all queues in one snapshot."""
-        return queue.status(self._database)
+        return queues.status(self._database)
 
     def board(self, queue_name: str | None = None, *, decisions: int = 10, samples: int = 0) -> Board:
         """Returns queues, workers and decisions at one moment, for display."""
-        return queue.board(self._database, queue_name, decisions=decisions, samples=samples)
+        return scaling.board(self._database, queue_name, decisions=decisions, samples=samples)
 
     def decisions(self, name: str, *, at: datetime | None = None, limit: int = 20) -> list[StoredDecision]:
         """Returns the decisions of scalers for a queue up to a moment, newest first."""
-        return queue.decisions(self._database, name, at=at, limit=limit)
+        return scaling.list_decisions(self._database, name, at=at, limit=limit)
 
     def verify(self) -> Verification:
         """Recounts everything and compares it with the counters."""
-        return queue.verify(self._database)
+        return queues.verify(self._database)
 
     def repair(self, name: str | None = None) -> list[Repair]:
         """Repairs what `verify` finds, and returns what it changed."""
-        return queue.repair(self._database, name)
+        return queues.repair(self._database, name)
 
     def forget_reader(self, name: str) -> None:
         """Stops keeping history for a reader that will not return, such as a lake; `penstock doctor` shows its name."""
-        queue.forget_reader(self._database, name)
+        history.forget_reader(self._database, name)
 
     def rebase_history(self) -> int:
         """Makes history readable after a restore into another cluster, and returns how many rows were changed."""
-        return queue.rebase_history(self._database)
+        return history.rebase_history(self._database)
 
     def upkeep(self) -> Upkeep:
         """Runs all upkeep that is due: it expires leases, promotes tasks, folds counters, takes samples, creates and
         drops days of history, removes old tasks, and runs schedules. Each part is a transaction of its own. Returns the
         rows of each part; `failed` contains the parts that failed, and why."""
-        report = queue.upkeep(self._database)
+        report = upkeep.upkeep(self._database)
         fired = self.run_schedules()
         report.update({"scheduled": fired.pushed, "schedules failed": len(fired.failed)})
         return report
 
     def retentions(self) -> dict[str, timedelta | None]:
         """Returns how long upkeep keeps history, samples, decisions, ledger, rejects and audit; None means for ever."""
-        return queue.retentions(self._database)
+        return upkeep.retentions(self._database)
 
     def set_retention(self, what: str, keep: Duration | None) -> None:
         """Sets how long upkeep keeps one of them: at least a day, or None for ever. All upkeep uses the new value from
         now on, including that of workers."""
-        queue.set_retention(self._database, what, keep)
+        upkeep.set_retention(self._database, what, keep)
 
     def beat(
         self, worker: str, queues: list[str], *, slots: int = 1, busy: int = 0, host: str = "", pid: int | None = None
@@ -430,14 +431,14 @@ class Penstock:
         """Records that a worker is alive, and returns a channel for each queue, which is the same for all of them.
         While the worker is idle, pushes wake it on that channel: LISTEN on it; a notification contains the name of the
         queue."""
-        found = queue.beat(self._database, worker, queues, slots=slots, busy=busy, host=host, pid=pid)
+        found = workers.beat(self._database, worker, queues, slots=slots, busy=busy, host=host, pid=pid)
         return {name: standing.channel for name, standing in found.items()}
 
     # --- schedules --------------------------------------------------------------------------------------------------
 
     def schedules(self) -> list[Schedule]:
         """Returns all schedules."""
-        return queue.schedules(self._database)
+        return schedules.list_schedules(self._database)
 
     def set_schedule(
         self,
@@ -454,25 +455,25 @@ class Penstock:
         """Creates or changes a schedule, which pushes a task like this at every tick of a cron line. A changed line or
         time zone counts from now; a paused schedule stays paused."""
         new = checked(NewSchedule(name, queue, cron, tz, kind, payload, priority, backfill))
-        return store_schedule(self._database, new, next_run)
+        return schedules.set_schedule(self._database, new)
 
     def drop_schedule(self, name: str) -> None:
         """Removes a schedule; the tasks that it pushed stay."""
-        queue.drop_schedule(self._database, schedule_name(name))
+        schedules.drop_schedule(self._database, schedule_name(name))
 
     def pause_schedule(self, name: str) -> Schedule:
         """Pauses a schedule until `resume_schedule`; ticks that pass meanwhile are not made up for."""
-        return queue.pause_schedule(self._database, schedule_name(name))
+        return schedules.pause_schedule(self._database, schedule_name(name))
 
     def resume_schedule(self, name: str) -> Schedule:
         """Resumes a schedule from now on."""
-        return queue.resume_schedule(self._database, schedule_name(name), next_run)
+        return schedules.resume_schedule(self._database, schedule_name(name))
 
     def run_schedules(self) -> ScheduleRun:
         """Pushes the tasks of all schedules that are due. Workers and `upkeep` do this by themselves; if several
         processes do it at once, exactly one task is pushed per tick. One call pushes at most 1,000 tasks of one
         schedule; the rest is due again at once."""
-        return queue.run_schedules(self._database, decide)
+        return schedules.run_schedules(self._database)
 
 
 class Handler:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.app import Penstock
-from penstock.async_app import AsyncPenstock
+from penstock.app_async import AsyncPenstock
 from penstock.errors import ConfigError
 from penstock.handlers import Spec
 

@@ -1,4 +1,4 @@
-# Made from src/penstock/async_inline.py by scripts/make_sync.py (`make generate`): edit that, never this.
+# Made from src/penstock/inline_async.py by scripts/make_sync.py (`make generate`): edit that, never this.
 """Draining in the caller's process, for tests of applications."""
 
 from __future__ import annotations
@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 
+from penstock.client import workers
+from penstock.client.database import Database
+from penstock.client.queue import Queue
 from penstock.errors import LeaseLost, NotFound, ValidationError
 from penstock.handlers import Held, Registry, Spec
 from penstock.model import Claim, Outcome, Task
-from penstock.queue import Queue
 from penstock.worker.execution import EXITS, LOST, SETTLED, UNKNOWN_KIND
 from penstock.worker.performing import perform, tell_hook
 
@@ -44,13 +46,20 @@ class Errors:
             raise self._first
 
 
-def drain(registry: Registry, queues: list[Queue], most: int | None, *, raise_errors: bool = True) -> Counter[str]:
+def drain(
+    database: Database,
+    registry: Registry,
+    queues: list[Queue],
+    most: int | None,
+    *,
+    raise_errors: bool = True,
+) -> Counter[str]:
     """Runs due tasks, queue by queue and in rounds, until none is due, `most` tasks were run, or a handler wanted to
     end the process. Returns how many tasks ended in each state; `lost` counts those whose lease was lost."""
     leases: dict[str, float] = {}
     for queue in queues:
-        queue.set_kinds(registry.stored(queue.name))
-        leases[queue.name] = queue.lease()
+        workers.set_kinds(database, queue.name, registry.stored(queue.name))
+        leases[queue.name] = workers.find_lease(database, queue.name)
     states: Counter[str] = Counter()
     errors = Errors(stops=raise_errors)
     before = -1

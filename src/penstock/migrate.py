@@ -9,9 +9,10 @@ import time
 from dataclasses import dataclass
 from importlib.resources import files
 
-from penstock.database import Connection, Database
+from penstock.client.database import Connection, Database
+from penstock.client.session import CONTRACT, OUR_CONTRACT, check_contract
+from penstock.client.sqlstate import translated
 from penstock.errors import AuthError, ConfigError, SchemaVersionError, Unavailable
-from penstock.wire import CONTRACT, OUR_CONTRACT, check_contract, translated
 
 LOCK_SECONDS: float = 2
 PAUSES = (0.5, 1, 2, 4, 8, 8, 8, 8, 8, 8)  # seconds between tries

@@ -9,14 +9,14 @@ from typing import Any
 import psycopg
 
 from penstock import Penstock
-from penstock import queue as seam
+from penstock.client import scaling
 
 LEASE = "30s"
 
 
 def store_decision(app: Penstock, queue: str = "work", holder: str = "a scaler", **more: Any) -> None:
     """Stores a decision, as the loop of the scaler does."""
-    held = seam.hold_scaling(app._database, [queue], holder=holder, policy="deadline", lease=LEASE)
+    held = scaling.hold_scaling(app._database, [queue], holder=holder, policy="deadline", lease=LEASE)
     usual = {
         "queue": queue,
         "epoch": held[queue].epoch,
@@ -33,7 +33,7 @@ def store_decision(app: Penstock, queue: str = "work", holder: str = "a scaler",
         "rules": {"deadlines": 3, "steady": 1.5},
         "memory": {"needs": []},
     }
-    seam.decide(app._database, [usual | more], holder=holder, lease=LEASE)
+    scaling.decide(app._database, [usual | more], holder=holder, lease=LEASE)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import psycopg
 
 from decisions import as_reader, store_decision
 from penstock import Penstock
-from penstock import queue as seam
+from penstock.client import scaling
 from shell import Ran, each, is_one_block
 
 
@@ -92,7 +92,7 @@ def test_keda_gets_what_it_reads(dsn: str, app: Penstock, sql: psycopg.Connectio
     assert asked() == 7
     store_decision(app, "mail.high_prio", workers=0)
     assert asked() == 0
-    seam.leave_scaling(app._database, "a scaler")
+    scaling.leave_scaling(app._database, "a scaler")
     assert asked() == 1
 
 

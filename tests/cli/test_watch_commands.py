@@ -24,9 +24,9 @@ import pytest
 from conftest import Clock
 from decisions import as_reader, store_decision
 from penstock import Outcome, Penstock, Queue
-from penstock import queue as seam
 from penstock.cli.commands.top import View, draw_screen
 from penstock.cli.terminal.board import RecentBoards
+from penstock.client import scaling
 from penstock.model import Board, BoardWorker, QueueStatus, Scaled, StoredDecision
 from shell import COMMAND, each, environment, is_one_block, penstock
 
@@ -75,7 +75,7 @@ def test_why_tells_the_last_decision_and_what_changed(dsn: str, app: Penstock, p
 
 def test_why_says_when_no_scaler_runs_any_more(dsn: str, app: Penstock, promised: Queue) -> None:
     store_decision(app)
-    seam.leave_scaling(app._database, "a scaler")
+    scaling.leave_scaling(app._database, "a scaler")
     assert "no scaler runs now: this is what the last one wanted" in penstock("why", "work", dsn=dsn).out
 
 

@@ -17,10 +17,11 @@ import psycopg
 
 from notes import Notes, describe_claim
 from penstock import Context, LeaseLost, Outcome, Penstock, Unavailable
-from penstock import database as sync_database
-from penstock.aio.queue import AsyncQueue
+from penstock.client import database as sync_database
+from penstock.client.claims import Claimer
+from penstock.client.queue import Queue
+from penstock.client.queue_async import AsyncQueue
 from penstock.model import Claim, Task
-from penstock.queue import Queue
 
 app = Penstock(os.environ["PENSTOCK_DSN"])
 note = Notes(Path(os.environ["FAULT_HISTORY"])).write
@@ -92,9 +93,9 @@ def noted_settling(queue: Queue, claim: Claim, id_: int, outcome: Any = Outcome.
     note(**facts, phase="ok", states={id_: "done"})
 
 
-def noted_claim(queue: Queue, once: Any, wanted: Any) -> Claim:
+def noted_claim(claimer: Claimer, once: Any, wanted: Any) -> Claim:
     """The claim, and the moment PostgreSQL claimed at: history has it too, so that both can be joined."""
-    claim: Claim = CLAIM(queue, once, wanted)
+    claim: Claim = CLAIM(claimer, once, wanted)
     if claim:
         note(**describe_claim(claim, float(wanted.lease)))
         reached("after_claim")
@@ -116,8 +117,8 @@ async def extended(queue: AsyncQueue, token: Any, **named: Any) -> Any:
         raise
 
 
-CLAIM, SETTLING, FETCH, EXTEND = Queue._claim, Queue.settling, sync_database.fetch_raw, AsyncQueue.extend
-Queue._claim = noted_claim  # type: ignore[method-assign, assignment]
+CLAIM, SETTLING, FETCH, EXTEND = Claimer._claim, Queue.settling, sync_database.fetch_raw, AsyncQueue.extend
+Claimer._claim = noted_claim  # type: ignore[method-assign, assignment]
 Queue.settling = noted_settling  # type: ignore[method-assign, assignment]
 Queue.settle = noted("settle", Queue.settle, settle_outcomes)  # type: ignore[method-assign]
 Queue.release = noted("release", Queue.release, lambda claim: dict.fromkeys(claim.ids, "release"))  # type: ignore[method-assign]

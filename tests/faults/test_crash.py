@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from penstock import CommitUnknown, LeaseLost, NewTask, PartialPush, Penstock, Queue, Unavailable
-from penstock import queue as seam
+from penstock.client import database
 from penstock.embedded import Server
 from proxy import Lane, Proxy
 
@@ -135,7 +135,7 @@ def test_a_settle_whose_commit_was_not_heard_is_refused_when_repeated(queue: Que
 def test_a_bulk_push_that_fails_between_chunks_can_be_completed(
     queue: Queue, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seam, "RETRIES", 1)
+    monkeypatch.setattr(database, "RETRIES", 1)
     items = [NewTask({"n": n}, f"s{n:05}") for n in range(25_000)]
     with through_proxy(dsn) as (lane, cut_off):
 

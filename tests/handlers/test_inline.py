@@ -35,6 +35,8 @@ from penstock import (
     Task,
     ValidationError,
 )
+from penstock.client.database import Database
+from penstock.client.workers import set_kinds
 
 Drain = Callable[..., dict[str, int]]
 
@@ -1414,19 +1416,19 @@ def test_a_push_in_the_handlers_own_transaction_goes_with_it(app: Penstock, queu
 # --- set_kinds --------------------------------------------------------------------------------------------------------
 
 
-def test_set_kinds_answers_how_many_changed(app: Penstock, queue: Queue, sql: Connection) -> None:
+def test_set_kinds_answers_how_many_changed(database: Database, queue: Queue, sql: Connection) -> None:
     kinds: list[dict[str, Any]] = [
         {"kind": "a", "retry": {"type": "fixed", "delay": 1}},
         {"kind": "b", "timeout": "5s"},
     ]
-    assert queue.set_kinds(kinds) == 2
-    assert queue.set_kinds(kinds) == 0
+    assert set_kinds(database, "work", kinds) == 2
+    assert set_kinds(database, "work", kinds) == 0
     kinds[0]["max_attempts"] = 3
-    assert queue.set_kinds(kinds) == 1
-    assert queue.set_kinds([{"kind": "a"}]) == 1
+    assert set_kinds(database, "work", kinds) == 1
+    assert set_kinds(database, "work", [{"kind": "a"}]) == 1
     rows = sql.execute("select kind, retry, max_attempts, timeout from penstock.kind order by kind").fetchall()
     assert rows == [("a", None, None, None), ("b", None, None, timedelta(seconds=5))]
-    assert queue.set_kinds([]) == 0
+    assert set_kinds(database, "work", []) == 0
 
 
 @pytest.mark.parametrize(
@@ -1461,11 +1463,11 @@ def test_set_kinds_by_bare_sql_refuses_bad_values(queue: Queue, sql: Connection,
     assert sql.execute("select count(*) from penstock.kind").fetchone() == (0,)
 
 
-def test_set_kinds_of_no_queue(app: Penstock, queue: Queue) -> None:
+def test_set_kinds_of_no_queue(database: Database, queue: Queue) -> None:
     with pytest.raises(NotFound):
-        app.queue("wrok").set_kinds([])
+        set_kinds(database, "wrok", [])
     with pytest.raises(PenstockError):
-        queue.set_kinds([{"kind": "a", "max_attempts": 0}])
+        set_kinds(database, "work", [{"kind": "a", "max_attempts": 0}])
 
 
 def test_a_sync_client_where_a_loop_runs_already(app: Penstock, queue: Queue) -> None:

@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 from made_lake import World
 from penstock import NotFound, Penstock, retry
 from penstock.cli.terminal.queue_settings import format_strategy as spelt
-from penstock.database import Database
+from penstock.client.database import Database
+from penstock.client.workers import set_kinds
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.lake.schemas import AGES
 from penstock.pipeline.learn.evidence import Evidence, find_evidence, present_plans
@@ -82,14 +83,12 @@ def test_a_queue_that_the_lake_does_not_know(spark: SparkSession, made: Lake) ->
     assert {one.queue for one in find_evidence(spark, made, {}, queue="mail")} == {"mail"}
 
 
-def test_present_plans_are_those_of_kinds_and_queues(app: Penstock, dsn: str) -> None:
+def test_present_plans_are_those_of_kinds_and_queues(app: Penstock, database: Database) -> None:
     app.create_queue("mail", retry=Fibonacci("1m"), max_attempts=5)
     app.create_queue("rest", retry=Fixed("30s"))
 
-    app.queue("mail").set_kinds([{"kind": "invoice", "retry": Fixed("5m").to_json(), "max_attempts": 2}])
-    database = Database(dsn)
+    set_kinds(database, "mail", [{"kind": "invoice", "retry": Fixed("5m").to_json(), "max_attempts": 2}])
     plans = present_plans(database)
-    database.close()
     assert plans["mail", ""] == RetryPlan(Fibonacci("1m"), 5)
     assert plans["mail", "invoice"] == RetryPlan(Fixed("5m"), 2)
     assert plans["rest", ""].strategy == Fixed("30s")

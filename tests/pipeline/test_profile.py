@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 from conftest import Clock
 from made_lake import BEGINS, World, make_lake, minutes, percentile, since_begin
 from penstock import NotFound, Penstock, Queue, ValidationError
-from penstock import queue as seam
-from penstock.database import Database
+from penstock.client import profiles
+from penstock.client.database import Database
 from penstock.model import Latency, Running
 from penstock.pipeline.lake import Lake, State
 from penstock.pipeline.learn.profile import learn_profiles, make_profiles
@@ -188,7 +188,7 @@ def test_what_runs_now(queue: Queue, database: Database, clock: Clock) -> None:
     clock.advance(40)
     queue.claim(1)
     clock.advance(2.5)
-    found = {one.bucket: (one.tasks, round(one.seconds, 6)) for one in seam.running_times(database)}
+    found = {one.bucket: (one.tasks, round(one.seconds, 6)) for one in profiles.running_times(database)}
     assert found == {16: (3, 127.5), 3: (1, 2.5)}
     assert find_bucket(42.5) == 16
     assert find_bucket(2.5) == 3
@@ -206,7 +206,7 @@ def test_how_long_workers_took_to_start(
             (wait, f"w{n}"),
         )
     app.beat("idle", [queue.name])  # has claimed nothing yet
-    (found,) = seam.start_latencies(database)
+    (found,) = profiles.start_latencies(database)
     assert found[:2] == (queue.name, 4)
     assert found.p50 == pytest.approx(percentile(waits, 0.5))
     assert found.p90 == pytest.approx(percentile(waits, 0.9))
@@ -227,18 +227,18 @@ def written(name: str, **changes: Any) -> dict[str, Any]:
 def test_profiles_are_kept_and_get_old(app: Penstock, queue: Queue, database: Database, clock: Clock) -> None:
     app.create_queue("other")
     clock.freeze()
-    assert seam.set_profiles(database, [written(queue.name), written("gone")]) == 1
+    assert profiles.set_profiles(database, [written(queue.name), written("gone")]) == 1
     clock.advance(3600)
-    found = {one.queue: one for one in seam.profiles(database)}
+    found = {one.queue: one for one in profiles.find_profiles(database)}
     assert found[queue.name].age == timedelta(hours=1)
     assert found[queue.name].data == {"a": 1}
     assert (found["other"].made, found["other"].data) == (None, None)
-    assert seam.set_profiles(database, [written(queue.name, data={"a": 2})]) == 1
-    assert [(one.data, one.age) for one in seam.profiles(database, queue.name)] == [({"a": 2}, timedelta())]
+    assert profiles.set_profiles(database, [written(queue.name, data={"a": 2})]) == 1
+    assert [(one.data, one.age) for one in profiles.find_profiles(database, queue.name)] == [({"a": 2}, timedelta())]
     with pytest.raises(NotFound):
-        seam.profiles(database, "none")
+        profiles.find_profiles(database, "none")
     queue.drop()
-    assert [one.queue for one in seam.profiles(database)] == ["other"]
+    assert [one.queue for one in profiles.find_profiles(database)] == ["other"]
 
 
 @pytest.mark.parametrize(
@@ -246,8 +246,8 @@ def test_profiles_are_kept_and_get_old(app: Penstock, queue: Queue, database: Da
 )
 def test_what_is_no_profile_is_refused(queue: Queue, database: Database, bad: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="profiles"):
-        seam.set_profiles(database, [written(queue.name), written(queue.name, **bad)])
-    assert seam.profiles(database, queue.name)[0].made is None
+        profiles.set_profiles(database, [written(queue.name), written(queue.name, **bad)])
+    assert profiles.find_profiles(database, queue.name)[0].made is None
 
 
 def test_from_the_lake_into_the_database(
@@ -259,7 +259,7 @@ def test_from_the_lake_into_the_database(
     lake = make_lake(spark, tmp_path / "lake", small)
     told = make_profiles(spark, lake, database)
     assert (told.written, told.without) == (1, ["quiet"])
-    stored = seam.profiles(database, "orders")[0]
+    stored = profiles.find_profiles(database, "orders")[0]
     assert stored.data is not None
     assert stored.covers_from is not None
     assert since_begin(stored.covers_from) == 0

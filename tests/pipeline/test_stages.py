@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 from pyspark.sql import SparkSession
 
-from penstock import queue as seam
+from penstock.client import profiles
 from penstock.pipeline.learn.evidence import find_evidence, present_plans
 from penstock.pipeline.run import STAGES, run
 from penstock.pipeline.work import working
@@ -23,7 +23,7 @@ def test_all_stages_and_again(
         first = {one.stage: one.answer for one in run(work, STAGES)}
         assert [*first] == ["bronze", "silver", "gold", "profile", "reconcile", "report"]
         assert first["reconcile"]["differences"] == []
-        profiles = {one.queue: one.data for one in seam.profiles(work.database)}
+        stored = {one.queue: one.data for one in profiles.find_profiles(work.database)}
         ended: dict[str, int] = dict(
             sql.execute(
                 "select q.name, count(*) filter (where outcome in ('done', 'again', 'failed', 'dead'))"
@@ -31,10 +31,10 @@ def test_all_stages_and_again(
             ).fetchall()
         )
         for queue, count in ended.items():
-            data = profiles[queue]
+            data = stored[queue]
             assert data is not None
             assert (data["service"] or {"ended": 0})["ended"] == count
-        assert {*first["profile"]["without"]} == {name for name, data in profiles.items() if data is None}
+        assert {*first["profile"]["without"]} == {name for name, data in stored.items() if data is None}
         page = lake / "report.html"
         text = page.read_text("utf-8")
         for queue in ended:

@@ -139,7 +139,6 @@ def test_a_python_worker_that_is_killed(
     deadline = time.monotonic() + 20
     while queue.status().active and time.monotonic() < deadline:
         time.sleep(0.2)
-        queue.look_afresh()
         drain(spark, "work", handle, dsn=dsn, partitions=1)
     assert queue.status().totals["done"] == 40
     assert queue.status().active == 0

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import AuthError, ConfigError, Conflict, NewTask, NotFound, Outcome, Penstock, Queue
-from penstock import statements as say
+from penstock.client.statements import history as statements
 from penstock.embedded import Server
 from penstock.model import Horizon, Span, Window
 from penstock.spark import history, options, read_history
@@ -514,21 +514,23 @@ def test_no_transaction_is_long(
     assert count == 20_000
 
     # A day of which 40 pages take longer than PostgreSQL is told to bear.
-    monkeypatch.setattr(say, "SHORTLY", "set local statement_timeout = '300ms'")
+    monkeypatch.setattr(statements, "SHORTLY", "set local statement_timeout = '300ms'")
     slow = (
         "create function public.slowly(bigint) returns bigint language sql as"
         " 'select pg_sleep(case when $1 % 50 = 0 then 0.002 else 0 end); select $1'"
     )
     sql.execute(slow.encode())
-    monkeypatch.setattr(say, "HISTORY", say.HISTORY.replace("select id,", "select public.slowly(id) as id,"))
+    monkeypatch.setattr(
+        statements, "HISTORY", statements.HISTORY.replace("select id,", "select public.slowly(id) as id,")
+    )
     tried: list[int] = []
-    real = say.history_rows
+    real = statements.history_rows
 
     def noted(window: Window, queues: Any, day: Any, pages: range) -> str:
         tried.append(len(pages))
         return real(window, queues, day, pages)
 
-    monkeypatch.setattr(say, "history_rows", noted)
+    monkeypatch.setattr(statements, "history_rows", noted)
     assert sum(len(batch) for batch in reader.read(part)) == 20_000
     assert tried[0] == history.FIRST_PAGES
     assert min(tried) < 40
@@ -564,4 +566,4 @@ def test_a_gentle_reader_rests_while_workers_claim(
 def test_horizons_compare() -> None:
     """Of two drops that the ends of a window know of, the earlier one counts."""
     start, end = Horizon("a", 1, "1-a", 5, 9), Horizon("b", 1, "1-b", 7, 3)
-    assert say.check_window(Window(start, end)) == (5, 7, 3, None, None, None)
+    assert statements.window_parameters(Window(start, end)) == (5, 7, 3, None, None, None)

@@ -18,6 +18,8 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock import Conflict, Penstock, Queue, ValidationError
+from penstock.client.bulk import BulkWriter
+from penstock.client.database import Database
 from penstock.model import OnConflict
 from penstock.spark import parts
 from penstock.spark.parts import Partition, Target
@@ -27,8 +29,13 @@ LARGEST = 1 << 20
 NOW = datetime.now(UTC).replace(microsecond=123456)
 
 
+def writer_of(queue: Queue) -> BulkWriter:
+    return BulkWriter(Database(queue.dsn, max_connections=2), queue.name)
+
+
 def target(queue: Queue, on_conflict: OnConflict = "skip", reject_table: str | None = None) -> Target:
-    return Target(queue, *queue.limits(), on_conflict, reject_table)
+    writer = writer_of(queue)
+    return Target(writer, *writer.limits(), on_conflict, reject_table)
 
 
 def written(
@@ -279,8 +286,8 @@ def test_bytes_that_are_no_text_are_rejected(queue: Queue, sql: psycopg.Connecti
 
 def test_rejects_go_where_they_are_told(queue: Queue, sql: psycopg.Connection) -> None:
     sql.execute("create schema own")
-    queue.prepare_rejects("own.Rejects")
-    queue.prepare_rejects("own.Rejects")
+    writer_of(queue).prepare_rejects("own.Rejects")
+    writer_of(queue).prepare_rejects("own.Rejects")
     job = uuid4()
     assert written(queue, pa.table({"payload": [None, "{}"]}), reject_table="own.Rejects", job=job, number=3) == {
         "created": 1,
@@ -291,7 +298,7 @@ def test_rejects_go_where_they_are_told(queue: Queue, sql: psycopg.Connection) -
     assert row == ("work", job, 3, "payload: null is not a JSON object", None)
     sql.execute("create table own.taken (id int)")
     with pytest.raises(ValidationError, match=r"rejectTable: own\.taken has no due, job, kind"):
-        queue.prepare_rejects("own.taken")
+        writer_of(queue).prepare_rejects("own.taken")
 
 
 def test_many_make_the_table_of_rejects_at_once(queue: Queue, sql: psycopg.Connection, direct_dsn: str) -> None:
@@ -299,7 +306,7 @@ def test_many_make_the_table_of_rejects_at_once(queue: Queue, sql: psycopg.Conne
     with psycopg.connect(direct_dsn, autocommit=True) as stranger, ThreadPoolExecutor(6) as pool:
         stranger.execute("select pg_advisory_lock(hashtext('penstock.reject'))")
         try:
-            for made in [pool.submit(queue.prepare_rejects, "public.rejects") for _ in range(12)]:
+            for made in [pool.submit(writer_of(queue).prepare_rejects, "public.rejects") for _ in range(12)]:
                 made.result(30)
         finally:
             stranger.close()
@@ -366,21 +373,21 @@ def test_taken_subjects_follow_the_rule(queue: Queue, sql: psycopg.Connection, m
 
 
 def test_a_sealed_job_takes_nothing_more(queue: Queue) -> None:
-    job = UUID(int=7)
+    job, writer = UUID(int=7), writer_of(queue)
     table = pa.table({"payload": ["{}"] * 3})
-    assert queue.job_report(job) is None
+    assert writer.job_report(job) is None
     written(queue, table, job=job)
-    assert queue.seal_job(job, 1, 3, "x", {"created": 3}) == {"created": 3, "partitions": 1, "rows": 3}
-    assert queue.seal_job(job, 1, 3, "x", {"created": 3}) == queue.job_report(job)
+    assert writer.seal_job(job, 1, 3, "x", {"created": 3}) == {"created": 3, "partitions": 1, "rows": 3}
+    assert writer.seal_job(job, 1, 3, "x", {"created": 3}) == writer.job_report(job)
     written(queue, table, job=job)
     with pytest.raises(Conflict, match="partition 1: it is new, and the job was sealed with 1 partitions and 3 rows"):
         written(queue, table, job=job, number=1)
     with pytest.raises(Conflict, match="sealed with 1 partitions, now there are 2"):
-        queue.seal_job(job, 2, 3, "x", {})
+        writer.seal_job(job, 2, 3, "x", {})
     with pytest.raises(Conflict, match="with 3 rows before, now there are 4"):
-        queue.seal_job(job, 1, 4, "x", {})
+        writer.seal_job(job, 1, 4, "x", {})
     with pytest.raises(Conflict, match="other content"):
-        queue.seal_job(job, 1, 3, "y", {})
+        writer.seal_job(job, 1, 3, "y", {})
     assert queue.status().pending == 3
 
 

@@ -20,8 +20,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from conftest import CLOCK, Clock
 from penstock import Conflict, Penstock, Queue, ValidationError
-from penstock import queue as seam
-from penstock.database import Database
+from penstock.client import history
+from penstock.client.database import Database
 from penstock.doctor import Finding, examine
 from penstock.embedded import Server
 from penstock.model import Horizon, Window
@@ -62,8 +62,8 @@ def mark(database: Database) -> Horizon:
     with database.transaction() as connection:
         row = connection.execute("select pg_current_xact_id()::text::bigint").fetchone()
     assert row is not None
-    eventually(lambda: seam.note_horizon(database).xid > row[0])
-    return seam.note_horizon(database)
+    eventually(lambda: history.note_horizon(database).xid > row[0])
+    return history.note_horizon(database)
 
 
 def spend(database: Database, transactions: int = MANY) -> None:
@@ -78,7 +78,7 @@ def ids(dsn: str, start: Horizon | None = None) -> list[int]:
     given = {"url": dsn}
     database = Database(dsn)
     if start is not None:
-        window = Window(start, seam.horizon(database))
+        window = Window(start, history.horizon(database))
         given["window"] = json.dumps([one._asdict() for one in window[:2]])
     database.close()
     reader = HistoryReader(options.for_history(given))
@@ -111,22 +111,22 @@ def test_a_promotion_that_lost_something(tmp_path: Path) -> None:
         finish(app)
         offset = latest(pair.dsn)
         kept = mark(database)
-        seam.note_reader(database, "lake", kept)
+        history.note_reader(database, "lake", kept)
         last = max(ids_in_table(pair.dsn))
         pair.wait_for_replay()
 
         # A standby is read up to what was noted; a mark that it has not got yet is ahead of it.
         copy = Database(pair.standby.dsn)
-        assert seam.horizon(copy)[:4] == kept[:4]
+        assert history.horizon(copy)[:4] == kept[:4]
         assert ids(pair.standby.dsn) == ids_in_table(pair.dsn)
         pair.cut_off_standby()
         finish(app)
         lost = mark(database)
         ahead = latest(pair.dsn, offset)
-        seam.note_reader(database, "lake", lost)
+        history.note_reader(database, "lake", lost)
         assert ids(pair.dsn, kept) == ids_in_table(pair.dsn, since_id=last)
         with pytest.raises(Conflict, match="ahead of this cluster"):
-            seam.check_mark(copy, lost)
+            history.check_mark(copy, lost)
         copy.close()
         folded = pair.primary.value("(select xid from penstock.watermark)")
         pair.primary.kill()
@@ -145,9 +145,9 @@ def test_a_promotion_that_lost_something(tmp_path: Path) -> None:
             assert app.queue("work").status().totals["done"] == 28
 
             for _ in range(2):  # also when the lost transaction ids have been given again
-                seam.check_mark(database, kept)
+                history.check_mark(database, kept)
                 with pytest.raises(Conflict) as told:
-                    seam.check_mark(database, lost)
+                    history.check_mark(database, lost)
                 for said in (
                     f"transaction {lost.xid} of timeline 1",
                     "(timeline 2)",
@@ -157,13 +157,13 @@ def test_a_promotion_that_lost_something(tmp_path: Path) -> None:
                     assert said in told.value.message
                 assert "penstock pipeline rebase" in str(told.value.hint)
                 with pytest.raises(Conflict, match="failed over"):
-                    seam.note_reader(database, "lake", lost)
+                    history.note_reader(database, "lake", lost)
                 with pytest.raises(Conflict, match="failed over"):
                     ids(pair.dsn, lost)
                 with pytest.raises(Conflict, match="failed over"):
                     latest(pair.dsn, ahead)
                 spend(database)
-            assert seam.horizon(database).xid > lost.xid
+            assert history.horizon(database).xid > lost.xid
             assert ids(pair.dsn, kept) == ids_in_table(pair.dsn, since_id=last)
             assert latest(pair.dsn, offset)["xid"] > offset["xid"]
 
@@ -174,7 +174,7 @@ def test_a_promotion_that_lost_something(tmp_path: Path) -> None:
             Clock(sql).advance(40 * DAY)
             app.upkeep()
             assert number(sql, "select count(*) from penstock.history") == 28
-            seam.note_reader(database, "lake", mark(database))
+            history.note_reader(database, "lake", mark(database))
             eventually(lambda: app.upkeep() and number(sql, "select count(*) from penstock.history") == 0)
             assert [one.level for one in readers(database)] == ["ok"]
             assert app.verify().ok
@@ -184,7 +184,7 @@ def test_a_promotion_that_lost_nothing(tmp_path: Path) -> None:
     with replicated_pair(tmp_path, synchronous=True) as pair, prepared(pair.dsn) as (app, database):
         finish(app)
         kept = mark(database)
-        seam.note_reader(database, "lake", kept)
+        history.note_reader(database, "lake", kept)
         offset = latest(pair.dsn)
         last = max(ids_in_table(pair.dsn))
         finish(app)
@@ -198,7 +198,7 @@ def test_a_promotion_that_lost_nothing(tmp_path: Path) -> None:
         now = mark(database)
         assert (kept.branch[:2], now.branch[:2]) == ("1-", "2-")
         assert [one.level for one in readers(database)] == ["warning"], "it was not here since"
-        seam.note_reader(database, "lake", kept)
+        history.note_reader(database, "lake", kept)
         assert [one.level for one in readers(database)] == ["ok"]
         assert app.verify().ok
 
@@ -221,7 +221,7 @@ def test_an_older_copy_on_the_same_timeline(tmp_path: Path) -> None:
         server = start()
         with Penstock(server.dsn) as app:
             database = Database(server.dsn)
-            seam.check_mark(database, kept)  # a restart loses nothing
+            history.check_mark(database, kept)  # a restart loses nothing
             finish(app)
             lost = mark(database)
             assert lost.branch != kept.branch
@@ -233,12 +233,12 @@ def test_an_older_copy_on_the_same_timeline(tmp_path: Path) -> None:
         with Penstock(server.dsn) as app:
             database = Database(server.dsn)
             for _ in range(2):
-                seam.check_mark(database, kept)
+                history.check_mark(database, kept)
                 with pytest.raises(Conflict, match=r"\(timeline 1\).*restored from an older copy"):
-                    seam.check_mark(database, lost)
+                    history.check_mark(database, lost)
                 finish(app)
                 spend(database)
-            assert seam.horizon(database).xid > lost.xid
+            assert history.horizon(database).xid > lost.xid
             assert app.verify().ok
 
             # A dump, restored in place of what is there.
@@ -253,9 +253,9 @@ def test_an_older_copy_on_the_same_timeline(tmp_path: Path) -> None:
             )
             finish(app)
             for _ in range(2):
-                seam.check_mark(database, dumped)
+                history.check_mark(database, dumped)
                 with pytest.raises(Conflict, match="restored from an older copy"):
-                    seam.check_mark(database, lost)
+                    history.check_mark(database, lost)
                 mark(database)
             assert app.verify().ok
             database.close()
@@ -285,15 +285,15 @@ def test_who_may_not_write_reads_up_to_the_last_note(queue: Queue, app: Penstock
     queue.settle(queue.claim(2))
     database, shy = Database(dsn), Database(make_conninfo(dsn, options="-c default_transaction_read_only=on"))
     noted = mark(database)
-    assert seam.horizon(shy)[:3] == noted[:3]
+    assert history.horizon(shy)[:3] == noted[:3]
     sql.execute("update penstock.history_branch set started = started - interval '1 day'")  # a start that nobody noted
     queue.settle(queue.claim(2))
-    assert seam.note_horizon(shy)[:4] == noted[:4]
+    assert history.note_horizon(shy)[:4] == noted[:4]
     assert len(ids(shy.dsn)) == 2
     assert mark(database).branch != noted.branch
-    assert seam.note_horizon(shy).branch != noted.branch
+    assert history.note_horizon(shy).branch != noted.branch
     assert len(ids(shy.dsn)) == 4
-    seam.check_mark(shy, noted)
+    history.check_mark(shy, noted)
     database.close()
     shy.close()
 
@@ -311,8 +311,8 @@ def test_a_note_is_on_disk_before_it_is_given_out(queue: Queue, dsn: str, commit
 def test_what_a_mark_may_be(queue: Queue, dsn: str) -> None:
     database = Database(dsn)
     now = mark(database)
-    seam.check_mark(database, now)
-    seam.check_mark(database, now._replace(branch="9-f", xid=0))  # nothing was read yet
+    history.check_mark(database, now)
+    history.check_mark(database, now._replace(branch="9-f", xid=0))  # nothing was read yet
     for wrong, said in (
         (now._replace(system="1"), "another cluster"),
         (now._replace(database=1), "another database"),
@@ -320,7 +320,7 @@ def test_what_a_mark_may_be(queue: Queue, dsn: str) -> None:
         (now._replace(xid=now.xid + 10**6), "ahead of this cluster"),
     ):
         with pytest.raises(Conflict, match=said):
-            seam.check_mark(database, wrong)
+            history.check_mark(database, wrong)
     with pytest.raises(ValidationError, match="below 0"):
-        seam.check_mark(database, now._replace(xid=-1))
+        history.check_mark(database, now._replace(xid=-1))
     database.close()

@@ -10,8 +10,8 @@ from psycopg import Connection
 
 from conftest import Clock
 from penstock import Conflict, NotFound, Penstock, Queue, ValidationError
-from penstock import queue as seam
-from penstock.database import Database
+from penstock.client import history
+from penstock.client.database import Database
 from penstock.doctor import examine
 from penstock.model import Horizon
 from penstock.pipeline.stages.history_counts import count_history
@@ -35,8 +35,8 @@ def horizon(database: Database) -> Horizon:
     with database.transaction() as connection:
         row = connection.execute("select pg_current_xact_id()::text::bigint").fetchone()
     assert row is not None
-    eventually(lambda: seam.horizon(database).xid > row[0])
-    return seam.horizon(database)
+    eventually(lambda: history.horizon(database).xid > row[0])
+    return history.horizon(database)
 
 
 def days(sql: Connection) -> int:
@@ -50,13 +50,13 @@ def test_upkeep_waits_for_readers(
 ) -> None:
     finish(queue)
     app.upkeep()
-    seam.note_reader(database, "lake a", horizon(database))
-    seam.note_reader(database, "lake b", horizon(database)._replace(xid=0))
+    history.note_reader(database, "lake a", horizon(database))
+    history.note_reader(database, "lake b", horizon(database)._replace(xid=0))
     clock.advance(120 * DAY)
     assert app.upkeep()["samples dropped"] == 0
     assert days(sql) == 1, "only days without rows are dropped"
-    seam.note_reader(database, "lake b", horizon(database))
-    seam.note_reader(database, "lake b", horizon(database)._replace(xid=0))  # it only grows
+    history.note_reader(database, "lake b", horizon(database))
+    history.note_reader(database, "lake b", horizon(database)._replace(xid=0))  # it only grows
     assert app.upkeep()["samples dropped"] > 0
     eventually(lambda: app.upkeep() and days(sql) == 0)
     database.close()
@@ -66,7 +66,7 @@ def test_a_forgotten_reader_holds_nothing(
     app: Penstock, queue: Queue, clock: Clock, sql: Connection, database: Database
 ) -> None:
     finish(queue)
-    seam.note_reader(database, "lake a", horizon(database)._replace(xid=0))
+    history.note_reader(database, "lake a", horizon(database)._replace(xid=0))
     clock.advance(40 * DAY)
     app.upkeep()
     assert days(sql) == 1
@@ -84,11 +84,11 @@ def test_a_forgotten_reader_holds_nothing(
 def test_what_a_reader_may_say(app: Penstock, database: Database) -> None:
     now = horizon(database)
     with pytest.raises(Conflict, match="another cluster"):
-        seam.note_reader(database, "lake", now._replace(system="1"))
+        history.note_reader(database, "lake", now._replace(system="1"))
     with pytest.raises(Conflict, match="ahead of this cluster"):
-        seam.note_reader(database, "lake", now._replace(xid=now.xid + 10**6))
+        history.note_reader(database, "lake", now._replace(xid=now.xid + 10**6))
     with pytest.raises(ValidationError, match="200 bytes"):
-        seam.note_reader(database, "", now)
+        history.note_reader(database, "", now)
     database.close()
 
 
@@ -96,30 +96,30 @@ def test_a_day_is_released_when_it_is_what_was_copied(
     app: Penstock, queue: Queue, clock: Clock, sql: Connection, direct_dsn: str, database: Database
 ) -> None:
     finish(queue, 5)
-    today = seam.today(database)
+    today = history.today(database)
     now = horizon(database)
     (copy,) = count_history(database, now, thorough=True)
     assert (copy.day, copy.total, copy.rows) == (today, 5, {(1, "done"): 5})
     assert copy.checksum > 0
     with pytest.raises(ValidationError, match="is not over"):
-        seam.release_day(database, today, rows=5, below=now.xid)
+        history.release_day(database, today, rows=5, below=now.xid)
     clock.advance(DAY)
     with pytest.raises(NotFound, match="no history"):
-        seam.release_day(database, date(2000, 1, 1), rows=5, below=now.xid)
+        history.release_day(database, date(2000, 1, 1), rows=5, below=now.xid)
     with pytest.raises(Conflict, match="5 rows, not 4"):
-        seam.release_day(database, today, rows=4, below=now.xid)
+        history.release_day(database, today, rows=4, below=now.xid)
     with pytest.raises(Conflict, match="5 of them came late"):
-        seam.release_day(database, today, rows=5, below=1)
-    seam.note_reader(database, "lake", now._replace(xid=0))
+        history.release_day(database, today, rows=5, below=1)
+    history.note_reader(database, "lake", now._replace(xid=0))
     with pytest.raises(Conflict, match="has not passed"):
-        seam.release_day(database, today, rows=5, below=now.xid)
-    seam.note_reader(database, "lake", now)
+        history.release_day(database, today, rows=5, below=now.xid)
+    history.note_reader(database, "lake", now)
     with psycopg.connect(direct_dsn) as held:
         held.execute("lock table penstock.history in access share mode")
-        assert not seam.release_day(database, today, rows=5, below=now.xid), "somebody is at it"
-    assert seam.release_day(database, today, rows=5, below=now.xid)
+        assert not history.release_day(database, today, rows=5, below=now.xid), "somebody is at it"
+    assert history.release_day(database, today, rows=5, below=now.xid)
     assert days(sql) == 0
-    assert seam.history_gone(database, 0) == {(today, 1): 5}
+    assert history.history_gone(database, 0) == {(today, 1): 5}
     assert app.verify().ok
     database.close()
 

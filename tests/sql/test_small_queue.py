@@ -9,7 +9,7 @@ import pytest
 from psycopg import Connection
 
 from penstock import NewTask, Outcome, Penstock, Queue
-from penstock import statements as say
+from penstock.client.statements import tasks
 
 OTHERS = 50_000
 READ = """
@@ -54,7 +54,7 @@ def test_its_tasks_are_listed_by_its_own_indexes(
     small: Queue, rows_read: Callable[[str, Any], int], state: str | None
 ) -> None:
     which = dict.fromkeys(("id", "kind", "subject", "error", "after"))
-    statement = say.list_tasks(state, sum(gauges(small)), named=False).decode()
+    statement = tasks.list_tasks(state, sum(gauges(small)), named=False).decode()
     assert rows_read(statement, {**which, "queue": "small", "state": state, "limit": 100}) < 200
 
 
@@ -69,7 +69,7 @@ def test_all_of_its_tasks_are_listed(small: Queue, monkeypatch: pytest.MonkeyPat
     assert sorted(one.state for one in found) == sorted(["done", "dead", "planned", *["active"] * 2, *["pending"] * 5])
     assert small.tasks(after=found[6].id) == found[7:]
     assert [small.task(one.id) for one in found] == found
-    monkeypatch.setattr(say, "FEW_TASKS", 0)
+    monkeypatch.setattr(tasks, "FEW_TASKS", 0)
     assert small.tasks() == found
 
 

@@ -14,9 +14,9 @@ from psycopg import Connection
 
 from conftest import Clock
 from penstock import Conflict, LeaseLost, NewTask, NotFound, Outcome, Penstock, Queue, ValidationError
-from penstock import queue as seam
-from penstock import statements as say
-from penstock.database import Database
+from penstock.client import streams
+from penstock.client.database import Database
+from penstock.client.statements import streams as statements
 from penstock.model import Batch, Held
 
 LEASE = timedelta(minutes=5)
@@ -28,33 +28,33 @@ class Driver:
 
     def __init__(self, dsn: str, group: str = "g", name: str = "one", queue: str = "work") -> None:
         self.database = Database(dsn)
-        epoch = seam.next_epoch(self.database)
+        epoch = streams.next_epoch(self.database)
         self.keeper = psycopg.connect(dsn)
-        self.keeper.execute(say.LOCK_EPOCH, (say.STREAM, epoch))
+        self.keeper.execute(statements.LOCK_EPOCH, (statements.STREAM, epoch))
         try:
-            self.held: Held = seam.hold_stream(self.database, queue, group, epoch=epoch, driver=name, lease=LEASE)
+            self.held: Held = streams.hold_stream(self.database, queue, group, epoch=epoch, driver=name, lease=LEASE)
         except Conflict:
             self.die()
             self.database.close()
             raise
 
     def next(self, after: int, limit: int = 100, slots: int = 2, before: datetime | None = None) -> Batch:
-        return seam.next_batch(
+        return streams.next_batch(
             self.database, self.held, after=after, limit=limit, slots=slots, lease=LEASE, before=before
         )
 
     def leases(self, after: int, upto: int) -> list[tuple[str, int]]:
-        return seam.batch_leases(self.database, self.held, after, upto)
+        return streams.batch_leases(self.database, self.held, after, upto)
 
     def rows(self, after: int, upto: int) -> list[tuple[Any, ...]]:
         return [row for token, _ in self.leases(after, upto) for row in self.read(token)]
 
     def read(self, token: str, first: int = 0) -> list[tuple[Any, ...]]:
         with self.database.session() as connection:
-            return seam.read_lease(connection, token, first, 10_000)
+            return streams.read_lease(connection, token, first, 10_000)
 
     def keep(self) -> None:
-        seam.keep_stream(self.database, self.held, lease=LEASE)
+        streams.keep_stream(self.database, self.held, lease=LEASE)
 
     def die(self) -> None:
         self.keeper.close()
@@ -272,7 +272,7 @@ def test_a_driver_frozen_before_its_commit_does_not_keep_the_group_locked(
 ) -> None:
     first = drive()
     with psycopg.connect(dsn) as frozen:
-        frozen.execute(say.KEEP_STREAM, (first.held.stream, first.held.epoch, LEASE))
+        frozen.execute(statements.KEEP_STREAM, (first.held.stream, first.held.epoch, LEASE))
         assert frozen.execute("show idle_in_transaction_session_timeout").fetchone() == ("10s",)
         frozen.execute("set local idle_in_transaction_session_timeout = '300ms'")  # nobody waits for ten seconds here
         clock.advance(400)
@@ -293,10 +293,10 @@ def test_a_driver_that_was_silent_goes_on_if_nobody_came(drive: Drive, queue: Qu
 def test_a_driver_that_left_is_replaced_at_once(drive: Drive, queue: Queue, sql: Connection) -> None:
     first = drive()
     second_epoch = first.held._replace(epoch=first.held.epoch + 1000)
-    seam.leave_stream(first.database, second_epoch)  # not the one who holds it
+    streams.leave_stream(first.database, second_epoch)  # not the one who holds it
     with pytest.raises(Conflict):
         drive()
-    seam.leave_stream(first.database, first.held)
+    streams.leave_stream(first.database, first.held)
     drive()
 
 
@@ -398,7 +398,7 @@ def test_what_was_there_at_a_moment(drive: Drive, queue: Queue, clock: Clock) ->
     queue.push(due=clock.now() + timedelta(seconds=30))
     clock.advance(40)
     driver = drive()
-    at, waiting = seam.waiting_now(driver.database, "work")
+    at, waiting = streams.waiting_now(driver.database, "work")
     assert waiting == 11
     clock.advance(1)
     queue.push_many([{}] * 5)

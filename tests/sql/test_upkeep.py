@@ -13,7 +13,7 @@ from psycopg import Connection
 
 from conftest import Clock
 from penstock import NotFound, Outcome, Penstock, PenstockError, Queue, ValidationError
-from penstock.statements import FailureLog, Upkeep
+from penstock.client.statements.upkeep import FailureLog, Upkeep
 from workers import eventually
 
 DAY = 86400.0

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 
 from penstock import NewTask, Queue, Unavailable
-from penstock.aio.database import AsyncDatabase
-from penstock.database import Database
+from penstock.client.database import Database
+from penstock.client.database_async import AsyncDatabase
 from proxy import Lane, Proxy
 from workers import eventually, free_port, probe, working
 

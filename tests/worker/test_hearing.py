@@ -11,8 +11,9 @@ from psycopg import Connection
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from penstock import Penstock, Queue
-from penstock.database import Database
-from penstock.line import Line, listening
+from penstock.client.claims import Claimer
+from penstock.client.database import Database
+from penstock.client.listener import Line, listening
 from penstock.worker.ear import Ear
 from proxy import Proxy
 from workers import Worker, eventually, working
@@ -108,12 +109,13 @@ def test_who_only_hears_still_finds_what_is_due(queue: Queue, direct_dsn: str) -
     """Who has just heard of something looks for nothing else; but twice a second he does."""
     found: list[str] = []
     with closing(Database(direct_dsn)) as database, listening(database, []) as line:
-        queue.claim(10)
+        claimer = Claimer(database, "work")
+        claimer.claim(10)
         queue.push({}, kind="planned", due=datetime.now(UTC) + timedelta(seconds=0.1))
         for _ in range(4):
             time.sleep(0.2)
             queue.push({})
-            claim = queue.claim_heard(line.once, 10, lease=None, worker="w", may_alone=True)
+            claim = claimer.claim_notified(line.once, 10)
             found += [task.kind for task in claim.tasks]
     assert sorted(found) == ["default"] * 4 + ["planned"]
 

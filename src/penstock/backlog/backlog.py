@@ -25,11 +25,11 @@ from penstock.backlog.status import BacklogStatus
 from penstock.backlog.table import check_readable, check_writable, look_up
 from penstock.backlog.terms import Status, Terms
 from penstock.backlog.trial import check_key, check_statuses, check_unique
-from penstock.database import Connection, Database
+from penstock.client.database import Connection, Database
+from penstock.client.session import CONTRACT, check_contract
 from penstock.errors import Conflict, NotFound, Unavailable, shown
 from penstock.model import Duration
 from penstock.retry import Strategy
-from penstock.wire import CONTRACT, check_contract
 
 LONGEST_AGE = timedelta(days=36500)
 RECORDS_PER_PASS = 10_000  # in `run`

@@ -21,8 +21,8 @@ from psycopg.types import datetime as moments
 from penstock.backlog import ticks
 from penstock.backlog.table import ZONED, Column
 from penstock.backlog.terms import Terms
-from penstock.database import Connection
-from penstock.wire import TextArray
+from penstock.client.binary import TextArray
+from penstock.client.database import Connection
 
 Key = tuple[str, ...]
 Values = tuple[Any, ...]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import psycopg
 
 from penstock.backlog.claim import Key
-from penstock.database import Connection
+from penstock.client.database import Connection
 from penstock.errors import Unavailable
 
 LOCK_CLASS = 0x50454E48  # "PENH": the class of the advisory locks of passes

@@ -22,9 +22,9 @@ from penstock.backlog.crash_marker import EndedItsProcess
 from penstock.backlog.failures import SharedKey, StatusNotWritten
 from penstock.backlog.source import ClaimedBatch, Source, to_json
 from penstock.backlog.terms import Terms
-from penstock.database import Connection, as_before, rollback
+from penstock.client.database import Connection, as_before, rollback
+from penstock.client.sqlstate import translated
 from penstock.errors import HandlerMisuse, ValidationError, shown
-from penstock.wire import translated
 
 Handler = Callable[..., Any]
 Progress = Callable[["Counts"], None]

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from penstock.database import Connection
-from penstock.statements import storable
+from penstock.client.database import Connection
+from penstock.client.statements.texts import to_storable
 
 MAX_CLASS = 200
 MAX_MESSAGE = 6000
@@ -66,7 +66,7 @@ def read_keys(connection: Connection, adopted: int) -> set[tuple[str, ...]]:
 
 
 def read_class(error: BaseException) -> str:
-    return (storable(type(error).__name__) or "")[:MAX_CLASS]
+    return (to_storable(type(error).__name__) or "")[:MAX_CLASS]
 
 
 def read_message(error: BaseException) -> str:
@@ -75,7 +75,7 @@ def read_message(error: BaseException) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001 - a class of the user's
         text = ""
-    return (storable(text) or "")[:MAX_MESSAGE]
+    return (to_storable(text) or "")[:MAX_MESSAGE]
 
 
 def describe(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import psycopg
 from penstock.backlog.claim import match_statuses, quote
 from penstock.backlog.table import Column
 from penstock.backlog.terms import Terms, choose_name
-from penstock.database import Connection
+from penstock.client.database import Connection
 from penstock.errors import AuthError
 
 SHAPE = "penstock_shape"

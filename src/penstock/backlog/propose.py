@@ -18,7 +18,7 @@ from penstock.backlog.indexes import Index
 from penstock.backlog.status import count_all, name_statuses
 from penstock.backlog.table import Table, check_readable, check_writable, look_up
 from penstock.backlog.terms import Terms, read_enum_labels
-from penstock.database import Connection
+from penstock.client.database import Connection
 from penstock.errors import Conflict, ValidationError
 from penstock.retry import Progressive
 

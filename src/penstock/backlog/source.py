@@ -22,7 +22,7 @@ from penstock.backlog.claim import (
     to_arrays,
 )
 from penstock.backlog.terms import Terms
-from penstock.database import Connection
+from penstock.client.database import Connection
 
 LOOKAHEAD = 5000  # candidates per lookup
 SLICE = 2000  # failed records per comparison with the sidecar

@@ -13,7 +13,7 @@ from penstock.backlog.claim import Statements
 from penstock.backlog.drain import read_clock
 from penstock.backlog.failures import RecordFailure
 from penstock.backlog.terms import Terms
-from penstock.database import Connection
+from penstock.client.database import Connection
 from penstock.model import QueueStatus
 
 MAX_COUNTED = 10_000

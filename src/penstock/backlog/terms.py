@@ -16,7 +16,7 @@ from penstock import retry as strategies
 from penstock import validate
 from penstock.backlog import ticks
 from penstock.backlog.table import MOMENTS, ZONED, Column, Table, find_first_key
-from penstock.database import Connection
+from penstock.client.database import Connection
 from penstock.errors import AuthError, Conflict, ValidationError, shown
 from penstock.model import Duration
 from penstock.retry import CustomRetry, Progressive, Strategy

@@ -14,7 +14,7 @@ from penstock.backlog.claim import Key, Statements, quote, quote_literal, to_arr
 from penstock.backlog.drain import is_record_error
 from penstock.backlog.table import Table
 from penstock.backlog.terms import Terms
-from penstock.database import Connection
+from penstock.client.database import Connection
 from penstock.errors import ValidationError, shown
 
 TRIED_RECORDS = 20  # one of them may be bad, but not all

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from penstock.database import Database
+from penstock.client.database import Database
 from penstock.doctor import books, connection, queues, schema, server, tables
 from penstock.doctor.inspection import DEFAULT_THRESHOLDS, NOTHING, Check, Finding, Inspection, Thresholds
 from penstock.errors import AuthError, PenstockError

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.client.conninfo import check_dsn as parse_dsn
+from penstock.client.session import OLDEST_SERVER
 from penstock.doctor.inspection import Finding, Inspection, report_ok
-from penstock.wire import OLDEST_SERVER
-from penstock.wire import check_dsn as parse_dsn
 
 DSN_VARIABLES = ("PENSTOCK_DSN", "DATABASE_URL")
 LIBPQ_VARIABLES = {

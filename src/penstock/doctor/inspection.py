@@ -10,8 +10,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from penstock.database import Connection, Database
-from penstock.wire import translated
+from penstock.client.database import Connection, Database
+from penstock.client.sqlstate import translated
 
 Level = Literal["ok", "info", "warning", "error"]
 Row = tuple[Any, ...]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from penstock import migrate
+from penstock.client.session import CONTRACT, OUR_CONTRACT
+from penstock.client.session import check_contract as require_contract
 from penstock.doctor.formatting import format_count
 from penstock.doctor.inspection import Finding, Inspection, report_ok
 from penstock.errors import SchemaVersionError
-from penstock.wire import CONTRACT, OUR_CONTRACT
-from penstock.wire import check_contract as require_contract
 
 
 def check_schema(inspection: Inspection) -> list[Finding]:

@@ -16,8 +16,8 @@ from penstock.model import DONE, Claim, Duration, Json, Outcome, Task, made_insi
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from penstock.aio.queue import AsyncQueue
-    from penstock.queue import Queue
+    from penstock.client.queue import Queue
+    from penstock.client.queue_async import AsyncQueue
 
 
 class Held:

@@ -12,8 +12,8 @@ from uuid import uuid4
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from penstock import queue as seam
-from penstock.database import Database
+from penstock.client import history
+from penstock.client.database import Database
 from penstock.errors import Conflict
 from penstock.model import Horizon
 from penstock.pipeline.lake import Lake, Scope, State
@@ -59,9 +59,9 @@ def working(
     """
     found = lake if isinstance(lake, Lake) else Lake(lake)
     with open_database(Address(dsn), connections=2) as database:
-        now = seam.horizon(database)
+        now = history.horizon(database)
         for name in queues:
-            seam.queues_named(database, name)  # NotFound says which is near
+            history.queues_named(database, name)  # NotFound says which is near
         scope = Scope(tuple(sorted({*queues})), None if since is None else since.isoformat())
         with found.writing(), sparks_errors():
             if not found.exists:
@@ -96,7 +96,7 @@ def check_past(lake: Lake, database: Database) -> None:
     if passed is None:
         return
     try:
-        seam.check_mark(database, passed)
+        history.check_mark(database, passed)
     except Conflict as error:
         hint = f"penstock pipeline rebase --lake {lake.place} compares the lake with history, and makes it equal."
         raise Conflict(f"lake: {lake.place}: {error.message}", hint=hint) from error

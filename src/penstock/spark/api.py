@@ -10,9 +10,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from penstock.app import Penstock
+from penstock.client.bulk import BulkWriter
 from penstock.model import OnConflict
 from penstock.spark import options
+from penstock.spark.connection import open_database
 from penstock.spark.error_text import parse_error
+from penstock.spark.options import Address
 from penstock.spark.rows import plan_columns
 from penstock.spark.session import make_ready
 from penstock.spark.writer import ONCE, name_job
@@ -76,7 +79,8 @@ def push(
     with Penstock(dsn, max_connections=2) as app:
         make_ready(df.sparkSession)
         write_rows(df, given | {"url": app.dsn})
-        found = app.queue(queue).job_report(job)
+        with open_database(Address(app.dsn)) as database:
+            found = BulkWriter(database, queue).job_report(job)
     return SparkReport(job, **(found or {}))
 
 

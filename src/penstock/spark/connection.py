@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.database import Database
+from penstock.client.conninfo import for_service, spelt_out
+from penstock.client.database import Database
 from penstock.dsn import find_dsn
 from penstock.spark.options import Address
-from penstock.wire import for_service, spelt_out
 
 
 def resolve_dsn(address: Address) -> tuple[str, str]:

@@ -19,14 +19,17 @@ import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 
 from penstock import backlog, validate
+from penstock.client.claims import Claimer
+from penstock.client.database import retry_unavailable
+from penstock.client.queue import Queue
+from penstock.client.statements.texts import to_storable
+from penstock.client.workers import find_lease
 from penstock.errors import Conflict, LeaseLost, PenstockError, Unavailable, ValidationError, shown
 from penstock.handlers.tracebacks import error_text
 from penstock.model import Claim, Duration, Outcome, Task
-from penstock.queue import Queue, persistently
 from penstock.spark.connection import open_database, resolve_dsn
 from penstock.spark.options import MAX_PARTITIONS, Address
 from penstock.spark.subprocess_call import ChildProcess, ProcessEnded
-from penstock.statements import storable
 from penstock.worker.execution import judged
 
 if TYPE_CHECKING:
@@ -102,7 +105,7 @@ def drain(
     check_handler(handler, "task")
     resolved, source = resolve_dsn(Address(dsn))
     with open_database(Address(resolved)) as database:
-        seconds = Queue(database, name).lease() if asked is None else asked.total_seconds()
+        seconds = find_lease(database, name) if asked is None else asked.total_seconds()
     shares = split_limit(most, choose_partitions(spark, partitions))
     spec = DrainSpec(
         resolved, source, name, pickle_handler(partial(perform, handler)), shares, make_job_id(), size, seconds
@@ -228,7 +231,8 @@ def drain_queue(spec: DrainSpec, part: int) -> Iterator[pa.RecordBatch]:
         database = stack.enter_context(open_database(Address(spec.dsn), connections=2))
         queue = Queue(database, spec.name)
         keeper = stack.enter_context(LeaseKeeper(queue, spec.lease))
-        for claim in claim_until_empty(queue, spec, worker, spec.shares[part]):
+        claimer = Claimer(database, spec.name)
+        for claim in claim_until_empty(queue, claimer, spec, worker, spec.shares[part]):
             with keeper.holding(claim):
                 for rows in run_claim(queue, claim, child, keeper, worker):
                     yield to_batch(rows, OUTCOMES)
@@ -239,24 +243,26 @@ def name_worker(spec: DrainSpec, part: int) -> str:
     return f"spark-{spec.job}-{part}.{context.attemptNumber() if context else 0}"
 
 
-def claim_until_empty(queue: Queue, spec: DrainSpec, worker: str, left: int | None) -> Iterator[Claim]:
+def claim_until_empty(
+    queue: Queue, claimer: Claimer, spec: DrainSpec, worker: str, left: int | None
+) -> Iterator[Claim]:
     """Yields claims until nothing is pending in two consecutive looks, because a task that has just failed may be due
     at once. It gives up after MAX_WAIT seconds if other workers hold the tasks that wait."""
     since, looked = time.monotonic(), 0
     while left != 0:
         size = spec.batch if left is None else min(spec.batch, left)
-        claim = persistently(partial(queue.claim, size, lease=spec.lease, worker=worker))
+        claim = retry_unavailable(partial(claimer.claim, size, lease=spec.lease, worker=worker))
         if claim:
             yield claim
             left = None if left is None else left - len(claim)
             since, looked = time.monotonic(), 0
             continue
-        status = persistently(queue.status)
+        status = retry_unavailable(queue.status)
         waited = time.monotonic() - since
         looked = 0 if status.pending else looked + 1
         if looked > 1 or status.paused or waited > MAX_WAIT:
             return
-        queue.look_afresh()
+        claimer.start_over()
         time.sleep(min(LOOK_AGAIN + waited / 4, 1.0))
 
 
@@ -297,7 +303,7 @@ def call_handler(child: ChildProcess, task: Task) -> Outcome:
 def settle_rows(queue: Queue, claim: Claim, told: dict[int, tuple[Task, Outcome, float]], worker: str) -> list[TaskRow]:
     words = settle(queue, claim, {id_: outcome for id_, (_, outcome, _) in told.items()})
     return [
-        make_row(task, words[id_], storable(outcome.error), seconds, worker)
+        make_row(task, words[id_], to_storable(outcome.error), seconds, worker)
         for id_, (task, outcome, seconds) in told.items()
     ]
 
@@ -306,7 +312,7 @@ def settle(queue: Queue, claim: Claim, told: dict[int, Outcome]) -> dict[int, st
     """Returns the outcome of each task, as in history. If PostgreSQL refuses an outcome, only that task fails. Tasks
     whose lease was lost are reported as lost."""
     try:
-        states = persistently(lambda: queue.settle(claim, told))
+        states = retry_unavailable(lambda: queue.settle(claim, told))
     except LeaseLost as error:
         gone = dict.fromkeys(error.refused, "lost") | dict.fromkeys(error.revoked, "revoked")
         return {id_: gone.get(id_) or name_outcome(outcome, "") for id_, outcome in told.items()}

@@ -12,12 +12,12 @@ from datetime import timedelta
 from pathlib import Path
 from secrets import token_urlsafe
 
-from penstock import statements as say
-from penstock.database import Connection, Database
+from penstock.client.database import Connection, Database, retry_unavailable
+from penstock.client.sqlstate import translated
+from penstock.client.statements import streams
+from penstock.client.streams import hold_stream, keep_stream, leave_stream, next_epoch
 from penstock.errors import PenstockError, Unavailable
 from penstock.model import Held
-from penstock.queue import hold_stream, keep_stream, leave_stream, next_epoch, persistently
-from penstock.wire import translated
 from penstock.worker.keepalive import frozen
 
 MAX_EPOCHS = 100  # that a driver tries
@@ -35,7 +35,7 @@ class Group:
         self._epoch, self._keeper = self._locked_epoch()
         driver = f"{socket.gethostname()}:{token_urlsafe(8)}:{os.getpid()}"
         try:
-            self._held = persistently(
+            self._held = retry_unavailable(
                 lambda: hold_stream(database, queue, name, epoch=self._epoch, driver=driver, lease=lease)
             )
         except BaseException:
@@ -63,12 +63,12 @@ class Group:
         """Returns a new epoch, and the connection that holds its lock. An epoch whose lock another session holds is
         skipped."""
         for _ in range(MAX_EPOCHS):
-            epoch = persistently(lambda: next_epoch(self._database))
+            epoch = retry_unavailable(lambda: next_epoch(self._database))
             keeper = self._locked(epoch)
             if keeper is not None:
                 return epoch, keeper
         raise Unavailable(
-            f"other sessions hold the advisory locks ({say.STREAM}, …) of the next {MAX_EPOCHS} drivers",
+            f"other sessions hold the advisory locks ({streams.STREAM}, …) of the next {MAX_EPOCHS} drivers",
             hint="pg_locks says which; end them with pg_terminate_backend.",
             reason="retry",
         )
@@ -81,7 +81,7 @@ class Group:
             with translated():
                 keeper.execute("begin isolation level read committed")
                 keeper.execute("set local idle_in_transaction_session_timeout = 0")
-                row = keeper.execute(say.LOCK_EPOCH, (say.STREAM, epoch)).fetchone()
+                row = keeper.execute(streams.LOCK_EPOCH, (streams.STREAM, epoch)).fetchone()
         except BaseException:
             keeper.close()
             raise

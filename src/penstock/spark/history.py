@@ -22,15 +22,16 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
-from penstock import queue as seam
-from penstock import statements as say
 from penstock import validate
+from penstock.client import history
+from penstock.client.conninfo import for_other_drivers
+from penstock.client.sqlstate import meant
+from penstock.client.statements import history as statements
 from penstock.errors import ConfigError, Conflict, PenstockError, Unavailable, shown
 from penstock.model import Horizon, Span, Window
 from penstock.spark.connection import open_database, resolve_dsn
 from penstock.spark.options import Address, HistoryOptions, Pace
 from penstock.spark.session import make_ready
-from penstock.wire import for_other_drivers, meant
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,7 +76,7 @@ class HistoryReader(DataSourceReader):
         if self._options.window is not None:
             return plan_parts(self._options, *self._options.window)
         with open_database(self._options.address) as database:
-            now = seam.horizon(database)
+            now = history.horizon(database)
         return plan_parts(self._options, now._replace(xid=0), now)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -95,16 +96,16 @@ class HistoryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
         with open_database(self._options.address) as database:
-            self._last = seam.note_horizon(database)
+            self._last = history.note_horizon(database)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802 - Spark's
         """Returns the start if no row was written since: transactions of other programs move the horizon all the
         time."""
         since = from_offset(self._options, start)
         with open_database(self._options.address) as database:
-            if not seam.written(database, since, self._last or seam.horizon(database)):
+            if not history.written(database, since, self._last or history.horizon(database)):
                 return start
-            return to_offset(self._options, self._last or seam.note_horizon(database))
+            return to_offset(self._options, self._last or history.note_horizon(database))
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
         return to_offset(self._options, self._horizon())
@@ -117,7 +118,7 @@ class HistoryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _horizon(self) -> Horizon:
         with open_database(self._options.address) as database:
-            return seam.horizon(database)
+            return history.horizon(database)
 
 
 def read_history(
@@ -189,9 +190,9 @@ def plan_parts(options: HistoryOptions, start: Horizon, end: Horizon) -> list[In
         return []
     window = Window(start, end, options.queue, options.since, options.until)
     with open_database(options.address) as database:
-        spans = seam.spans(database, window)
-        queues = None if options.queue is None else seam.queues_named(database, options.queue)
-        names = seam.queue_names(database)
+        spans = history.spans(database, window)
+        queues = None if options.queue is None else history.queues_named(database, options.queue)
+        names = history.queue_names(database)
     return [HistoryPart(window, some, queues, names) for some in split_pages(spans, options.partitions)]
 
 
@@ -247,7 +248,7 @@ def read_slices(arrow: ArrowConnection, part: HistoryPart, span: Span) -> Iterat
         pages = range(first, min(first + size, end))
         began = time.monotonic()
         try:
-            found = arrow.rows(say.history_rows(part.window, part.queues, span.day, pages), span)
+            found = arrow.rows(statements.history_rows(part.window, part.queues, span.day, pages), span)
         except Unavailable as error:
             if error.reason != "retry" or len(pages) == 1:
                 raise
@@ -284,7 +285,7 @@ class ArrowConnection(NamedTuple):
         with self.shortly() as cursor:
             cursor.execute(statement)
             table = cursor.fetch_arrow_table()
-            cursor.execute(say.STILL_THERE.format(relation=int(span.relation)))
+            cursor.execute(statements.STILL_THERE.format(relation=int(span.relation)))
             there = cursor.fetchone()
         if there is None:
             raise Conflict(f"history of {span.day} was dropped while it was being read. Read again what is there now")
@@ -305,7 +306,7 @@ class ArrowConnection(NamedTuple):
             try:
                 with self.connection.cursor() as cursor:
                     cursor.execute("set transaction isolation level read committed")
-                    cursor.execute(say.SHORTLY)
+                    cursor.execute(statements.SHORTLY)
                     yield cursor
             finally:
                 own.set_autocommit(True)

@@ -12,9 +12,10 @@ from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 from penstock import validate
+from penstock.client.statements.jobs import check_table
+from penstock.client.statements.pushes import check_conflict
 from penstock.errors import ValidationError, shown
 from penstock.model import Horizon, OnConflict
-from penstock.statements import conflict, table_name
 
 MAX_PARTITIONS = 1000
 STREAM_PARTITIONS, HISTORY_PARTITIONS = 2, 4  # by default
@@ -144,10 +145,10 @@ ADDRESS: dict[str, tuple[str, Parse]] = {
 }
 WRITE: dict[str, tuple[str, Parse]] = {
     "queue": ("queue", validate.queue_name),
-    "onConflict": ("on_conflict", conflict),
+    "onConflict": ("on_conflict", check_conflict),
     "kind": ("kind", text_parser("kind", 128)),
     "packColumns": ("pack_columns", truth_parser("packColumns")),
-    "rejectTable": ("reject_table", table_name),
+    "rejectTable": ("reject_table", check_table),
     "txnAppId": ("txn_app_id", text_parser("txnAppId")),
     "txnVersion": ("txn_version", number_parser("txnVersion", 0, 2**63 - 1)),
     "maxConnections": ("max_connections", number_parser("maxConnections", 1, MAX_PARTITIONS)),

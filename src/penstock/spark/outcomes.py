@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from penstock.client.queue import Queue
 from penstock.errors import LeaseLost, ValidationError, shown
 from penstock.model import Outcome
-from penstock.queue import Queue
 from penstock.spark.connection import open_database
 from penstock.spark.options import Address
 

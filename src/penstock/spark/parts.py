@@ -18,12 +18,12 @@ from uuid import UUID, uuid5
 
 import pyarrow as pa
 
+from penstock.client.bulk import BulkWriter
+from penstock.client.spool import CHUNK, CHUNK_BYTES, Chunk, Columns, Spool
+from penstock.client.statements.jobs import Entry, Reject
 from penstock.errors import PayloadError
 from penstock.model import OnConflict
-from penstock.queue import Queue
 from penstock.spark.rows import ColumnPlan, compute_checksum, drop_defaults, make_reject, read_batch, select_rows
-from penstock.spool import CHUNK, CHUNK_BYTES, Chunk, Columns, Spool
-from penstock.statements import Entry, Reject
 
 # How much is sorted in memory. More rows are first distributed to buckets by the hash of their subjects.
 SORTED_ROWS = 200_000
@@ -35,7 +35,7 @@ Chunks = Callable[[], Iterable[Chunk]]
 class Target(NamedTuple):
     """The queue that is written to, and how."""
 
-    queue: Queue
+    writer: BulkWriter
     queue_id: int
     largest: int
     on_conflict: OnConflict
@@ -85,7 +85,7 @@ class Partition:
     def fill(self, plan: ColumnPlan, batches: Iterable[pa.RecordBatch], target: Target) -> None:
         """Reads and checks all rows."""
         for arrow in batches:
-            for batch in read_batch(plan, arrow, target.largest, target.queue.judge):
+            for batch in read_batch(plan, arrow, target.largest, target.writer.find_refused):
                 self.rows += batch.rows
                 self.checksum += batch.checksum
                 self._rejects += batch.rejects
@@ -208,7 +208,7 @@ def write_part(part: LedgerPart, target: Target, *, copying: bool) -> dict[str, 
     PostgreSQL's message."""
 
     def attempt(chunks: Chunks, rejects: list[Reject]) -> dict[str, int]:
-        return target.queue.write_part(
+        return target.writer.write_part(
             part.entry,
             chunks,
             rejects,
@@ -223,7 +223,7 @@ def write_part(part: LedgerPart, target: Target, *, copying: bool) -> dict[str, 
     try:
         return attempt(part.chunks, part.rejects)
     except PayloadError:
-        bad = [target.queue.judge(chunk.payloads) for chunk in part.chunks()]
+        bad = [target.writer.find_refused(chunk.payloads) for chunk in part.chunks()]
         if not any(bad):
             raise
         refused = [one for chunk, said in zip(part.chunks(), bad, strict=True) for one in list_rejects(chunk, said)]

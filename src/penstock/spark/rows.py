@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 from pyspark.sql import types as spark
 
 from penstock import validate
+from penstock.client.spool import CHUNK, CHUNK_BYTES, Columns
+from penstock.client.statements.jobs import Reject
 from penstock.errors import PayloadError, ValidationError
-from penstock.spool import CHUNK, CHUNK_BYTES, Columns
-from penstock.statements import Reject
 
 Judge = Callable[[list[bytes]], dict[int, str]]
 

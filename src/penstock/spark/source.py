@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from penstock.database import Database
+from penstock.client.database import Database, retry_unavailable
+from penstock.client.queues import status
+from penstock.client.streams import batch_leases, next_batch, read_lease, waiting_now
 from penstock.errors import ConfigError, Unavailable, shown
 from penstock.model import EPOCH
-from penstock.queue import batch_leases, next_batch, persistently, read_lease, status, waiting_now
 from penstock.spark.connection import resolve_dsn
 from penstock.spark.group import Group
 from penstock.spark.options import MAX_ROWS, StreamOptions
@@ -79,7 +80,7 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._asked.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        self._moment, self._left = persistently(lambda: waiting_now(self._connected(), self._asked.queue))
+        self._moment, self._left = retry_unavailable(lambda: waiting_now(self._connected(), self._asked.queue))
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's
         """Returns the batch after `start`, and settles the batches up to `start`. If it is called again, also after a
@@ -87,7 +88,7 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         held = self._hold().held
         after = self._number(start)
         most = self._most(limit)
-        batch = persistently(
+        batch = retry_unavailable(
             lambda: next_batch(
                 self._connected(),
                 held,
@@ -109,7 +110,7 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         held the group."""
         held = self._hold().held
         after, upto = self._number(start), self._number(end)
-        leases = persistently(lambda: batch_leases(self._connected(), held, after, upto))
+        leases = retry_unavailable(lambda: batch_leases(self._connected(), held, after, upto))
         dealt = (leases[n :: self._asked.partitions] for n in range(self._asked.partitions))
         return [LeasePart(some) for some in dealt if some]
 

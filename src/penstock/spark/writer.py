@@ -21,13 +21,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from penstock.client.bulk import BulkWriter
+from penstock.client.statements.jobs import NoPlace
 from penstock.errors import ConfigError, Conflict, ValidationError
-from penstock.queue import Queue
 from penstock.spark.connection import open_database, resolve_dsn
 from penstock.spark.options import Address, WriteOptions
 from penstock.spark.parts import Partition, Target, to_hex
 from penstock.spark.rows import plan_columns
-from penstock.statements import NoPlace
 
 JOBS = UUID("8d6f7c0e-3a55-4f0e-9a0d-0c6b9f3b7c11")  # the namespace of jobs that have a name
 ONCE = "once "  # the prefix of the names of jobs that are never repeated
@@ -64,10 +64,10 @@ class Writer:
         self._plan = plan_columns(schema, pack=asked.pack_columns, kind=asked.kind)
         self._asked = replace(asked, address=Address(resolve_dsn(asked.address)[0]))
         with open_database(self._asked.address) as database:
-            queue = Queue(database, asked.queue)
-            self._limits = queue.limits()
+            writer = BulkWriter(database, asked.queue)
+            self._limits = writer.limits()
             if asked.reject_table is not None:
-                queue.prepare_rejects(asked.reject_table)
+                writer.prepare_rejects(asked.reject_table)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._asked.queue}>"
@@ -96,8 +96,8 @@ class Writer:
     def target(self) -> Iterator[Target]:
         asked = self._asked
         with open_database(asked.address) as database:
-            queue = Queue(database, asked.queue)
-            yield Target(queue, *self._limits, asked.on_conflict, asked.reject_table, asked.max_connections)
+            writer = BulkWriter(database, asked.queue)
+            yield Target(writer, *self._limits, asked.on_conflict, asked.reject_table, asked.max_connections)
 
     def seal(self, job: UUID, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Seals the job. Empty partitions do not count: their number depends on Spark."""
@@ -110,7 +110,7 @@ class Writer:
             raise Conflict(f"job {job}: of {rows} rows {sum(counts.values())} are accounted for")
         checksum = sum(one.checksum * (2 * one.partition + 1) for one in written)
         with open_database(self._asked.address) as database:
-            Queue(database, self._asked.queue).seal_job(job, len(written), rows, to_hex(checksum), counts)
+            BulkWriter(database, self._asked.queue).seal_job(job, len(written), rows, to_hex(checksum), counts)
 
 
 class BatchWriter(Writer, DataSourceArrowWriter):

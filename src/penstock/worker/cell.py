@@ -18,10 +18,10 @@ from typing import Any
 from uuid import UUID
 
 from penstock import validate
-from penstock.database import Database
+from penstock.client.database import Database
+from penstock.client.queue import Queue
 from penstock.handlers import Context, Held, Registry, Spec
 from penstock.model import DONE, Claim, Outcome, Task
-from penstock.queue import Queue
 from penstock.worker import execution, logs
 from penstock.worker.crew import called
 from penstock.worker.execution import LOST, SETTLED

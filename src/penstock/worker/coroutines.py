@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from datetime import timedelta
 
-from penstock.aio.queue import AsyncQueue
+from penstock.client.queue_async import AsyncQueue
 from penstock.handlers import AsyncContext, Spec
 from penstock.model import Outcome, Task
 from penstock.worker import execution

@@ -11,9 +11,9 @@ import threading
 import time
 from typing import Protocol
 
-from penstock.database import Database
+from penstock.client.database import Database
+from penstock.client.listener import ECHO, Line, listening
 from penstock.errors import PenstockError
-from penstock.line import ECHO, Line, listening
 
 LOG = logging.getLogger("penstock.worker")
 ECHO_EVERY = 30.0  # seconds between two notifications that it sends to itself

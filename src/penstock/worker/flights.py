@@ -15,10 +15,10 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from penstock.client.queue import Queue
 from penstock.errors import LeaseLost, PenstockError, Unavailable
 from penstock.handlers import Held
 from penstock.model import DONE, Claim, Outcome, Task
-from penstock.queue import Queue
 from penstock.worker.execution import LOST, SETTLED
 
 LOG = logging.getLogger("penstock.worker")

@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.aio.queue import AsyncQueue
+from penstock.client.database_async import AsyncDatabase
+from penstock.client.workers_async import extend_leases
 
 LAST_GASP = "100ms"
 
@@ -21,7 +22,6 @@ LAST_GASP = "100ms"
 class Lease:
     """One lease of a runner, and when to extend it."""
 
-    queue: AsyncQueue
     token: str
     seconds: float
     due: float  # when to extend it, on the monotonic clock
@@ -38,7 +38,8 @@ Revoked = Callable[[Lease, tuple[int, ...]], None]
 class Leases:
     """The leases of one runner."""
 
-    def __init__(self, pid: int, lost: Lost, revoked: Revoked) -> None:
+    def __init__(self, database: AsyncDatabase, pid: int, lost: Lost, revoked: Revoked) -> None:
+        self._database = database
         self._pid = pid
         self._lost = lost
         self._revoked = revoked
@@ -47,9 +48,9 @@ class Leases:
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, queue: AsyncQueue, token: str, seconds: float, age: float) -> None:
+    def hold(self, token: str, seconds: float, age: float) -> None:
         """Adds a lease that was requested `age` seconds ago."""
-        self._held[token] = Lease(queue, token, seconds, time.monotonic() + seconds / 3 - age)
+        self._held[token] = Lease(token, seconds, time.monotonic() + seconds / 3 - age)
 
     def let_go(self, token: str) -> None:
         """Removes a lease: it is no longer extended."""
@@ -73,13 +74,14 @@ class Leases:
             for lease in due:
                 lease.rest(now)
             return
-        for (queue, seconds), some in together(due).items():
-            await self._extend(queue, seconds, some)
+        for seconds, some in group_by_length(due).items():
+            await self._extend(seconds, some)
 
-    async def _extend(self, queue: AsyncQueue, seconds: float, some: list[Lease]) -> None:
+    async def _extend(self, seconds: float, some: list[Lease]) -> None:
         # A connection that hangs is given up early enough to extend the leases over another one.
         deadline = max(1.0, seconds / 4)
-        answers = await queue.extend_many([lease.token for lease in some], lease=seconds, deadline=deadline)
+        tokens = [lease.token for lease in some]
+        answers = await extend_leases(self._database, tokens, lease=seconds, deadline=deadline)
         now = time.monotonic()
         for lease in some:
             answer = answers.get(lease.token)
@@ -101,21 +103,19 @@ class Leases:
         self._held.clear()
         return held
 
-    @staticmethod
-    async def end_soon(held: Iterable[Lease]) -> None:
+    async def end_soon(self, held: Iterable[Lease]) -> None:
         """Shortens the leases that could not be ended at once.
 
         They expire, which is how a task that kills its worker is found.
         """
-        for (queue, _), some in together(held).items():
-            await queue.extend_many([lease.token for lease in some], lease=LAST_GASP)
+        await extend_leases(self._database, [lease.token for lease in held], lease=LAST_GASP)
 
 
-def together(leases: Iterable[Lease]) -> dict[tuple[AsyncQueue, float], list[Lease]]:
+def group_by_length(leases: Iterable[Lease]) -> dict[float, list[Lease]]:
     """Groups the leases that one statement can extend."""
-    found: dict[tuple[AsyncQueue, float], list[Lease]] = {}
+    found: dict[float, list[Lease]] = {}
     for lease in leases:
-        found.setdefault((lease.queue, lease.seconds), []).append(lease)
+        found.setdefault(lease.seconds, []).append(lease)
     return found
 
 

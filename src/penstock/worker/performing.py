@@ -8,13 +8,13 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from penstock.aio.database import AsyncDatabase
-from penstock.aio.queue import AsyncQueue
-from penstock.database import Database
+from penstock.client.database import Database
+from penstock.client.database_async import AsyncDatabase
+from penstock.client.queue import Queue
+from penstock.client.queue_async import AsyncQueue
 from penstock.handlers import AsyncContext, Context, Held, Spec
 from penstock.handlers.registry import Hook
 from penstock.model import Outcome, Task
-from penstock.queue import Queue
 from penstock.worker import execution
 from penstock.worker.execution import Caught
 

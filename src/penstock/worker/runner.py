@@ -22,15 +22,17 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from penstock.aio.database import AsyncDatabase
-from penstock.aio.queue import AsyncQueue
-from penstock.database import Database
+from penstock.client.claims import Claimer
+from penstock.client.database import Database
+from penstock.client.database_async import AsyncDatabase
+from penstock.client.listener import Line
+from penstock.client.queue import Queue
+from penstock.client.queue_async import AsyncQueue
+from penstock.client.workers import set_kinds
 from penstock.errors import ConfigError, PenstockError, Unavailable
 from penstock.handlers import Registry, Spec
 from penstock.handlers.registry import Hook
-from penstock.line import Line
 from penstock.model import Claim, Outcome, Task, split_error
-from penstock.queue import Queue
 from penstock.validate import LARGEST_CLAIM
 from penstock.worker.coroutines import Coroutines
 from penstock.worker.crew import Crew, Job, called
@@ -86,6 +88,7 @@ class Runner:
         # There are twice as many connections as slots, because extend() can be called inside transaction().
         self._for_coroutines = AsyncDatabase(orders.dsn, max_connections=2 * slots, deadline=DEADLINE)
         self._queues = {name: Queue(self._database, name) for name in orders.queues}
+        self._claimers = {name: Claimer(self._database, name) for name in orders.queues}
         self._specs: dict[tuple[str, str], Spec | None] = {}
         # Claims and settles use the sync client in threads of their own; asyncio would cost a third of a small task.
         self._pool = ThreadPoolExecutor(AT_ONCE + 2, "penstock-database")
@@ -137,8 +140,8 @@ class Runner:
         """Runs until it is told to stop, its supervisor is gone, or a new process should replace it."""
         self._heed_signals()
         if self._orders.dev:  # the supervisor knows only the kinds of the code with which it was started
-            for name, queue in self._queues.items():
-                await self.apart(queue.set_kinds, self._registry.stored(name))
+            for name in self._queues:
+                await self.apart(set_kinds, self._database, name, self._registry.stored(name))
         await called(self._registry.starting)
         self._link.send(ready=True)
         duties = [
@@ -359,8 +362,9 @@ class Runner:
 
     def _claim_heard(self, queue: Queue, line: Line, rest: Rest) -> None:
         asked_at, lease, most = time.monotonic(), self._leases[queue.name], self._most(queue.name, rest.room)
+        claimer = self._claimers[queue.name]
         try:
-            claim = queue.claim_heard(line.once, most, lease=lease, worker=self._orders.name, may_alone=rest.idle)
+            claim = claimer.claim_notified(line.once, most, lease=lease, worker=self._orders.name, may_alone=rest.idle)
             rest.found.append(self._flight(claim, asked_at, lease))
         finally:
             self._soon(self._wake_from, rest)
@@ -426,10 +430,10 @@ class Runner:
             self._alone = False  # if a task for quarantine waited here, this process has it now
 
     def _ask(self, queue: Queue, room: int, idle: bool) -> Flight:
-        asked_at, lease = time.monotonic(), self._leases[queue.name]
+        asked_at, lease, claimer = time.monotonic(), self._leases[queue.name], self._claimers[queue.name]
         if self._alone:
-            queue.look_afresh()
-        claim = queue.claim(room, lease=lease, worker=self._orders.name, may_alone=idle)
+            claimer.start_over()
+        claim = claimer.claim(room, lease=lease, worker=self._orders.name, may_alone=idle)
         return self._flight(claim, asked_at, lease)
 
     def _take(self, flight: Flight) -> None:

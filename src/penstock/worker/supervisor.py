@@ -20,14 +20,13 @@ from datetime import UTC, datetime
 from secrets import token_urlsafe
 from typing import Any
 
-from penstock.aio import queue as seam
-from penstock.aio.database import AsyncDatabase
-from penstock.aio.queue import AsyncQueue
+from penstock.client import queues_async, schedules_async, upkeep_async, workers_async
+from penstock.client.database_async import AsyncDatabase
+from penstock.client.statements.upkeep import FailureLog
+from penstock.client.statements.workers import FoundWork
 from penstock.errors import Conflict, NotFound, PenstockError, Unavailable
 from penstock.handlers import Registry
 from penstock.model import QueueStatus
-from penstock.schedule import decide, next_run
-from penstock.statements import FailureLog, FoundWork
 from penstock.worker import health
 from penstock.worker.keepalive import Lease, Leases, frozen, until
 from penstock.worker.link import Link, Message, Process, close_when_over
@@ -111,13 +110,13 @@ class WorkerReport:
 class Member:
     """One runner, as the supervisor sees it."""
 
-    def __init__(self, supervisor: Supervisor, process: Process, link: Link) -> None:
+    def __init__(self, supervisor: Supervisor, database: AsyncDatabase, process: Process, link: Link) -> None:
         self.process = process
         # The name has a random part, because containers may share host names and process ids. It is eight bytes,
         # written as eleven letters, because history repeats the name.
         self.name = f"{socket.gethostname()}:{token_urlsafe(8)}:{process.pid}"
         self.link = link
-        self.leases = Leases(process.pid, self._lost, self._revoked)
+        self.leases = Leases(database, process.pid, self._lost, self._revoked)
         self.requested_at = datetime.now(UTC)
         self.began = time.monotonic()
         self.heard = time.monotonic()
@@ -208,7 +207,7 @@ class Supervisor:
         self._registry = registry
         self._progress = progress
         self._database = AsyncDatabase(plan.dsn, max_connections=4, timeout=2.0, deadline=DEADLINE)
-        self._queues = {name: AsyncQueue(self._database, name) for name in plan.queues}
+        self._queues = [*plan.queues]
         self._leases: dict[str, float] = {}
         self._members: list[Member] = []
         self._farewells = 0  # processes that ended and whose leases are ending at this moment
@@ -279,14 +278,16 @@ class Supervisor:
         for name in self._plan.queues:
             self._registry.check_served(name)
         kinds = {name: stored for name in self._plan.queues if (stored := self._registry.stored(name))}
-        found = await seam.prepare_work(self._database, [*self._plan.queues], kinds)  # NotFound, with the nearest name
+        found = await workers_async.prepare_work(
+            self._database, [*self._plan.queues], kinds
+        )  # NotFound, with the nearest name
         for name, (lease, is_paused) in found.items():
             if is_paused and self._plan.until_empty:
                 raise paused(name)
             self._leases[name] = lease
         for name in self._plan.queues:
             for new in self._registry.schedules_of(name):
-                await seam.set_schedule(self._database, new, next_run)
+                await schedules_async.set_schedule(self._database, new)
         await self._fire()
 
     async def _watched(self, duty: Coroutine[Any, Any, None]) -> None:
@@ -369,7 +370,7 @@ class Supervisor:
         title = [self._plan.target, queues, f"{number + 1}/{self._plan.processes}"]
         with theirs:
             process = self._spawn(theirs, title)
-        member = Member(self, process, await Link.over(ours))
+        member = Member(self, self._database, process, await Link.over(ours))
         member.link.send(orders=self._orders(member.name).to_json())
         return member
 
@@ -429,21 +430,21 @@ class Supervisor:
     async def _say_goodbye(self, member: Member) -> None:
         held = member.leases.take_all()
         if held:
-            await self._end_leases(held)
+            await self._end_leases(member.leases, held)
         with suppress(PenstockError):
             async with self._beating:  # a beat that is running would record it again
-                await seam.leave(self._database, member.name)
+                await workers_async.leave(self._database, member.name)
 
-    async def _end_leases(self, held: list[Lease]) -> None:
+    async def _end_leases(self, leases: Leases, held: list[Lease]) -> None:
         """Ends the leases of a dead process, so that its tasks wait again at once.
 
         A task that killed the process has failed, or is dead.
         """
         with suppress(PenstockError):
-            failed, dead = await seam.end_leases(self._database, [lease.token for lease in held])
+            failed, dead = await workers_async.end_leases(self._database, [lease.token for lease in held])
             self._past.update(failed=failed, dead=dead, died=dead)
         with suppress(PenstockError):
-            await Leases.end_soon(held)
+            await leases.end_soon(held)
 
     async def _pause(self) -> None:
         """Pauses before a crashed runner is replaced; the pause grows each time."""
@@ -519,7 +520,7 @@ class Supervisor:
 
     def hold(self, member: Member, message: Message) -> None:
         """Records a lease of a runner, to extend it in time."""
-        member.leases.hold(self._queues[message["queue"]], message["held"], message["seconds"], message["age"])
+        member.leases.hold(message["held"], message["seconds"], message["age"])
         if member.leases.next_due < self._wakes_at:
             self._held.set()
 
@@ -578,7 +579,7 @@ class Supervisor:
                         found = await self._beat_for_all()
                     beats_at = time.monotonic() + BEAT
                 else:
-                    found = await seam.find_work(self._database, [*self._queues])
+                    found = await workers_async.find_work(self._database, self._queues)
                 rest = await self._act_on(found)
             except Unavailable as error:
                 await self._reconnected(error)
@@ -596,7 +597,7 @@ class Supervisor:
                 member.link.send(look=found.waiting)
         if found.waiting and self._members and not self._free:
             # No process claims now, and normally the claims expire leases.
-            await seam.expire_leases(self._database, found.waiting)
+            await workers_async.expire_leases(self._database, found.waiting)
         # The pause is never exact, so that the workers of a fleet do not all look at the same moment.
         rest = DEAF_LOOK if any(member.deaf for member in self._members) else LOOK
         if found.next_due is not None:
@@ -627,14 +628,14 @@ class Supervisor:
 
     async def _wake_another(self, worker: str, queue: str) -> None:
         with suppress(PenstockError):
-            await seam.pass_on(self._database, worker, queue)
+            await workers_async.pass_on(self._database, worker, queue)
 
     async def _beat_for_all(self) -> FoundWork:
         living = [member for member in self._members if member.ready and not frozen(member.process.pid)]
-        told, found = await seam.beat_all(
+        told, found = await workers_async.beat_all(
             self._database,
             [member.beat(self._plan.concurrency) for member in living],
-            [*self._queues],
+            self._queues,
             slots=self._plan.concurrency,
             host=socket.gethostname(),
             started_by=self._plan.started_by,
@@ -657,7 +658,7 @@ class Supervisor:
 
     def _learn_leases(self, leases: dict[str, float]) -> None:
         """Updates the leases of the queues, which may change, and reports queues that were dropped."""
-        for name in self._queues.keys() - leases.keys():
+        for name in {*self._queues} - leases.keys():
             self._complain(f"queue {name} was dropped", NotFound(f"queue {name!r} does not exist"))
         changed = {name: lease for name, lease in leases.items() if lease != self._leases[name]}
         if changed:
@@ -676,7 +677,7 @@ class Supervisor:
             member = self._quarantine.get(queue)
             if member not in living:
                 member = min(living, key=lambda one: one.busy)
-            if await seam.take_quarantine(self._database, queue, member.name):
+            if await workers_async.take_quarantine(self._database, queue, member.name):
                 chosen[queue] = member
         return chosen
 
@@ -686,7 +687,7 @@ class Supervisor:
             await self._upkeep_due.wait()
             self._upkeep_due.clear()
             try:
-                done = await seam.upkeep(self._database, due_only=True)
+                done = await upkeep_async.upkeep(self._database, due_only=True)
                 for facts in self._upkeep_failures.note(done):
                     LOG.warning("upkeep part failed", extra=facts)
             except Unavailable as error:
@@ -714,7 +715,7 @@ class Supervisor:
                 continue
             try:
                 await asyncio.sleep(await self._fire())
-                self._expect_schedule(await seam.next_schedule(self._database))
+                self._expect_schedule(await schedules_async.next_schedule(self._database))
             except Unavailable as error:
                 await self._reconnected(error)
             except PenstockError as error:
@@ -726,7 +727,7 @@ class Supervisor:
 
         A schedule that cannot be fired is not tried again at once.
         """
-        fired = await seam.run_schedules(self._database, decide)
+        fired = await schedules_async.run_schedules(self._database)
         for name, error in fired.failed.items():
             self._complain(f"schedule {name} not fired", error)
         return LOOK if fired.failed and not fired.pushed else 0.05
@@ -737,9 +738,9 @@ class Supervisor:
         """Waits until all is drained: no task that is due waits, and no task is running."""
         while not self._stopping:
             try:
-                found = await seam.statuses(self._database, [*self._queues])
-                for name in self._queues.keys() - {one.queue for one in found}:
-                    await seam.status(self._database, name)  # raises NotFound
+                found = await queues_async.statuses(self._database, self._queues)
+                for name in {*self._queues} - {one.queue for one in found}:
+                    await queues_async.status(self._database, name)  # raises NotFound
             except Unavailable as error:
                 await self._reconnected(error)
                 continue
@@ -759,7 +760,7 @@ class Supervisor:
         found: list[QueueStatus] = []
         with suppress(PenstockError, TimeoutError):
             async with asyncio.timeout(1.0):
-                found = await seam.statuses(self._database, [*self._queues])
+                found = await queues_async.statuses(self._database, self._queues)
         progress(found, self.report)
 
     def probe(self) -> dict[str, Any]:

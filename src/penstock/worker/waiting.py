@@ -14,9 +14,10 @@ import signal
 import time
 from typing import Any
 
-from penstock.aio.database import AsyncDatabase
+from penstock.client.conninfo import described
+from penstock.client.database_async import AsyncDatabase
+from penstock.client.sqlstate import first_line
 from penstock.errors import Unavailable
-from penstock.wire import described, first_line
 from penstock.worker import health
 
 LOG = logging.getLogger("penstock.worker")

@@ -14,8 +14,8 @@ import pytest
 from psycopg import Connection
 
 from penstock import Penstock, Queue
-from penstock import queue as seam
-from penstock.database import Database
+from penstock.client import scaling
+from penstock.client.database import Database
 from penstock.errors import ConfigError
 from penstock.model import Asked, ScalerSnapshot, SeenWorker
 from penstock.scaler.run.budget import CONNECTIONS, SPARE, Budget, bytes_of
@@ -46,10 +46,10 @@ class Yard:
         self.home = home
 
     def dismissed(self, names: Sequence[str]) -> None:
-        seam.dismiss(self.database, names)
+        scaling.dismiss(self.database, names)
 
     def look(self) -> tuple[int, int, int]:
-        fleet = self.workers.current(seam.scaler_snapshot(self.database, [Asked("work")]), 5.0)
+        fleet = self.workers.current(scaling.scaler_snapshot(self.database, [Asked("work")]), 5.0)
         return fleet.ready, len(fleet.starting), fleet.draining
 
     def end(self) -> None:

@@ -16,7 +16,7 @@ from psycopg import Connection
 from psycopg.types.json import Jsonb
 
 from penstock import NewTask, Penstock, Queue
-from penstock.database import Database
+from penstock.client.database import Database
 from penstock.embedded import Server
 from penstock.scaler.policy.policies import find
 from penstock.scaler.policy.signals import Limits

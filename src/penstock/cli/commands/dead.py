@@ -50,9 +50,9 @@ from penstock.cli.terminal.options import (
     with_shell,
 )
 from penstock.cli.terminal.removal import remove
+from penstock.client.queue import Queue
 from penstock.errors import ValidationError
 from penstock.model import TaskInfo
-from penstock.queue import Queue
 
 app = typer.Typer(
     help="Dead tasks: they failed for good. List them, run them again or remove them.", no_args_is_help=True

@@ -27,10 +27,10 @@ from penstock.cli.terminal.named_tasks import (
 )
 from penstock.cli.terminal.options import Shell
 from penstock.cli.terminal.output import print_interrupted, print_json, print_line, progress_bar
+from penstock.client.queue import Queue
+from penstock.client.statements.tasks import MAX_TASKS
 from penstock.errors import NotFound, PenstockError, ValidationError
 from penstock.model import TaskInfo
-from penstock.queue import Queue
-from penstock.statements import MOST
 
 POLL_SECONDS = 0.25  # seconds between two polls
 DEFAULT_WAIT = "5m"
@@ -96,8 +96,8 @@ def redrive_named_canaries(shell: Shell, queue: Queue, canary: Canary, named: Na
 def check_size(named: Names) -> None:
     """Refuses more tasks than one call takes, although they are redriven in two calls."""
     size = len(named[0]) + len(named[1])
-    if size > MOST:
-        raise ValidationError(f"ids, subjects: {size} are more than {MOST} in one call", field="ids")
+    if size > MAX_TASKS:
+        raise ValidationError(f"ids, subjects: {size} are more than {MAX_TASKS} in one call", field="ids")
 
 
 def redrive_matching_canaries(

@@ -12,7 +12,7 @@ import typer
 from penstock.cli.terminal.formatting import escape, format_count
 from penstock.cli.terminal.options import Shell, with_shell
 from penstock.cli.terminal.output import print_json, print_line
-from penstock.database import Database
+from penstock.client.database import Database
 from penstock.doctor import Finding, examine
 
 SIGNS = {"ok": "✓", "info": "i", "warning": "!", "error": "✗"}

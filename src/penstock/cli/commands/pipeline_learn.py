@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock import queue as seam
 from penstock import validate
 from penstock.cli.commands.pipeline import Master, StageProgress, app, find_reader, open_work, start_quiet_spark
 from penstock.cli.commands.retry import list_tiers, list_waits
@@ -17,7 +16,8 @@ from penstock.cli.terminal.formatting import escape, format_age, format_cell, fo
 from penstock.cli.terminal.options import OneOrAll, Shell, parse_moment, with_shell
 from penstock.cli.terminal.output import print_interrupted, print_json, print_line, print_table
 from penstock.cli.terminal.queue_settings import format_strategy
-from penstock.database import Database
+from penstock.client import profiles
+from penstock.client.database import Database
 from penstock.errors import ConfigError, Unavailable, ValidationError
 from penstock.model import StoredProfile
 from penstock.retry import Progressive
@@ -64,7 +64,7 @@ def profile(
             )
         learn(shell, lake, name, master)
     with open_database(shell) as database:
-        print_profiles(shell, seam.profiles(database, name))
+        print_profiles(shell, profiles.find_profiles(database, name))
 
 
 def learn(shell: Shell, lake: str, queue: str | None, master: str | None) -> None:
@@ -73,7 +73,7 @@ def learn(shell: Shell, lake: str, queue: str | None, master: str | None) -> Non
         from penstock.pipeline.learn.profile import make_profiles  # noqa: PLC0415 - Spark is an extra
 
         if queue is not None:
-            seam.profiles(work.database, queue)  # raises for a missing queue, with a hint at a similar name
+            profiles.find_profiles(work.database, queue)  # raises for a missing queue, with a hint at a similar name
         watch.tell("learning")
         make_profiles(work.spark, work.lake, work.database, queues=[queue] if queue else ())
 
@@ -190,13 +190,13 @@ def read_present_plans(shell: Shell) -> Plans | None:
 # --- profiles ---------------------------------------------------------------------------------------------------------
 
 
-def print_profiles(shell: Shell, profiles: Sequence[StoredProfile]) -> None:
+def print_profiles(shell: Shell, stored: Sequence[StoredProfile]) -> None:
     if shell.json:
-        print_json([profile_json(one) for one in profiles])
+        print_json([profile_json(one) for one in stored])
     elif not shell.quiet:
         print_table(
             ("queue", "made", "covers", "a minute", "busiest hour", "φ", "run p50", "p99", "start p90"),
-            [*map(format_profile, profiles)],
+            [*map(format_profile, stored)],
         )
 
 

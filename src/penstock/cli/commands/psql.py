@@ -13,8 +13,8 @@ import typer
 
 from penstock import embedded
 from penstock.cli.terminal.options import VERBOSE, Debug, Dsn, connect
+from penstock.client.conninfo import check_dsn
 from penstock.errors import ConfigError
-from penstock.wire import check_dsn
 
 # libpq's variable for a part of a DSN is PG and the name of the part, with these exceptions.
 VARIABLES = {"dbname": "PGDATABASE", "application_name": "PGAPPNAME", "connect_timeout": "PGCONNECT_TIMEOUT"}

@@ -17,10 +17,10 @@ import typer
 from penstock import validate
 from penstock.cli.terminal.options import DryRun, QueueName, Shell, parse_json, with_shell
 from penstock.cli.terminal.output import print_interrupted, progress_bar
+from penstock.client.spool import Spool
+from penstock.client.statements.pushes import ITEM, check_conflict
 from penstock.errors import Conflict, PayloadError, ValidationError, shown
 from penstock.model import PUSH_RESULTS, Duration, NewTask, OnConflict, PushReport
-from penstock.spool import Spool
-from penstock.statements import ITEM, conflict
 from penstock.validate import moment, queue_name, token
 
 MAX_LINE_BYTES = (16 << 20) + (64 << 10)
@@ -69,7 +69,7 @@ def push(
     queue_name(queue)
     wait = parse_delay(delay)
     batch = uuid4() if batch_id is None else token(batch_id, "batch_id")
-    conflict(on_conflict)
+    check_conflict(on_conflict)
     with open_source(file) as source:
         typed = file == "-" and sys.stdin.isatty()
         lines = Lines(source, "" if shell.quiet or not typed else INVITATION, wait)

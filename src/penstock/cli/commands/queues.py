@@ -28,9 +28,9 @@ from penstock.cli.terminal.queue_settings import (
     settings_json,
 )
 from penstock.cli.terminal.removal import remove
+from penstock.client.queue import Queue
 from penstock.errors import Conflict, ValidationError
 from penstock.model import GAUGES
-from penstock.queue import Queue
 from penstock.validate import queue_name
 
 app = typer.Typer(help="Create, list, change and remove queues.", no_args_is_help=True)

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from penstock import queue as seam
 from penstock import validate
 from penstock.app import Penstock
 from penstock.backlog import BacklogStatus
@@ -33,7 +32,8 @@ from penstock.cli.commands.work import (
 from penstock.cli.terminal.formatting import format_count, to_seconds
 from penstock.cli.terminal.options import Shell, parse_seconds, parse_size, with_shell
 from penstock.cli.terminal.output import print_line
-from penstock.database import Database
+from penstock.client import scaling
+from penstock.client.database import Database
 from penstock.errors import ConfigError, NotFound, PenstockError, ValidationError, shown
 from penstock.handlers import Registry
 from penstock.model import Json, SeenQueue
@@ -248,7 +248,7 @@ def run_scaler(
 
     def dismiss(names: Sequence[str]) -> None:
         """Asks workers to stop, without waiting. Those that are still there at the next look are asked again."""
-        aside.begin(lambda: seam.dismiss(database, names))
+        aside.begin(lambda: scaling.dismiss(database, names))
 
     def workers(queue: str, slots: int) -> Workers:
         if words is not None:

@@ -35,8 +35,8 @@ from penstock.cli.terminal.options import (
     with_shell,
 )
 from penstock.cli.terminal.output import print_line
+from penstock.client.statements.texts import to_storable
 from penstock.errors import ValidationError
-from penstock.statements import storable
 
 app = typer.Typer(help="List and show tasks, and change them by id or subject.", no_args_is_help=True)
 
@@ -118,7 +118,7 @@ def cancel(
             target,
             "cancel",
             named,
-            call=lambda: target.cancel(named[0], subjects=named[1], reason=storable(reason) or "cancelled"),
+            call=lambda: target.cancel(named[0], subjects=named[1], reason=to_storable(reason) or "cancelled"),
             dry_run=dry_run,
         )
 

@@ -33,9 +33,9 @@ from penstock.cli.terminal.board import (
 )
 from penstock.cli.terminal.formatting import escape, format_age, pad
 from penstock.cli.terminal.options import OneOrAll, Shell, parse_seconds, read_only, with_shell
+from penstock.client.conninfo import described
 from penstock.errors import PenstockError, ValidationError
 from penstock.model import Board, BoardWorker, StoredDecision
-from penstock.wire import described
 
 COLOURS = {"NORMAL": "green", "ELEVATED": "cyan", "WARNING": "yellow", "CRITICAL": "bright_red", "BREACH": "bold red"}
 BAR_WIDTH = 12  # cells of the terminal

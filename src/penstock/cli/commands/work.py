@@ -28,10 +28,10 @@ from penstock.cli.terminal.options import (
     with_shell,
 )
 from penstock.cli.terminal.output import print_line, progress_bar
+from penstock.client.conninfo import described
 from penstock.errors import Unavailable, ValidationError, shown
 from penstock.handlers import Registry
 from penstock.model import QueueStatus
-from penstock.wire import described
 from penstock.worker import logs, orders, waiting
 from penstock.worker.supervisor import SILENCE, UNSETTLED, Plan, Progress, WorkerReport
 from penstock.worker.supervisor import work as supervise

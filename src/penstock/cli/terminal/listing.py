@@ -10,8 +10,8 @@ from penstock import validate
 from penstock.cli.terminal.formatting import escape, format_cell, format_json, format_time, to_iso
 from penstock.cli.terminal.options import Shell, check_error_text, check_kind, check_text
 from penstock.cli.terminal.output import print_json, print_line, print_table
+from penstock.client.queue import Queue
 from penstock.model import State, TaskDetails, TaskInfo
-from penstock.queue import Queue
 
 COLUMNS = ("id", "state", "kind", "subject", "priority", "attempts", "due", "ended", "why")
 WORDS = ("state", "kind", "subject", "why")

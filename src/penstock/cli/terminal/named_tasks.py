@@ -11,8 +11,8 @@ from penstock import validate
 from penstock.cli.terminal.formatting import escape
 from penstock.cli.terminal.options import Shell
 from penstock.cli.terminal.output import print_json, print_line
+from penstock.client.queue import Queue
 from penstock.errors import NotFound, ValidationError
-from penstock.queue import Queue
 
 # The result of each verb for a task in each state. In the other states it is `ended`.
 RESULTS_BY_STATE: Mapping[str, Mapping[str, str]] = {

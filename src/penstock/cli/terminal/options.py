@@ -20,9 +20,9 @@ import typer
 from penstock import validate
 from penstock.app import Penstock
 from penstock.cli.terminal.output import print_json, print_line
+from penstock.client.conninfo import described
 from penstock.errors import ConfigError, NotFound, PayloadError, ValidationError, shown
 from penstock.model import GAUGES, State
-from penstock.wire import described
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,9 +12,9 @@ import typer
 
 from penstock import retry as strategies
 from penstock.cli.terminal.formatting import format_length, format_seconds, format_size, format_time, to_seconds
+from penstock.client.statements.queues import check_options
 from penstock.errors import ValidationError
 from penstock.model import QueueSettings
-from penstock.statements import queue_options
 
 Lease = Annotated[
     str | None, typer.Option(help="How long a worker may be silent before other workers can claim its tasks.")
@@ -38,7 +38,7 @@ LENGTHS = ("lease", "sla", "keep_done", "keep_dead", "keep_cancelled")
 def check_settings(**options: str | int | None) -> dict[str, Any]:
     """Checks the given settings. An option that is None is not given."""
     found = {name: parse_value(name, value) for name, value in options.items() if value is not None}
-    queue_options(found)
+    check_options(found)
     return found
 
 
@@ -55,7 +55,7 @@ def parse_value(name: str, value: str | int) -> str | int | None:
 
 def apply_changes(settings: QueueSettings, changes: Mapping[str, Any]) -> QueueSettings:
     """Returns the settings with these changes, for --dry-run."""
-    values = queue_options(changes)
+    values = check_options(changes)
     if "retry" in values:
         values["retry"] = orjson.loads(values["retry"])
     return replace(settings, **values)

@@ -9,7 +9,7 @@ import typer
 from penstock.cli.terminal.consent import ask
 from penstock.cli.terminal.formatting import format_count
 from penstock.cli.terminal.options import Shell
-from penstock.queue import Queue
+from penstock.client.queue import Queue
 
 
 def remove(

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from penstock import queue as seam
-from penstock.database import Database
+from penstock.client import queues
+from penstock.client.database import Database
 from penstock.errors import NotFound, shown
 from penstock.pipeline.lake.lake import Lake
 from penstock.pipeline.lake.schemas import AGES, CHANCES, ERRORS
@@ -81,16 +81,16 @@ class Evidence:
 
 def present_plans(database: Database) -> Plans:
     """Returns the present retry plans, of queues and of kinds that have settings of their own."""
-    queues = {one.queue: RetryPlan(from_json(one.retry), one.max_attempts) for one in seam.settings(database)}
+    plans = {one.queue: RetryPlan(from_json(one.retry), one.max_attempts) for one in queues.settings(database)}
     kinds = {
         (queue, kind): RetryPlan(
-            queues[queue].strategy if retry is None else from_json(retry),
-            queues[queue].max_attempts if most is None else most,
+            plans[queue].strategy if retry is None else from_json(retry),
+            plans[queue].max_attempts if most is None else most,
         )
-        for queue, kind, retry, most in seam.kind_settings(database)
-        if queue in queues
+        for queue, kind, retry, most in queues.kind_settings(database)
+        if queue in plans
     }
-    return kinds | {(queue, ""): plan for queue, plan in queues.items()}
+    return kinds | {(queue, ""): plan for queue, plan in plans.items()}
 
 
 def find_evidence(spark: SparkSession, lake: Lake, plans: Plans, *, queue: str | None = None) -> list[Evidence]:

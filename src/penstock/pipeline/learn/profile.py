@@ -11,8 +11,8 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
-from penstock import queue as seam
-from penstock.database import Database
+from penstock.client import profiles
+from penstock.client.database import Database
 from penstock.model import Json, Latency, Running
 from penstock.pipeline.lake.fingerprint import fingerprint_lake
 from penstock.pipeline.lake.lake import Lake
@@ -39,19 +39,25 @@ def make_profiles(
     spark: SparkSession, lake: Lake, database: Database, *, queues: Sequence[str] = (), weeks: int = WEEKS
 ) -> Learnt:
     """Learns profiles from the lake and writes them to PostgreSQL."""
-    running, latencies, made_of = seam.running_times(database), seam.start_latencies(database), fingerprint_lake(lake)
-    profiles = learn_profiles(spark, lake, running, latencies, queues=queues, weeks=weeks)
-    for one in profiles:
+    running, latencies, made_of = (
+        profiles.running_times(database),
+        profiles.start_latencies(database),
+        fingerprint_lake(lake),
+    )
+    learnt = learn_profiles(spark, lake, running, latencies, queues=queues, weeks=weeks)
+    for one in learnt:
         one["data"]["content"] = made_of
-    written = seam.set_profiles(database, profiles) if profiles else 0
-    known = {one["queue"] for one in profiles}
-    there = [one.queue for one in seam.profiles(database) if not queues or one.queue in queues]
-    return Learnt(profiles, written, [name for name in there if name not in known])
+    written = profiles.set_profiles(database, learnt) if learnt else 0
+    known = {one["queue"] for one in learnt}
+    there = [one.queue for one in profiles.find_profiles(database) if not queues or one.queue in queues]
+    return Learnt(learnt, written, [name for name in there if name not in known])
 
 
 def up_to_date(lake: Lake, database: Database) -> bool:
     """Returns whether the stored profiles are less than a day old and were made of what the lake holds now."""
-    there = [(one.age, one.data) for one in seam.profiles(database) if one.age is not None and one.data is not None]
+    there = [
+        (one.age, one.data) for one in profiles.find_profiles(database) if one.age is not None and one.data is not None
+    ]
     made_of = fingerprint_lake(lake)
     return bool(there) and all(age < DAY and data.get("content") == made_of for age, data in there)
 

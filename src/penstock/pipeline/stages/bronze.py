@@ -9,7 +9,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from penstock import queue as seam
+from penstock.client import history
 from penstock.model import Window
 from penstock.pipeline.lake.schemas import DAY, HISTORY, SAMPLE, LakeTable
 from penstock.pipeline.lake.state import File
@@ -24,21 +24,21 @@ PARTITIONS = 8
 def bronze(work: Work) -> dict[str, int]:
     """Adds what is new. Upkeep keeps the rows in PostgreSQL until they are in the lake."""
     state = work.lake.state
-    seam.note_reader(work.database, state.reader, state.passed or seam.horizon(work.database)._replace(xid=0))
-    now = seam.note_horizon(work.database)
+    history.note_reader(work.database, state.reader, state.passed or history.horizon(work.database)._replace(xid=0))
+    now = history.note_horizon(work.database)
     window = Window(state.passed or now._replace(xid=0), now)
     found = {HISTORY.name: stage_history(work, window), SAMPLE.name: stage_samples(work, window)}
     added = {name: days for name, days in found.items() if days}
     if added or state.passed is None:
         work.lake.commit(adds=added, passed=now, began=state.began or now)
-    seam.note_reader(work.database, state.reader, now)
+    history.note_reader(work.database, state.reader, now)
     for table in (HISTORY, SAMPLE):
         compact(work, table)
     return {name: count_rows(days) for name, days in found.items()}
 
 
 def stage_history(work: Work, window: Window) -> dict[str, tuple[File, ...]]:
-    if not seam.written(work.database, window.start, window.end):
+    if not history.written(work.database, window.start, window.end):
         return {}
     work.tell(f"transactions {window.start.xid:,} to {window.end.xid:,}")
     scope = work.lake.state.scope

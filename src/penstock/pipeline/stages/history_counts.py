@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import date
 
-from penstock import queue as seam
-from penstock.database import Database
+from penstock.client import history
+from penstock.client.database import Database
 from penstock.model import Horizon, Span, Window
 
 PAGES_PER_COUNT = 16_384  # pages in one transaction
@@ -42,7 +42,7 @@ class DayCount:
 
 def count_history(database: Database, below: Horizon, *, thorough: bool = False) -> list[DayCount]:
     """Counts the history below a horizon, day by day. `thorough`: with checksums."""
-    spans = seam.find_spans(database, Window(below._replace(xid=0), below), roughly=True)
+    spans = history.find_spans(database, Window(below._replace(xid=0), below), roughly=True)
     return [count_day(database, span, below, thorough=thorough) for span in spans]
 
 
@@ -50,7 +50,7 @@ def count_day(database: Database, span: Span, below: Horizon, *, thorough: bool)
     rows: Counter[tuple[int, str]] = Counter()
     checksums: Counter[int] = Counter()
     for piece in split_span(span, PAGES_PER_CHECKSUM if thorough else PAGES_PER_COUNT):
-        for queue, outcome, count, part in seam.history_sums(database, piece, below=below.xid, thorough=thorough):
+        for queue, outcome, count, part in history.history_sums(database, piece, below=below.xid, thorough=thorough):
             rows[queue, outcome] += count
             checksums[queue] += part
     return DayCount(span.day, rows, checksums)

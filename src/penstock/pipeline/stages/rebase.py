@@ -14,7 +14,7 @@ from datetime import UTC, date, datetime, timedelta
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from penstock import queue as seam
+from penstock.client import history
 from penstock.errors import Conflict
 from penstock.model import Horizon, Window
 from penstock.pipeline.lake.schemas import DAY, HISTORY, SAMPLE
@@ -41,32 +41,32 @@ class RepairedDays:
 
 def rebase(work: Work) -> dict[str, int]:
     """Makes the lake equal to what its database has, or had before it dropped a day. The lake continues from there."""
-    state, here = work.lake.state, seam.horizon(work.database)
+    state, here = work.lake.state, history.horizon(work.database)
     elsewhere = (state.system, state.database) != here[:2]
-    known = seam.find_reader(work.database, state.reader)
+    known = history.find_reader(work.database, state.reader)
     if known is None:
-        seam.note_reader(work.database, state.reader, here._replace(xid=0))
+        history.note_reader(work.database, state.reader, here._replace(xid=0))
     # The note of a known reader stays until the end: it says what this database remembers of the reader, and while it
     # is of another branch, upkeep drops nothing.
-    now = seam.note_horizon(work.database)
+    now = history.note_horizon(work.database)
     if elsewhere:
         refuse_older_copy(work, now)
-    history = repair_history(work, now)
+    repaired = repair_history(work, now)
     samples = repair_samples(work, now, lambda theirs: None if elsewhere else find_drop_time(known, theirs))
     dropped = min(state.began.dropped if state.began else now.dropped, now.dropped)
     work.lake.commit(
-        replaces={HISTORY.name: history.days, SAMPLE.name: samples.days},
+        replaces={HISTORY.name: repaired.days, SAMPLE.name: samples.days},
         system=now.system,
         database=now.database,
         passed=now,
         began=now._replace(dropped=dropped),
     )
-    seam.note_reader(work.database, state.reader, now)
+    history.note_reader(work.database, state.reader, now)
     return {
-        "days": len({*history.days, *samples.days}),
-        HISTORY.name: history.added,
+        "days": len({*repaired.days, *samples.days}),
+        HISTORY.name: repaired.added,
         SAMPLE.name: samples.added,
-        f"{HISTORY.name} removed": history.removed,
+        f"{HISTORY.name} removed": repaired.removed,
         f"{SAMPLE.name} removed": samples.removed,
     }
 
@@ -76,7 +76,7 @@ def rebase(work: Work) -> dict[str, int]:
 
 def repair_history(work: Work, now: Horizon) -> RepairedDays:
     """Makes days equal to what PostgreSQL has. Days that PostgreSQL dropped are kept: the lake had passed them."""
-    dropped = {day for day, _ in seam.history_gone(work.database, 0)}
+    dropped = {day for day, _ in history.history_gone(work.database, 0)}
     days = find_differing_days(work, now, dropped)
     if not days:
         return RepairedDays()
@@ -96,7 +96,7 @@ def find_differing_days(work: Work, now: Horizon, dropped: Collection[date]) -> 
     work.tell("history's days, row by row")
     scope = work.lake.state.scope
     first = date.min if scope.since is None else datetime.fromisoformat(scope.since).astimezone(UTC).date()
-    names = seam.queue_names(work.database)
+    names = history.queue_names(work.database)
     queues = {id_ for id_, name in names.items() if name in scope.queues} if scope.queues else None
     theirs = {day.day: day.of(queues) for day in count_history(work.database, now, thorough=True) if day.day >= first}
     theirs = {day: sums for day, sums in theirs.items() if sums[0]}
@@ -133,7 +133,7 @@ def refuse_older_copy(work: Work, now: Horizon) -> None:
     """Raises Conflict if history lacks rows of the lake in days that history still has."""
     keys = ["id", "task_id", "finished_at", "outcome"]
     window = Window(now._replace(xid=0), now)
-    days = [span.day for span in seam.find_spans(work.database, window, roughly=True)]
+    days = [span.day for span in history.find_spans(work.database, window, roughly=True)]
     since = work.lake.state.scope.since
     theirs = filter_scope(
         work, read_history(work.spark, dsn=work.dsn, since=since, window=window[:2], partitions=PARTITIONS)

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as f
 
-from penstock import queue as seam
+from penstock.client import history, queues
 from penstock.errors import Conflict
 from penstock.model import QueueStatus
 from penstock.pipeline.lake.schemas import ATTEMPTS, DAY, HISTORY, MINUTES, REJECTED, SAMPLE, TOTALS
@@ -54,7 +54,7 @@ def reconcile(work: Work) -> Reconciled:
     """Compares everything. The lake is compared with history up to the lake's horizon, so workers may go on
     meanwhile."""
     work.tell("the queue's books")
-    status = [one for one in seam.status(work.database) if in_scope(work, one.queue)]
+    status = [one for one in queues.status(work.database) if in_scope(work, one.queue)]
     found = [*check_counters(work, status)]
     work.tell("samples")
     found += check_samples(work, status)
@@ -73,8 +73,8 @@ def reconcile(work: Work) -> Reconciled:
 
 
 def in_scope(work: Work, queue: str) -> bool:
-    queues = work.lake.state.scope.queues
-    return not queues or queue in queues
+    scope = work.lake.state.scope.queues
+    return not scope or queue in scope
 
 
 # --- counters ---------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def check_counters(work: Work, status: list[QueueStatus]) -> Iterator[Difference
         there = one.planned + one.pending + one.active + one.done + one.dead + one.cancelled + one.totals["removed"]
         if there != one.totals["pushed"]:
             yield Difference("books", one.queue, "pushed", one.totals["pushed"], there)
-    for finding in seam.verify(work.database).findings:
+    for finding in queues.verify(work.database).findings:
         if in_scope(work, finding.queue) and finding.what != "balance: pushed":
             yield Difference("books", finding.queue, finding.what, finding.expected, finding.found)
 
@@ -115,7 +115,7 @@ def check_samples(work: Work, status: list[QueueStatus]) -> Iterator[Difference]
 def find_present_ids(work: Work) -> dict[str, int]:
     """Returns the id of each queue by name. If several queues had one name, it is the id of the last one: ids only
     grow."""
-    return {name: id_ for id_, name in sorted(seam.queue_names(work.database).items())}
+    return {name: id_ for id_, name in sorted(history.queue_names(work.database).items())}
 
 
 def total_column(name: str) -> Column:
@@ -156,7 +156,7 @@ def format_moment(moment: datetime) -> str:
 def compare_history(work: Work) -> tuple[int, list[Difference]]:
     """Compares rows by day and queue: those in the lake with those that history has, or had when the day was dropped.
     Returns the number of days, and the differences."""
-    names = seam.queue_names(work.database)
+    names = history.queue_names(work.database)
     expected = count_history_rows(work)
     found = count_lake_rows(work)
     differences = [
@@ -173,20 +173,20 @@ def count_history_rows(work: Work) -> Counter[tuple[date, int]]:
     if passed is None or began is None:
         return Counter()
     for _ in range(MAX_ROUNDS):
-        known = seam.horizon(work.database).dropped
-        gone = seam.history_gone(work.database, began.dropped)
+        known = history.horizon(work.database).dropped
+        gone = history.history_gone(work.database, began.dropped)
         rows = Counter(gone)
         for day in count_history(work.database, passed):
             for (queue, _outcome), count in day.rows.items():
                 rows[day.day, queue] += count
-        if seam.horizon(work.database).dropped == known:
+        if history.horizon(work.database).dropped == known:
             return filter_counts(work, rows, since)
     raise Conflict("reconcile: days of history were dropped during each attempt", hint="Try again.")
 
 
 def filter_counts(work: Work, rows: Counter[tuple[date, int]], since: str | None) -> Counter[tuple[date, int]]:
     """Keeps the counts that belong to the lake. If the lake begins in the middle of a day, that day is not compared."""
-    names = seam.queue_names(work.database)
+    names = history.queue_names(work.database)
     first = None if since is None else datetime.fromisoformat(since).date()
     return Counter(
         {

@@ -10,7 +10,7 @@ from datetime import date
 from pyspark.sql import Column
 from pyspark.sql import functions as f
 
-from penstock import queue as seam
+from penstock.client import history
 from penstock.errors import Conflict
 from penstock.pipeline.lake.schemas import DAY, HISTORY
 from penstock.pipeline.stages.history_counts import DayCount, count_history
@@ -32,7 +32,7 @@ class Released:
 def release(work: Work) -> list[Released]:
     """Compares every day, then drops them. Raises Conflict if a day differs; then nothing is dropped."""
     passed = work.lake.state.passed
-    today = seam.today(work.database)
+    today = history.today(work.database)
     if passed is None:
         return []
     state = work.lake.state
@@ -47,7 +47,7 @@ def release(work: Work) -> list[Released]:
     for day in there:
         check_copy(day, copies.get(day.day, (0, 0)))
     return [
-        Released(day.day, day.total, not seam.release_day(work.database, day.day, rows=day.total, below=passed.xid))
+        Released(day.day, day.total, not history.release_day(work.database, day.day, rows=day.total, below=passed.xid))
         for day in there
     ]
 

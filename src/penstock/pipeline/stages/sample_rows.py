@@ -9,8 +9,8 @@ from datetime import date
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from penstock import queue as seam
-from penstock import statements as say
+from penstock.client import history
+from penstock.client.statements.history import sample_rows
 from penstock.model import Window
 from penstock.pipeline.lake.schemas import DAY, SAMPLE, TOTALS
 from penstock.pipeline.work import Work
@@ -24,10 +24,10 @@ ARROW = pa.schema(
 
 def read_samples(work: Work, window: Window) -> DataFrame | None:
     """Returns the samples of a window. None: no sample was written in it."""
-    days = seam.sample_days(work.database, window)
+    days = history.sample_days(work.database, window)
     if not days:
         return None
-    names = seam.queue_names(work.database)
+    names = history.queue_names(work.database)
     of_days = work.spark.createDataFrame([(day,) for day in days], f"{DAY} date").repartition(len(days))
     return of_days.mapInArrow(make_reader(work.dsn, window, names), SAMPLE.schema)
 
@@ -41,7 +41,7 @@ def make_reader(
             return
         with connect_arrow(Address(dsn)) as arrow:
             for day in days:
-                found = arrow.table(say.sample_rows(window, list(names), day, TOTALS))
+                found = arrow.table(sample_rows(window, list(names), day, TOTALS))
                 yield from add_names(found, names, day).to_batches(20_000)
 
     return read

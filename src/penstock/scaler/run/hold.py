@@ -8,8 +8,8 @@ import socket
 from pathlib import Path
 from secrets import token_hex
 
-from penstock import queue as seam
-from penstock.database import Database
+from penstock.client import scaling
+from penstock.client.database import Database
 from penstock.model import ScalingHold
 from penstock.scaler.run.background import BackgroundCall
 from penstock.scaler.run.plan import ScalingPlan
@@ -33,11 +33,11 @@ class Hold:
     def _take(self) -> dict[str, ScalingHold]:
         """It does not wait for the hold of a scaler that was killed on this machine."""
         wanted = [*self._plan.limits]
-        held = {one.holder for one in seam.scalers(self._database, wanted)}
+        held = {one.holder for one in scaling.list_scalers(self._database, wanted)}
         dead = sorted(one for one in held if is_dead(one))
         if dead:
             LOG.warning("scaler is dead", extra={"holder": ",".join(dead)})
-        return seam.hold_scaling(
+        return scaling.hold_scaling(
             self._database,
             wanted,
             holder=self._holder,

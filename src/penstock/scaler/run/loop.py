@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
 
-from penstock import queue as seam
-from penstock.database import Database
+from penstock.client import scaling
+from penstock.client.database import Database
 from penstock.errors import Conflict, NotFound, PenstockError, Unavailable
 from penstock.model import ScalerSnapshot
 from penstock.scaler.policy.decision import Decision
@@ -209,7 +209,7 @@ class Scaler:
 
     def _snapshot(self) -> ScalerSnapshot:
         requests = [one for one in self.collector.requests() if one.queue not in self._plan.adopted]
-        return self._background.call(lambda: seam.scaler_snapshot(self._database, requests), ANSWER_TIMEOUT)
+        return self._background.call(lambda: scaling.scaler_snapshot(self._database, requests), ANSWER_TIMEOUT)
 
     def _excuse_outage(self, snapshot: ScalerSnapshot) -> ScalerSnapshot:
         """After an outage, or a pause of this process, silent workers count for a moment longer: they could not
@@ -295,6 +295,6 @@ class Scaler:
         return len(self._signals) >= 2
 
     def _release(self, inherited: Sequence[str]) -> None:
-        seam.leave_scaling(self._database, self._holder)
+        scaling.leave_scaling(self._database, self._holder)
         if inherited:
-            seam.dismiss(self._database, inherited)
+            scaling.dismiss(self._database, inherited)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from penstock import queue as seam
-from penstock.database import Database
+from penstock.client import scaling
+from penstock.client.database import Database
 from penstock.model import Json, ScalingHold
 from penstock.scaler.policy.decision import Memory
 from penstock.scaler.run.background import ANSWER_TIMEOUT, BackgroundCall
@@ -52,7 +52,7 @@ class Recorder:
             self._memory_written_at = now
         rows = [self._row(one, collector if due or one.before != one.decision.workers else None) for one in decided]
         noted = self._background.call(
-            lambda: seam.decide(self._database, rows, holder=self._holder, lease=self._plan.lease), ANSWER_TIMEOUT
+            lambda: scaling.decide(self._database, rows, holder=self._holder, lease=self._plan.lease), ANSWER_TIMEOUT
         )
         summaries = {one.queue: one.summary for one in decided}
         self._noted.update((queue, (time.monotonic(), summaries[queue])) for queue in noted)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import time
 
-from penstock import queue as seam
-from penstock.database import Database
+from penstock.client import profiles, schedules, upkeep
+from penstock.client.database import Database
+from penstock.client.statements.upkeep import FailureLog
 from penstock.errors import ConfigError
 from penstock.model import Schedule, SeenQueue
 from penstock.scaler.run.background import ANSWER_TIMEOUT, BackgroundCall
 from penstock.scaler.run.collect import Collector, profile_of
 from penstock.scaler.run.plan import Backlogs, ScalingPlan
-from penstock.schedule import decide as decide_ticks
-from penstock.statements import FailureLog
 
 LOG = logging.getLogger("penstock.scaler")
 UPKEEP_INTERVAL = 10.0  # seconds
@@ -51,16 +50,16 @@ class ScalerUpkeep:
 
     def _run(self, collector: Collector) -> None:
         if not self._plan.dry_run:
-            for facts in self._failures.note(seam.upkeep(self._database, due_only=True)):
+            for facts in self._failures.note(upkeep.upkeep(self._database, due_only=True)):
                 LOG.warning("upkeep part failed", extra=facts)
             self._fire()
-        self.schedules = seam.schedules(self._database)
+        self.schedules = schedules.list_schedules(self._database)
         self.adopted = [*self._backlogs()]
         self._read_profiles(collector)
 
     def _read_profiles(self, collector: Collector) -> None:
         """Reads the profiles of the queues. An unreadable profile is reported once and not used."""
-        for stored in seam.profiles(self._database):
+        for stored in profiles.find_profiles(self._database):
             track = collector.tracks.get(stored.queue)
             if track is None:
                 continue
@@ -73,5 +72,5 @@ class ScalerUpkeep:
                     LOG.warning(error.message, extra={"queue": stored.queue})
 
     def _fire(self) -> None:
-        for name, error in seam.run_schedules(self._database, decide_ticks).failed.items():
+        for name, error in schedules.run_schedules(self._database).failed.items():
             LOG.warning("schedule not fired", extra={"schedule": name, "code": error.code})

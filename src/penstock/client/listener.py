@@ -14,9 +14,10 @@ from typing import Any
 from psycopg import sql
 from psycopg.rows import TupleRow
 
-from penstock.database import Database, fetch_raw
-from penstock.hosts import HostConnection
-from penstock.wire import PROBE, Session, translated
+from penstock.client.database import Database, fetch_raw
+from penstock.client.hosts import HostConnection
+from penstock.client.session import PROBE, Session
+from penstock.client.sqlstate import translated
 
 ECHO = "select pg_catalog.pg_notify(%s, '')"
 

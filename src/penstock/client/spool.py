@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import IO, NamedTuple, Self
 
 from penstock import validate
-from penstock.colour import batches
+from penstock.client.concurrency import batches
 from penstock.errors import ValidationError
 from penstock.model import Duration, Json, NewTask
 

@@ -1,5 +1,5 @@
 """Runs statements on the caller's own async connection: psycopg, asyncpg or SQLAlchemy (connection and session). See
-`penstock.borrowed`."""
+`borrowed`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from psycopg import AsyncCursor
 from psycopg.rows import tuple_row
 
-from penstock.borrowed import (
+from penstock.client.borrowed import (
     ASYNC,
     AT_ONCE,
     SYNC,

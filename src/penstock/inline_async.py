@@ -1,4 +1,4 @@
-"""Draining in the caller's process, for tests of applications. `penstock.inline` is made from this file."""
+"""Draining in the caller's process, for tests of applications."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 
-from penstock.aio.queue import AsyncQueue
+from penstock.client import workers_async
+from penstock.client.database_async import AsyncDatabase
+from penstock.client.queue_async import AsyncQueue
 from penstock.errors import LeaseLost, NotFound, ValidationError
 from penstock.handlers import Held, Registry, Spec
 from penstock.model import Claim, Outcome, Task
@@ -44,14 +46,19 @@ class Errors:
 
 
 async def drain(
-    registry: Registry, queues: list[AsyncQueue], most: int | None, *, raise_errors: bool = True
+    database: AsyncDatabase,
+    registry: Registry,
+    queues: list[AsyncQueue],
+    most: int | None,
+    *,
+    raise_errors: bool = True,
 ) -> Counter[str]:
     """Runs due tasks, queue by queue and in rounds, until none is due, `most` tasks were run, or a handler wanted to
     end the process. Returns how many tasks ended in each state; `lost` counts those whose lease was lost."""
     leases: dict[str, float] = {}
     for queue in queues:
-        await queue.set_kinds(registry.stored(queue.name))
-        leases[queue.name] = await queue.lease()
+        await workers_async.set_kinds(database, queue.name, registry.stored(queue.name))
+        leases[queue.name] = await workers_async.find_lease(database, queue.name)
     states: Counter[str] = Counter()
     errors = Errors(stops=raise_errors)
     before = -1

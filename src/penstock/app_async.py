@@ -1,4 +1,4 @@
-"""AsyncPenstock is the entry point of the library. `penstock.app` is made from this file (see `penstock.aio`)."""
+"""AsyncPenstock is the entry point of the library."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 from uuid import UUID
 
-from penstock import async_inline, backlog, migrate, validate
-from penstock.aio import queue
-from penstock.aio.colour import Items, each, in_thread
-from penstock.aio.database import AsyncDatabase
-from penstock.aio.queue import AsyncQueue
-from penstock.aio.queue import set_schedule as store_schedule
+from penstock import backlog, inline_async, migrate, validate
 from penstock.backlog import Backlog
+from penstock.client import history_async, queues_async, scaling_async, schedules_async, upkeep_async, workers_async
+from penstock.client.concurrency_async import Items, each, in_thread
+from penstock.client.database_async import AsyncDatabase
+from penstock.client.queue_async import AsyncQueue
+from penstock.client.statements.schedules import ScheduleRun
+from penstock.client.statements.upkeep import Upkeep
 from penstock.dsn import find_dsn
 from penstock.errors import ConfigError, PenstockError, ValidationError, shown
 from penstock.handlers import Registry, Spec
@@ -41,8 +42,7 @@ from penstock.model import (
     Verification,
 )
 from penstock.retry import CustomRetry, Policy, Strategy
-from penstock.schedule import checked, decide, next_run, schedule_name
-from penstock.statements import ScheduleRun, Upkeep
+from penstock.schedule import checked, schedule_name
 from penstock.validate import at, queue_name
 from penstock.worker.in_process import InProcessWorker
 from penstock.worker.supervisor import Plan
@@ -127,7 +127,7 @@ class AsyncPenstock:
         exist_ok: bool = False,
     ) -> AsyncQueue:
         """Creates a queue and returns it. With `exist_ok=True` an existing queue is left as it is."""
-        await queue.create(
+        await queues_async.create(
             self._database,
             name,
             exist_ok=exist_ok,
@@ -266,7 +266,7 @@ class AsyncPenstock:
         for name in names:
             self.registry.check_served(name)
         served = [self.queue(name) for name in names]
-        return dict(await async_inline.drain(self.registry, served, most, raise_errors=raise_errors))
+        return dict(await inline_async.drain(self._database, self.registry, served, most, raise_errors=raise_errors))
 
     @asynccontextmanager
     async def run_worker(
@@ -374,57 +374,57 @@ class AsyncPenstock:
     async def find_task(self, id: int) -> TaskDetails:  # noqa: A002 - the parameter has this name everywhere
         """Returns one task of any queue, with everything that is known of it: its state, or, if it is done and removed,
         when it ended. A removed task is found as long as history is kept (30 days by default)."""
-        return await queue.find_task(self._database, id)
+        return await queues_async.find_task(self._database, id)
 
     async def queues(self) -> list[QueueSettings]:
         """Returns the settings of all queues."""
-        return await queue.settings(self._database)
+        return await queues_async.settings(self._database)
 
     async def status(self) -> list[QueueStatus]:
         """Returns the counts of all queues in one snapshot."""
-        return await queue.status(self._database)
+        return await queues_async.status(self._database)
 
     async def board(self, queue_name: str | None = None, *, decisions: int = 10, samples: int = 0) -> Board:
         """Returns queues, workers and decisions at one moment, for display."""
-        return await queue.board(self._database, queue_name, decisions=decisions, samples=samples)
+        return await scaling_async.board(self._database, queue_name, decisions=decisions, samples=samples)
 
     async def decisions(self, name: str, *, at: datetime | None = None, limit: int = 20) -> list[StoredDecision]:
         """Returns the decisions of scalers for a queue up to a moment, newest first."""
-        return await queue.decisions(self._database, name, at=at, limit=limit)
+        return await scaling_async.list_decisions(self._database, name, at=at, limit=limit)
 
     async def verify(self) -> Verification:
         """Recounts everything and compares it with the counters."""
-        return await queue.verify(self._database)
+        return await queues_async.verify(self._database)
 
     async def repair(self, name: str | None = None) -> list[Repair]:
         """Repairs what `verify` finds, and returns what it changed."""
-        return await queue.repair(self._database, name)
+        return await queues_async.repair(self._database, name)
 
     async def forget_reader(self, name: str) -> None:
         """Stops keeping history for a reader that will not return, such as a lake; `penstock doctor` shows its name."""
-        await queue.forget_reader(self._database, name)
+        await history_async.forget_reader(self._database, name)
 
     async def rebase_history(self) -> int:
         """Makes history readable after a restore into another cluster, and returns how many rows were changed."""
-        return await queue.rebase_history(self._database)
+        return await history_async.rebase_history(self._database)
 
     async def upkeep(self) -> Upkeep:
         """Runs all upkeep that is due: it expires leases, promotes tasks, folds counters, takes samples, creates and
         drops days of history, removes old tasks, and runs schedules. Each part is a transaction of its own. Returns the
         rows of each part; `failed` contains the parts that failed, and why."""
-        report = await queue.upkeep(self._database)
+        report = await upkeep_async.upkeep(self._database)
         fired = await self.run_schedules()
         report.update({"scheduled": fired.pushed, "schedules failed": len(fired.failed)})
         return report
 
     async def retentions(self) -> dict[str, timedelta | None]:
         """Returns how long upkeep keeps history, samples, decisions, ledger, rejects and audit; None means for ever."""
-        return await queue.retentions(self._database)
+        return await upkeep_async.retentions(self._database)
 
     async def set_retention(self, what: str, keep: Duration | None) -> None:
         """Sets how long upkeep keeps one of them: at least a day, or None for ever. All upkeep uses the new value from
         now on, including that of workers."""
-        await queue.set_retention(self._database, what, keep)
+        await upkeep_async.set_retention(self._database, what, keep)
 
     async def beat(
         self, worker: str, queues: list[str], *, slots: int = 1, busy: int = 0, host: str = "", pid: int | None = None
@@ -432,14 +432,14 @@ class AsyncPenstock:
         """Records that a worker is alive, and returns a channel for each queue, which is the same for all of them.
         While the worker is idle, pushes wake it on that channel: LISTEN on it; a notification contains the name of the
         queue."""
-        found = await queue.beat(self._database, worker, queues, slots=slots, busy=busy, host=host, pid=pid)
+        found = await workers_async.beat(self._database, worker, queues, slots=slots, busy=busy, host=host, pid=pid)
         return {name: standing.channel for name, standing in found.items()}
 
     # --- schedules --------------------------------------------------------------------------------------------------
 
     async def schedules(self) -> list[Schedule]:
         """Returns all schedules."""
-        return await queue.schedules(self._database)
+        return await schedules_async.list_schedules(self._database)
 
     async def set_schedule(
         self,
@@ -456,25 +456,25 @@ class AsyncPenstock:
         """Creates or changes a schedule, which pushes a task like this at every tick of a cron line. A changed line or
         time zone counts from now; a paused schedule stays paused."""
         new = checked(NewSchedule(name, queue, cron, tz, kind, payload, priority, backfill))
-        return await store_schedule(self._database, new, next_run)
+        return await schedules_async.set_schedule(self._database, new)
 
     async def drop_schedule(self, name: str) -> None:
         """Removes a schedule; the tasks that it pushed stay."""
-        await queue.drop_schedule(self._database, schedule_name(name))
+        await schedules_async.drop_schedule(self._database, schedule_name(name))
 
     async def pause_schedule(self, name: str) -> Schedule:
         """Pauses a schedule until `resume_schedule`; ticks that pass meanwhile are not made up for."""
-        return await queue.pause_schedule(self._database, schedule_name(name))
+        return await schedules_async.pause_schedule(self._database, schedule_name(name))
 
     async def resume_schedule(self, name: str) -> Schedule:
         """Resumes a schedule from now on."""
-        return await queue.resume_schedule(self._database, schedule_name(name), next_run)
+        return await schedules_async.resume_schedule(self._database, schedule_name(name))
 
     async def run_schedules(self) -> ScheduleRun:
         """Pushes the tasks of all schedules that are due. Workers and `upkeep` do this by themselves; if several
         processes do it at once, exactly one task is pushed per tick. One call pushes at most 1,000 tasks of one
         schedule; the rest is due again at once."""
-        return await queue.run_schedules(self._database, decide)
+        return await schedules_async.run_schedules(self._database)
 
 
 class AsyncHandler:

@@ -1,4 +1,4 @@
-# Made from src/penstock/aio/database.py by scripts/make_sync.py (`make generate`): edit that, never this.
+# Made from src/penstock/client/database_async.py by scripts/make_sync.py (`make generate`): edit that, never this.
 """Connections and transactions. No other module begins or commits a transaction."""
 
 from __future__ import annotations
@@ -6,36 +6,35 @@ from __future__ import annotations
 import logging
 import random
 import select
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 import psycopg_pool
 from psycopg import pq
 from psycopg.rows import TupleRow, tuple_row
 
-from penstock.colour import Guard, Lock, Place, Watchdog, deserted, guard, here, repeat, sleep, to_the_end
-from penstock.errors import CommitUnknown, HandlerMisuse, Unavailable, ValidationError
-from penstock.hosts import WATCH_EVERY, HostConnection, Hosts
-from penstock.wire import (
-    BEGIN,
-    CONTRACT,
-    PROBE,
-    READ_ONLY,
-    Session,
-    as_ours,
-    check_contract,
-    check_dsn,
-    configure,
-    described,
-    hang_up,
-    raw_loaders,
-    set_usual,
-    translated,
+from penstock.client.binary import raw_loaders
+from penstock.client.concurrency import (
+    Guard,
+    Lock,
+    Place,
+    Watchdog,
+    deserted,
+    guard,
+    here,
+    repeat,
+    sleep,
+    to_the_end,
 )
+from penstock.client.conninfo import check_dsn, described
+from penstock.client.hosts import WATCH_EVERY, HostConnection, Hosts
+from penstock.client.session import BEGIN, CONTRACT, PROBE, Session, check_contract, configure, hang_up, set_usual
+from penstock.client.sqlstate import READ_ONLY, as_ours, translated
+from penstock.errors import CommitUnknown, HandlerMisuse, Unavailable, ValidationError
 
 # A connection that was cut is replaced. Without a logging set-up, psycopg's warnings do not reach standard error.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
@@ -47,6 +46,9 @@ RELAXED = f"{BEGIN}; set local synchronous_commit = off"
 # For writes that can be put off: if another transaction holds a row for longer, the call raises Unavailable with the
 # reason "retry".
 IMPATIENT = f"{BEGIN}; set local lock_timeout = '500ms'"
+Parameters = Sequence[Any] | Mapping[str, Any]
+T = TypeVar("T")
+RETRIES = 6
 WHEN_ASKED = 2**31  # psycopg prepares a statement after so many runs, or when told to
 
 
@@ -113,6 +115,27 @@ class Database:
             committed(connection, self._end, self.answering(connection, deadline)),
         ):
             yield connection
+
+    def rows(
+        self, statement: str, parameters: Parameters = (), *, begin: str = BEGIN, deadline: float | None = None
+    ) -> list[TupleRow]:
+        """Runs one statement in a transaction of its own, and returns its rows."""
+        with self.transaction(begin, deadline) as connection:
+            return connection.execute(statement.encode(), parameters).fetchall()
+
+    def row(self, statement: str, parameters: Parameters = (), *, begin: str = BEGIN) -> TupleRow:
+        """Runs one statement that returns exactly one row, and returns that row."""
+        (row,) = self.rows(statement, parameters, begin=begin)
+        return row
+
+    def value(self, statement: str, parameters: Parameters = (), *, begin: str = BEGIN) -> Any:
+        """Runs one statement that returns exactly one row, and returns the first column of it."""
+        return self.row(statement, parameters, begin=begin)[0]
+
+    def run(self, statement: str, parameters: Parameters = (), *, begin: str = BEGIN) -> None:
+        """Runs one statement in a transaction of its own; what it returns is not read."""
+        with self.transaction(begin) as connection:
+            connection.execute(statement.encode(), parameters)
 
     @contextmanager
     def answering(self, connection: Connection, deadline: float | None = None) -> Iterator[None]:
@@ -348,6 +371,18 @@ class Database:
                 return Session(*row)
         finally:
             connection.close()
+
+
+def retry_unavailable(attempt: Callable[[], T]) -> T:
+    """Repeats an attempt that may be made twice, while PostgreSQL restarts or the reply to a COMMIT is lost."""
+    for n in range(RETRIES):
+        try:
+            return attempt()
+        except Unavailable as error:
+            if n == RETRIES - 1 or error.reason in ("read_only", "closed"):
+                raise
+            sleep(min(0.1 * 2**n, 2.0))
+    raise AssertionError
 
 
 def try_again(pool: psycopg_pool.ConnectionPool[HostConnection]) -> None:

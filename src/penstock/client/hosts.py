@@ -1,7 +1,5 @@
-"""Connections to a database that several hosts may serve, of which one at a time is the primary.
-
-`penstock.hosts` is made from this file (see `penstock.aio`).
-"""
+# Made from src/penstock/client/hosts_async.py by scripts/make_sync.py (`make generate`): edit that, never this.
+"""Connections to a database that several hosts may serve, of which one at a time is the primary."""
 
 from __future__ import annotations
 
@@ -16,9 +14,11 @@ import psycopg
 from psycopg import pq
 from psycopg.rows import TupleRow
 
-from penstock.aio.colour import AllFailed, race
+from penstock.client.concurrency import AllFailed, race
+from penstock.client.conninfo import each_host, settings_for
+from penstock.client.session import hang_up
+from penstock.client.sqlstate import as_ours, first_line
 from penstock.errors import Unavailable
-from penstock.wire import as_ours, each_host, first_line, hang_up, settings_for
 
 NEXT_HOST = 0.25  # seconds that a host may take to answer before the next one is tried beside it
 TRY_AGAIN = 0.2  # seconds until a host that refused is tried again, while another one has not answered yet
@@ -27,7 +27,7 @@ SUSPICIOUS = 0.5  # seconds without an answer after which the watch asks whether
 HEAD_START = 1.0  # seconds in which the host of such a statement may show that it lives
 
 
-class AsyncHostConnection(psycopg.AsyncConnection[TupleRow]):
+class HostConnection(psycopg.Connection[TupleRow]):
     """A connection that knows which host it leads to, and since when it is in use."""
 
     host_index = 0
@@ -35,17 +35,17 @@ class AsyncHostConnection(psycopg.AsyncConnection[TupleRow]):
     asked_at: float | None = None  # since when a caller has it; None means that it is idle in a pool
 
     @classmethod
-    async def connect(cls, *_: str, hosts: AsyncHosts, **__: Any) -> Self:  # type: ignore[override]  # the pool calls it so
+    def connect(cls, *_: str, hosts: Hosts, **__: Any) -> Self:  # type: ignore[override]  # the pool calls it so
         """Connects to the primary among these hosts."""
-        return await hosts.connect()  # type: ignore[return-value]  # it has no subclass
+        return hosts.connect()  # type: ignore[return-value]  # it has no subclass
 
     @classmethod
-    async def connect_to(cls, dsn: str) -> Self:
+    def connect_to(cls, dsn: str) -> Self:
         """Connects to one host."""
-        return await super().connect(dsn, **settings_for(dsn))
+        return super().connect(dsn, **settings_for(dsn))
 
 
-class AsyncHosts:
+class Hosts:
     """The hosts of one DSN, as one process (and in asyncio one event loop) sees them.
 
     With one host, or if the DSN does not ask for a primary, psycopg connects as usual. With several hosts, the last
@@ -59,7 +59,7 @@ class AsyncHosts:
         self._dsns: list[str] = []
         self._primary = 0
         self.last_error: psycopg.Error | None = None  # why the last attempt to connect failed, or None
-        self._connections: WeakSet[AsyncHostConnection] = WeakSet()
+        self._connections: WeakSet[HostConnection] = WeakSet()
         self._lock = threading.Lock()  # it guards the set
 
     @property
@@ -69,40 +69,40 @@ class AsyncHosts:
             self._dsns = each_host(spelt_out_service(self._dsn))
         return len(self._dsns) > 1
 
-    async def connect(self) -> AsyncHostConnection:
+    def connect(self) -> HostConnection:
         """Connects to the primary. Errors are psycopg's own."""
         try:
-            connection = await self._connect_to_primary()
+            connection = self._connect_to_primary()
         except psycopg.Error as error:
             self.last_error = error
             raise
         self.last_error = None
         return connection
 
-    async def _connect_to_primary(self) -> AsyncHostConnection:
+    def _connect_to_primary(self) -> HostConnection:
         if not self.several:
-            return await self._connect_to(0)
+            return self._connect_to(0)
         others = [n for n in range(len(self._dsns)) if n != self._primary]
-        connection = await self._race([self._primary, *others], NEXT_HOST)
+        connection = self._race([self._primary, *others], NEXT_HOST)
         self._primary = connection.host_index
         return connection
 
-    async def _race(self, order: Sequence[int], stagger: float) -> AsyncHostConnection:
+    def _race(self, order: Sequence[int], stagger: float) -> HostConnection:
         attempts = [partial(self._connect_to, n) for n in order]
         try:
-            return await race(attempts, stagger=stagger, again=TRY_AGAIN, discard=drop)
+            return race(attempts, stagger=stagger, again=TRY_AGAIN, discard=drop)
         except AllFailed as failed:
             raise together(failed.errors) from failed.errors[-1]
 
-    async def _connect_to(self, index: int) -> AsyncHostConnection:
-        connection = await AsyncHostConnection.connect_to(self._dsns[index])
+    def _connect_to(self, index: int) -> HostConnection:
+        connection = HostConnection.connect_to(self._dsns[index])
         connection.host_index = index
         connection.made_at = monotonic()
         with self._lock:
             self._connections.add(connection)
         return connection
 
-    async def watch(self) -> None:
+    def watch(self) -> None:
         """Looks once for a statement that gets no answer. If its host does not accept connections either, and another
         host is the primary, all connections to the silent host are cut: callers that wait on them get an error and can
         go on."""
@@ -111,11 +111,11 @@ class AsyncHosts:
             return
         others = [n for n in range(len(self._dsns)) if n != silent]
         try:
-            connection = await self._race([silent, *others], HEAD_START)
+            connection = self._race([silent, *others], HEAD_START)
         except psycopg.Error:
             return
         found = connection.host_index
-        await connection.close()
+        connection.close()
         if found != silent:
             self._primary = found
             for one in self._known():
@@ -131,12 +131,12 @@ class AsyncHosts:
                 return one.host_index
         return None
 
-    def _known(self) -> list[AsyncHostConnection]:
+    def _known(self) -> list[HostConnection]:
         with self._lock:
             return [*self._connections]
 
 
-def drop(connection: AsyncHostConnection) -> None:
+def drop(connection: HostConnection) -> None:
     """Closes a connection that came too late to be used."""
     connection.pgconn.finish()
 

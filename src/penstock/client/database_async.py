@@ -5,36 +5,35 @@ from __future__ import annotations
 import logging
 import random
 import select
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 import psycopg_pool
 from psycopg import pq
 from psycopg.rows import TupleRow, tuple_row
 
-from penstock.aio.colour import Guard, Lock, Place, Watchdog, deserted, guard, here, repeat, sleep, to_the_end
-from penstock.aio.hosts import WATCH_EVERY, AsyncHostConnection, AsyncHosts
-from penstock.errors import CommitUnknown, HandlerMisuse, Unavailable, ValidationError
-from penstock.wire import (
-    BEGIN,
-    CONTRACT,
-    PROBE,
-    READ_ONLY,
-    Session,
-    as_ours,
-    check_contract,
-    check_dsn,
-    configure,
-    described,
-    hang_up,
-    raw_loaders,
-    set_usual,
-    translated,
+from penstock.client.binary import raw_loaders
+from penstock.client.concurrency_async import (
+    Guard,
+    Lock,
+    Place,
+    Watchdog,
+    deserted,
+    guard,
+    here,
+    repeat,
+    sleep,
+    to_the_end,
 )
+from penstock.client.conninfo import check_dsn, described
+from penstock.client.hosts_async import WATCH_EVERY, AsyncHostConnection, AsyncHosts
+from penstock.client.session import BEGIN, CONTRACT, PROBE, Session, check_contract, configure, hang_up, set_usual
+from penstock.client.sqlstate import READ_ONLY, as_ours, translated
+from penstock.errors import CommitUnknown, HandlerMisuse, Unavailable, ValidationError
 
 # A connection that was cut is replaced. Without a logging set-up, psycopg's warnings do not reach standard error.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
@@ -46,6 +45,9 @@ RELAXED = f"{BEGIN}; set local synchronous_commit = off"
 # For writes that can be put off: if another transaction holds a row for longer, the call raises Unavailable with the
 # reason "retry".
 IMPATIENT = f"{BEGIN}; set local lock_timeout = '500ms'"
+Parameters = Sequence[Any] | Mapping[str, Any]
+T = TypeVar("T")
+RETRIES = 6
 WHEN_ASKED = 2**31  # psycopg prepares a statement after so many runs, or when told to
 
 
@@ -112,6 +114,27 @@ class AsyncDatabase:
             committed(connection, self._end, self.answering(connection, deadline)),
         ):
             yield connection
+
+    async def rows(
+        self, statement: str, parameters: Parameters = (), *, begin: str = BEGIN, deadline: float | None = None
+    ) -> list[TupleRow]:
+        """Runs one statement in a transaction of its own, and returns its rows."""
+        async with self.transaction(begin, deadline) as connection:
+            return await (await connection.execute(statement.encode(), parameters)).fetchall()
+
+    async def row(self, statement: str, parameters: Parameters = (), *, begin: str = BEGIN) -> TupleRow:
+        """Runs one statement that returns exactly one row, and returns that row."""
+        (row,) = await self.rows(statement, parameters, begin=begin)
+        return row
+
+    async def value(self, statement: str, parameters: Parameters = (), *, begin: str = BEGIN) -> Any:
+        """Runs one statement that returns exactly one row, and returns the first column of it."""
+        return (await self.row(statement, parameters, begin=begin))[0]
+
+    async def run(self, statement: str, parameters: Parameters = (), *, begin: str = BEGIN) -> None:
+        """Runs one statement in a transaction of its own; what it returns is not read."""
+        async with self.transaction(begin) as connection:
+            await connection.execute(statement.encode(), parameters)
 
     @contextmanager
     def answering(self, connection: AsyncConnection, deadline: float | None = None) -> Iterator[None]:
@@ -349,6 +372,18 @@ class AsyncDatabase:
                 return Session(*row)
         finally:
             await connection.close()
+
+
+async def retry_unavailable(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Repeats an attempt that may be made twice, while PostgreSQL restarts or the reply to a COMMIT is lost."""
+    for n in range(RETRIES):
+        try:
+            return await attempt()
+        except Unavailable as error:
+            if n == RETRIES - 1 or error.reason in ("read_only", "closed"):
+                raise
+            await sleep(min(0.1 * 2**n, 2.0))
+    raise AssertionError
 
 
 async def try_again(pool: psycopg_pool.AsyncConnectionPool[AsyncHostConnection]) -> None:

@@ -1,4 +1,4 @@
-"""This module has the primitives that differ in asyncio. `penstock.colour` has the same names for threads."""
+"""This module has the primitives that differ in asyncio. `concurrency` has the same names for threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import islice
 from typing import ParamSpec, TypeVar
 from weakref import WeakMethod
 
-from penstock.colour import AllFailed, Starts
+from penstock.client.concurrency import AllFailed, Starts
 
 __all__ = ["AllFailed"]
 

@@ -1,4 +1,4 @@
-"""This module has the primitives that differ with threads. `penstock.aio.colour` has the same names for asyncio."""
+"""This module has the primitives that differ with threads. `concurrency_async` has the same names for asyncio."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ transaction: Penstock begins, commits, rolls back and retries nothing on it. A r
 PenstockError; every other error is passed on unchanged.
 
 The connection is one of psycopg, SQLAlchemy (connection and session) or Django (an alias, or a connection of
-`django.db`). `penstock.aio.borrowed` does the same for asyncio.
+`django.db`). `borrowed_async` does the same for asyncio.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from psycopg import Cursor
 from psycopg.rows import tuple_row
 
+from penstock.client.sqlstate import OURS
 from penstock.errors import ConfigError, PenstockError, ValidationError, shown
-from penstock.wire import OURS
 
 PLACEHOLDER = re.compile(r"\$(\d)")
 Values = Sequence[str | None]

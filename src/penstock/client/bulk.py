@@ -1,0 +1,331 @@
+# Made from src/penstock/client/bulk_async.py by scripts/make_sync.py (`make generate`): edit that, never this.
+"""Writes many tasks to a queue: the pushes of one process, and the parts of a job that many processes write."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
+from uuid import UUID
+
+import orjson
+
+from penstock import validate
+from penstock.client.binary import TextArray
+from penstock.client.borrowed import Run, refusals
+from penstock.client.concurrency import Items, batches
+from penstock.client.database import Connection, Database, retry_unavailable
+from penstock.client.spool import BATCH, Chunk, Spool
+from penstock.client.sqlstate import translated
+from penstock.client.statements import jobs, pushes
+from penstock.errors import PartialPush, Taken, Unavailable, ValidationError
+from penstock.model import Json, NewTask, OnConflict, Pushed, PushReport
+
+Progress = Callable[[int], None]
+Write = Callable[..., dict[str, int]]
+
+
+class BulkWriter:
+    """Writes many tasks to one queue.
+
+    The ledger makes every write repeatable: a batch that is written again under the same id finds its parts there.
+    """
+
+    def __init__(self, database: Database, queue: str) -> None:
+        self._database = database
+        self._queue = validate.queue_name(queue)
+
+    def push(
+        self, items: Items[Json | NewTask | None], batch: UUID, on_conflict: OnConflict, progress: Progress | None
+    ) -> PushReport:
+        """Pushes all items in transactions of its own; see `Queue.push_many`."""
+        with Spool(largest=validate.LARGEST_EVER) as spool:
+            fill(spool, items)
+            if not spool.rows:
+                return PushReport(batch)
+            queue_id = retry_unavailable(lambda: self._check_sizes(spool))
+            if not spool.named:
+                return retry_unavailable(lambda: self._push_plain(spool, queue_id, batch, progress))
+            if on_conflict == "error":
+                return self._push_strictly(spool, queue_id, batch, progress)
+            return self._push_by_parts(spool, queue_id, batch, on_conflict, progress)
+
+    def _check_sizes(self, spool: Spool) -> int:
+        """Returns the queue's id, if its limit allows every payload in the spool."""
+        queue_id, largest = self.limits()
+        spool.check_sizes(largest)
+        return queue_id
+
+    def _push_plain(self, spool: Spool, queue_id: int, batch: UUID, progress: Progress | None) -> PushReport:
+        """Writes the tasks with COPY into the documents, whose trigger writes the agenda. It copies chunk by chunk, so
+        that the trigger's view of the new rows stays in memory, and it uses one transaction."""
+        counts = {"created": spool.rows}
+        with self._database.transaction() as connection:
+            if self._enter(connection, (batch, 0, spool.rows, spool.checksum), counts) is None:
+                for chunk in spool.chunks():
+                    copy(connection, *pushes.copy_text(queue_id, chunk))
+                    if progress:
+                        progress(chunk.first + len(chunk.payloads))
+        return PushReport(batch, created=spool.rows)
+
+    def _push_by_parts(
+        self, spool: Spool, queue_id: int, batch: UUID, on_conflict: str, progress: Progress | None
+    ) -> PushReport:
+        """Writes each chunk in a transaction of its own. It uses COPY while no subject is taken. From the first taken
+        subject on it uses the SQL function that resolves conflicts, which costs twice as much, until a chunk is all new
+        again. An upsert expects taken subjects and starts with the function."""
+        totals: Counter[str] = Counter()
+        copying = on_conflict != "update"
+        for chunk in spool.chunks():
+            try:
+                counts = self._copy_or_merge(chunk, queue_id, batch, on_conflict, copying=copying)
+            except Unavailable as error:
+                if error.reason == "read_only":
+                    raise
+                raise PartialPush(
+                    f"{chunk.first} of {spool.rows} tasks are written: {error.message}",
+                    batch_id=batch,
+                    written=chunk.first,
+                    hint=f"Repeat the call with batch_id={batch}.",
+                ) from error
+            copying = counts.get("created") == len(chunk.payloads)
+            totals.update(counts)
+            if progress:
+                progress(chunk.first + len(chunk.payloads))
+        return PushReport(batch, **totals)
+
+    def _copy_or_merge(
+        self, chunk: Chunk, queue_id: int, batch: UUID, on_conflict: str, *, copying: bool
+    ) -> dict[str, int]:
+        if copying:
+            with suppress(Taken):
+                return self._in_transaction(self._copy_part, chunk, queue_id, batch)
+        return self._in_transaction(self._merge_part, chunk, on_conflict, batch)
+
+    def _in_transaction(self, write: Write, *arguments: object) -> dict[str, int]:
+        """Writes one part in a transaction of its own."""
+
+        def attempt() -> dict[str, int]:
+            with self._database.transaction() as connection:
+                return write(connection, *arguments)
+
+        return retry_unavailable(attempt)
+
+    def _push_strictly(self, spool: Spool, queue_id: int, batch: UUID, progress: Progress | None) -> PushReport:
+        """Pushes with `on_conflict="error"`: a taken subject undoes everything, so everything is one transaction.
+        Subjects are sorted only within a chunk, so two such pushes may deadlock; PostgreSQL ends one of them, and that
+        one is repeated."""
+
+        def attempt(write: Write, target: object) -> Counter[str]:
+            totals: Counter[str] = Counter()
+            with self._database.transaction() as connection:
+                for chunk in spool.chunks():
+                    totals.update(write(connection, chunk, target, batch))
+                    if progress:
+                        progress(chunk.first + len(chunk.payloads))
+            return totals
+
+        try:
+            return PushReport(batch, **retry_unavailable(lambda: attempt(self._copy_part, queue_id)))
+        except Taken:
+            return PushReport(batch, **retry_unavailable(lambda: attempt(self._merge_part, "error")))
+
+    def _copy_part(self, connection: Connection, chunk: Chunk, queue_id: int, batch: UUID) -> dict[str, int]:
+        """Copies one chunk, and raises Taken if one of its subjects exists. Rows are in the order of subjects, the same
+        in every writer, so that two pushes never wait for each other in a circle. Ids are in the order given, so that
+        the first task runs first."""
+        if not pushes.are_distinct(chunk.subjects):
+            raise Taken("a subject is given twice")
+        counts = {"created": len(chunk.payloads)}
+        known = self._enter(connection, (batch, chunk.part, len(chunk.payloads), chunk.checksum), counts)
+        if known is None:
+            copy_named(connection, queue_id, chunk)
+        return counts if known is None else known
+
+    def _merge_part(self, connection: Connection, chunk: Chunk, on_conflict: str, batch: UUID) -> dict[str, int]:
+        known = self._enter(connection, (batch, chunk.part, len(chunk.payloads), chunk.checksum), {})
+        if known is not None:
+            return known
+        counts = self._merge(connection, chunk, on_conflict)
+        connection.execute(pushes.NOTE_REPORT, (batch, chunk.part, orjson.dumps(counts).decode()))
+        return counts
+
+    def _merge(self, connection: Connection, chunk: Chunk, on_conflict: str) -> dict[str, int]:
+        parameters = (self._queue, *pushes.merge_columns(chunk), on_conflict)
+        with pushes.counted_from(chunk.first), translated():
+            rows = connection.execute(pushes.PUSH_MANY, parameters).fetchall()
+        return pushes.read_counts(rows)
+
+    def _enter(
+        self, connection: Connection, entry: tuple[UUID, int, int, int], counts: Mapping[str, int]
+    ) -> dict[str, int] | None:
+        """Notes batch, part, rows and checksum in the ledger. Returns the earlier report if the part is there
+        already."""
+        parameters = (self._queue, *entry, orjson.dumps(counts).decode())
+        row = connection.execute(pushes.ENTER_PART, parameters).fetchone()
+        assert row is not None
+        return None if row[0] is None else orjson.loads(row[0])
+
+    def push_borrowed(
+        self,
+        run: Run,
+        items: Items[Json | NewTask | None],
+        batch: UUID,
+        on_conflict: OnConflict,
+        progress: Progress | None,
+        *,
+        repeatable: bool,
+    ) -> PushReport:
+        """Writes the items chunk by chunk in the caller's transaction. The ledger is used only if the push is
+        `repeatable`, because the caller gave its batch id: otherwise that transaction is all or nothing already."""
+        totals: Counter[str] = Counter()
+        with Spool(largest=validate.LARGEST_EVER) as spool:
+            fill(spool, items)
+            if spool.parts > 1:  # under autocommit, a refused chunk does not undo the chunks before it
+                with refusals():
+                    ((_, largest),) = run(pushes.LIMIT_AS_TEXT, [self._queue])
+                spool.check_sizes(largest)
+            for chunk in spool.chunks():
+                totals.update(self._merge_borrowed(run, chunk, on_conflict, batch if repeatable else None))
+                if progress:
+                    progress(chunk.first + len(chunk.payloads))
+        return PushReport(batch, **totals)
+
+    def _merge_borrowed(self, run: Run, chunk: Chunk, on_conflict: str, batch: UUID | None) -> dict[str, int]:
+        if batch is None:
+            return pushes.count_results(write_borrowed(run, self._queue, chunk, on_conflict))
+        with refusals():
+            entry = [str(one) for one in (self._queue, batch, chunk.part, len(chunk.payloads), chunk.checksum)]
+            ((known,),) = run(pushes.ENTER_AS_TEXT, entry)
+        if known is not None:
+            return dict(orjson.loads(known))
+        counts = pushes.count_results(write_borrowed(run, self._queue, chunk, on_conflict))
+        run(pushes.NOTE_AS_TEXT, [str(batch), str(chunk.part), orjson.dumps(dict(counts)).decode()])
+        return counts
+
+    def limits(self) -> tuple[int, int]:
+        """Returns the queue's id and the size of the largest payload that it accepts."""
+        queue_id, largest = self._database.row(pushes.LIMIT, (self._queue,))
+        return int(queue_id), int(largest)
+
+    def write_part(
+        self,
+        entry: jobs.Entry,
+        chunks: Callable[[], Iterable[Chunk]],
+        rejects: Sequence[jobs.Reject] = (),
+        *,
+        queue_id: int,
+        on_conflict: OnConflict = "skip",
+        copying: bool = True,
+        counted: Mapping[str, int] = MappingProxyType({}),
+        reject_table: str | None = None,
+        places: int | None = None,
+    ) -> dict[str, int]:
+        """Writes one part of a job in one transaction: its ledger entry, its tasks and its rejects. A part that is in
+        the ledger already is left as it is, and its report is returned.
+
+        Chunks with subjects contain no subject twice; `counted` says what happened to the duplicates. The part is
+        written with COPY while no subject is taken, unless `copying` is false. At most `places` parts of a job are
+        written at once; NoPlace is raised when that many are being written.
+        """
+
+        def attempt(*, copying: bool) -> dict[str, int]:
+            counts = Counter(counted)
+            with self._database.transaction() as connection:
+                if places is not None:
+                    self._take_place(connection, entry.job, places)
+                row = connection.execute(*jobs.enter_statement(self._queue, entry)).fetchone()
+                if row is not None and row[0] is not None:
+                    return dict(orjson.loads(row[0]))
+                for chunk in chunks():
+                    if chunk.subjects is not None and not copying:
+                        counts.update(self._merge(connection, chunk, on_conflict))
+                        del counts["skipped_dead"]
+                        continue
+                    copy_named(connection, queue_id, chunk)
+                    counts["created"] += len(chunk.payloads)
+                if rejects:
+                    connection.execute(*jobs.reject_statement(self._queue, entry, rejects, reject_table))
+                    counts["rejected"] += len(rejects)
+                connection.execute(pushes.NOTE_REPORT, (entry.batch, entry.part, orjson.dumps(counts).decode()))
+            return dict(counts)
+
+        try:
+            return retry_unavailable(lambda: attempt(copying=copying and on_conflict != "update"))
+        except Taken:
+            return retry_unavailable(lambda: attempt(copying=False))
+
+    def _take_place(self, connection: Connection, job: UUID, places: int) -> None:
+        row = connection.execute(jobs.TAKE_PLACE, (job, places)).fetchone()
+        if row is None or not row[0]:
+            raise jobs.NoPlace
+
+    def seal_job(
+        self, job: UUID, partitions: int, rows: int, checksum: str, counts: Mapping[str, int]
+    ) -> dict[str, int]:
+        """Ends a job whose parts are all written. A repeat that differs raises Conflict, which names the difference."""
+        parameters = (self._queue, job, partitions, rows, checksum, orjson.dumps(dict(counts)).decode())
+        report = retry_unavailable(lambda: self._database.value(jobs.SEAL_JOB, parameters))
+        return dict(orjson.loads(report))
+
+    def job_report(self, job: UUID) -> dict[str, int] | None:
+        """Returns the counts of a sealed job, or None if the job is not sealed."""
+        report = self._database.value(jobs.JOB_REPORT, (job,))
+        return None if report is None else dict(orjson.loads(report))
+
+    def find_refused(self, payloads: list[bytes]) -> dict[int, str]:
+        """Returns why PostgreSQL refuses payloads, by their position."""
+        rows = self._database.rows(jobs.JUDGE, (TextArray(payloads),))
+        return {int(n): str(reason) for n, reason in rows}
+
+    def prepare_rejects(self, table: str) -> None:
+        """Creates a reject table of the given name, or checks that the existing one has the columns that Penstock
+        needs."""
+        needed = {"queue", "job", "partition", *jobs.REJECTED}
+        named = jobs.quote_table(table)
+
+        def attempt() -> None:
+            with self._database.transaction() as connection:
+                found = {name for (name,) in connection.execute(jobs.REJECT_COLUMNS, (named,)).fetchall()}
+                if not found:
+                    connection.execute(jobs.MAKE_REJECTS.format(named).encode())
+                elif not needed <= found:
+                    raise ValidationError(
+                        f"rejectTable: {table} has no {', '.join(sorted(needed - found))}",
+                        hint="Name a table that is not there yet: it is made.",
+                        field="rejectTable",
+                    )
+
+        retry_unavailable(attempt)
+
+
+def write_borrowed(run: Run, queue: str, chunk: Chunk, on_conflict: str) -> list[Pushed]:
+    """Writes one chunk in the caller's transaction."""
+    with pushes.counted_from(chunk.first), refusals():
+        rows = run(pushes.PUSH_AS_TEXT, pushes.text_columns(queue, chunk, on_conflict))
+    return pushes.read_pushed(rows)
+
+
+def fill(spool: Spool, items: Items[Json | NewTask | None]) -> None:
+    """Adds all items to the spool and finishes it."""
+    for some in batches(items, BATCH):
+        spool.add(some)
+    spool.finish()
+
+
+def copy_named(connection: Connection, queue_id: int, chunk: Chunk) -> None:
+    """Copies one chunk, and raises Taken if one of its subjects exists. Rows are in the order of subjects, the same in
+    every writer. Ids are in the order given, so that the first task runs first; without subjects PostgreSQL assigns the
+    ids."""
+    ids = None
+    if chunk.subjects is not None:
+        rows = connection.execute(pushes.RESERVE, (len(chunk.payloads),)).fetchall()
+        ids = [id_ for (id_,) in rows]
+    copy(connection, *pushes.copy_text(queue_id, chunk, ids))
+
+
+def copy(connection: Connection, columns: str, data: bytes) -> None:
+    """Writes rows into the task table with COPY."""
+    with connection.cursor().copy(f"copy penstock.task ({columns}) from stdin".encode()) as into:
+        into.write(data)

@@ -1,0 +1,343 @@
+"""The verbs of one queue."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from penstock import validate
+from penstock.client import claims_async, queues_async
+from penstock.client.borrowed_async import borrow
+from penstock.client.bulk_async import AsyncBulkWriter, Progress, write_borrowed
+from penstock.client.concurrency_async import Items
+from penstock.client.database_async import AsyncConnection, AsyncDatabase
+from penstock.client.spool import Chunk, task_columns
+from penstock.client.statements import pushes, tasks
+from penstock.client.statements.texts import to_storable
+from penstock.errors import NotFound
+from penstock.model import (
+    Claim,
+    Duration,
+    Extended,
+    Json,
+    NewTask,
+    OnConflict,
+    Outcome,
+    Pushed,
+    PushReport,
+    QueueSettings,
+    QueueStatus,
+    State,
+    TaskInfo,
+    Verification,
+)
+
+
+class AsyncQueue:
+    """One queue. It is thread-safe. It is cheap to make, but keep it: it remembers where in the queue to look next."""
+
+    def __init__(self, database: AsyncDatabase, name: str) -> None:
+        self.name = validate.queue_name(name)
+        self._database = database
+        self._claimer = claims_async.AsyncClaimer(database, self.name)
+
+    def __repr__(self) -> str:
+        return f"<AsyncQueue {self.name}>"
+
+    @property
+    def dsn(self) -> str:
+        """The DSN of the database that the queue is in."""
+        return self._database.dsn
+
+    # --- push -------------------------------------------------------------------------------------------------------
+
+    async def push(
+        self,
+        payload: Json | None = None,
+        *,
+        subject: str | None = None,
+        kind: str = "default",
+        due: datetime | None = None,
+        delay: Duration | None = None,
+        priority: int = 5,
+        on_conflict: OnConflict = "skip",
+        connection: object | None = None,
+    ) -> Pushed:
+        """Pushes one task. When the call returns, the task survives a crash of any process or server. The task may run
+        at once, from `due` on, or after `delay`, counted by the clock of this machine.
+
+        With `connection`, a connection of yours (psycopg, asyncpg, SQLAlchemy or a Django alias), the task is written
+        in your transaction and exists once you commit. Penstock begins, commits and retries nothing on that connection.
+        """
+        if delay is not None:
+            due = validate.due_after(delay, due)
+        task = validate.new_task(NewTask(payload, subject, due, priority, kind))
+        raw = validate.payload(task.payload, validate.LARGEST_EVER)
+        if connection is not None:
+            chunk = Chunk([raw], *task_columns([task]), checksum=0, part=0, first=0)
+            return (await write_borrowed(borrow(connection), self.name, chunk, pushes.check_conflict(on_conflict)))[0]
+        parameters = (self.name, raw.decode(), subject, kind, task.due, priority, pushes.check_conflict(on_conflict))
+        async with self._database.transaction() as own:
+            row = await (await own.execute(pushes.PUSH, parameters, prepare=True)).fetchone()
+        assert row is not None
+        return Pushed(*row)
+
+    async def push_many(
+        self,
+        items: Items[Json | NewTask | None],
+        *,
+        on_conflict: OnConflict = "skip",
+        batch_id: UUID | None = None,
+        progress: Progress | None = None,
+        connection: object | None = None,
+    ) -> PushReport:
+        """Pushes any number of tasks in bounded memory, all or nothing: one item that is not accepted refuses the whole
+        call.
+
+        Without subjects, or with `on_conflict="error"`, the push is one transaction. Otherwise each chunk is a
+        transaction. If PostgreSQL fails between two chunks, the call raises `PartialPush`; repeat the call with its
+        `batch_id` to complete the push without writing any task twice. With `connection`, everything happens in your
+        transaction (see `push`).
+        """
+        batch = uuid4() if batch_id is None else validate.token(batch_id, "batch_id")
+        pushes.check_conflict(on_conflict)
+        writer = AsyncBulkWriter(self._database, self.name)
+        if connection is None:
+            return await writer.push(items, batch, on_conflict, progress)
+        return await writer.push_borrowed(
+            borrow(connection), items, batch, on_conflict, progress, repeatable=batch_id is not None
+        )
+
+    async def upsert_many(
+        self,
+        items: Items[Json | NewTask | None],
+        *,
+        batch_id: UUID | None = None,
+        progress: Progress | None = None,
+        connection: object | None = None,
+    ) -> PushReport:
+        """Pushes tasks like `push_many` and updates the ones that exist: a waiting task gets the new payload, kind,
+        priority and due; a running task runs again with them afterwards; an ended task starts anew."""
+        return await self.push_many(
+            items, on_conflict="update", batch_id=batch_id, progress=progress, connection=connection
+        )
+
+    # --- claim, extend, settle, release -----------------------------------------------------------------------------
+
+    async def claim(
+        self, limit: int = 1, *, lease: Duration | None = None, worker: str = "", may_alone: bool = True
+    ) -> Claim:
+        """Claims up to `limit` tasks and leases them to the caller. An empty claim does not mean that the queue is
+        empty: use `status` for that.
+
+        Pass `may_alone=False` while other tasks of this worker are running: a task that once crashed its worker is
+        given only to a worker that runs nothing else.
+        """
+        return await self._claimer.claim(limit, lease=lease, worker=worker, may_alone=may_alone)
+
+    async def extend(self, claim: Claim | UUID | str, *, lease: Duration | None = None) -> Extended:
+        """Extends the lease from now on. Raises LeaseLost if another worker has the tasks, or if all of them were
+        cancelled."""
+        return await claims_async.extend(self._database, self.name, claim, lease=lease)
+
+    async def settle(
+        self,
+        claim: Claim | UUID | str,
+        outcomes: Mapping[int, Outcome] | Iterable[int] | None = None,
+        *,
+        wait: bool = True,
+    ) -> dict[int, str]:
+        """Records the outcomes of claimed tasks: pass a mapping of id to Outcome, or the ids that are done, or nothing
+        if the whole claim is done. Returns the new state of each task: done, planned, pending or dead.
+
+        Tasks that the claim no longer holds are not changed, and LeaseLost is raised after the others are settled. If
+        another transaction holds a task's document, the call waits for it. With `wait=False` such a task is answered as
+        `busy`, stays in the claim, and can be settled later.
+        """
+        return await claims_async.settle(self._database, self.name, claim, outcomes, wait=wait)
+
+    async def release(
+        self, claim: Claim | UUID | str, *, delay: Duration | None = None, wait: bool = True
+    ) -> dict[int, str]:
+        """Puts the open tasks of the claim back as they were, without counting an attempt. For `wait` see `settle`."""
+        return await claims_async.release(self._database, self.name, claim, delay=delay, wait=wait)
+
+    @asynccontextmanager
+    async def settling(
+        self, claim: Claim, id_: int, outcome: Callable[[], Outcome] = Outcome.done
+    ) -> AsyncIterator[AsyncConnection]:
+        """Opens a transaction for your own writes and settles a task as its last statement: both happen, or neither.
+
+        Raises LeaseLost, and writes nothing, if the claim no longer holds the task. The transaction is committed here:
+        code that commits it, rolls it back or closes the connection gets HandlerMisuse, and the task is not settled.
+        """
+        async with claims_async.settling(self._database, self.name, claim, id_, outcome) as connection:
+            yield connection
+
+    # --- changes to existing tasks ----------------------------------------------------------------------------------
+
+    async def cancel(
+        self, ids: Iterable[int] | None = None, *, subjects: Iterable[str] | None = None, reason: str = "cancelled"
+    ) -> dict[int, str]:
+        """Ends tasks unfinished. Returns by id: cancelled; revoked (a worker runs it, and learns of it at its next
+        extend or settle); ended (it had ended before); busy (another transaction holds it at this moment: try again);
+        or unknown."""
+        return await self._each("cancel", ids, subjects, reason=to_storable(reason))
+
+    async def redrive(
+        self,
+        ids: Iterable[int] | None = None,
+        *,
+        subjects: Iterable[str] | None = None,
+        kind: str | None = None,
+        error: str | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+    ) -> dict[int, str]:
+        """Makes dead tasks wait again: the given ones (also cancelled ones), or all dead ones that match a kind, a text
+        in their error and `since`. Their attempts and age start anew. Returns by id: redriven, live (it waits or runs),
+        busy or unknown."""
+        since = None if since is None else validate.moment(since, "since")
+        chosen = tasks.check_filters(kind=kind, error=error)
+        if ids is not None or subjects is not None:
+            return await self._each("redrive", ids, subjects, **chosen, since=since, limit=tasks.MAX_TASKS)
+        found: dict[int, str] = {}
+        left = None if limit is None else validate.whole(limit, "limit", 1, 2**31)
+        self._database.refuse_rehearsal("redrive by filter")
+        while left is None or left > 0:
+            most = tasks.MAX_TASKS if left is None else min(left, tasks.MAX_TASKS)
+            some = await self._each("redrive", None, None, **chosen, since=since, limit=most)
+            found |= some
+            redriven = sum(result == "redriven" for result in some.values())
+            if len(some) < most or not redriven:  # what is left is busy
+                break
+            left = None if left is None else left - redriven
+        return found
+
+    async def reschedule(
+        self, due: datetime, ids: Iterable[int] | None = None, *, subjects: Iterable[str] | None = None
+    ) -> dict[int, str]:
+        """Gives waiting tasks another due. Returns by id: rescheduled, active, ended, busy or unknown."""
+        return await self._each("reschedule", ids, subjects, due=validate.moment(due))
+
+    async def reprioritise(
+        self, priority: int, ids: Iterable[int] | None = None, *, subjects: Iterable[str] | None = None
+    ) -> dict[int, str]:
+        """Gives tasks another priority; a running task gets it for its next attempt. Returns by id: reprioritised,
+        ended, busy or unknown."""
+        return await self._each("reprioritise", ids, subjects, priority=validate.whole(priority, "priority", 0, 9))
+
+    async def purge(
+        self,
+        *states: State,
+        ids: Iterable[int] | None = None,
+        kind: str | None = None,
+        error: str | None = None,
+        before: datetime | None = None,
+        limit: int | None = None,
+    ) -> int:
+        """Removes tasks in these states for good, but never active ones, and returns how many it removed."""
+        which = tasks.choose_tasks(self.name, ids, None) | {
+            "states": list(states),
+            **tasks.check_filters(kind=kind, error=error),
+            "before": None if before is None else validate.moment(before, "before"),
+        }
+        left = None if limit is None else validate.whole(limit, "limit", 1, 2**31)
+        gone = 0
+        self._database.refuse_rehearsal("purge")
+        while left is None or gone < left:
+            most = tasks.MAX_TASKS if left is None else min(left - gone, tasks.MAX_TASKS)
+            removed = await self._database.value(tasks.VERBS["purge"], which | {"limit": most})
+            gone += removed
+            if removed == 0:  # fewer than `most` may also mean that some were busy
+                break
+        return gone
+
+    async def _each(
+        self, verb: str, ids: Iterable[int] | None, subjects: Iterable[str] | None, **parameters: Any
+    ) -> dict[int, str]:
+        which = tasks.choose_tasks(self.name, ids, subjects)
+        rows = await self._database.rows(tasks.VERBS[verb], which | parameters)
+        return {int(id_): str(result) for id_, result in rows}
+
+    async def tasks(
+        self,
+        *,
+        state: State | None = None,
+        kind: str | None = None,
+        subject: str | None = None,
+        error: str | None = None,
+        after: int | None = None,
+        limit: int = 100,
+    ) -> list[TaskInfo]:
+        """Lists tasks with their present state, ordered by id; for the next page pass the last id as `after`."""
+        after = None if after is None else validate.whole(after, "after", 0, 2**63 - 1)
+        which = tasks.check_filters(kind=kind, subject=subject, error=error) | {
+            "state": tasks.check_state(state),
+            "after": after,
+        }
+        return await self._list(id=None, limit=validate.whole(limit, "limit", 1, tasks.MAX_TASKS), **which)
+
+    async def task(self, id: int) -> TaskInfo:  # noqa: A002 - the parameter has this name everywhere
+        """Returns one task by its id."""
+        anything = dict.fromkeys(("state", "kind", "subject", "error", "after"))
+        found = await self._list(id=validate.ids([id])[0], limit=1, **anything)
+        if not found:
+            raise NotFound(
+                f"id: there is no task {id} in queue {self.name!r}",
+                hint="A done task is removed, unless its queue has keep_done; `app.find_task(id)` finds it in history.",
+            )
+        return found[0]
+
+    async def _list(self, **which: Any) -> list[TaskInfo]:
+        named = which["id"] is not None or which["subject"] is not None
+        async with self._database.transaction() as connection:
+            # Raises NotFound for a queue that does not exist.
+            size = await (await connection.execute(tasks.SIZE, (self.name,))).fetchone()
+            statement = tasks.list_tasks(which["state"], size[0] if size else 0, named=named)
+            rows = await (await connection.execute(statement, {"queue": self.name, **which})).fetchall()
+        return tasks.read_tasks(rows)
+
+    # --- the queue itself -------------------------------------------------------------------------------------------
+
+    async def settings(self) -> QueueSettings:
+        """Returns the settings of the queue."""
+        found = await queues_async.settings(self._database, self.name)
+        if not found:
+            await self.status()  # raises NotFound, with the nearest name
+        return found[0]
+
+    async def set(self, **changes: Any) -> QueueSettings:
+        """Changes settings: any of lease, max_attempts, retry, sla, keep_done, keep_dead, keep_cancelled, max_payload
+        and paused."""
+        await queues_async.change(self._database, self.name, changes)
+        return await self.settings()
+
+    async def pause(self) -> None:
+        """Pauses the queue: claims return nothing until `resume`. Pushes go on, and running tasks may settle."""
+        await self.set(paused=True)
+
+    async def resume(self) -> None:
+        """Resumes a paused queue."""
+        await self.set(paused=False)
+
+    async def drop(self, *, force: bool = False) -> int:
+        """Removes the queue and returns how many tasks were removed with it. It refuses if the queue has tasks, unless
+        `force` is given."""
+        gone = 0
+        if force:
+            # Tasks are removed in short transactions first, because the drop itself blocks all queues.
+            await self.pause()
+            gone = await self.purge("planned", "pending", "done", "dead", "cancelled")
+        return gone + await queues_async.drop(self._database, self.name, force=force)
+
+    async def status(self) -> QueueStatus:
+        """Returns the counts of the queue in one snapshot."""
+        return (await queues_async.status(self._database, self.name))[0]
+
+    async def verify(self) -> Verification:
+        """Recounts the queue and compares the result with its counters."""
+        return await queues_async.verify(self._database, self.name)
