@@ -889,6 +889,67 @@ begin
     return v_upto;
 end
 $$;
+CREATE FUNCTION penstock._watermark(p_queue_id integer) RETURNS SETOF penstock.watermark
+    LANGUAGE sql STABLE ROWS 1 PARALLEL SAFE
+    BEGIN ATOMIC
+ SELECT w.queue_id,
+     w.sums,
+     w.xid,
+     w.running,
+     w.system,
+     w.until,
+     w.first_due,
+     w.first_planned,
+     w.next_bound,
+     w.next_xid,
+     w.looked_at,
+     w.quarantine,
+     w.quarantine_until
+    FROM penstock.watermark w
+   WHERE ((w.queue_id >= _watermark.p_queue_id) AND (w.queue_id <= _watermark.p_queue_id))
+   ORDER BY w.queue_id DESC
+  LIMIT 1;
+END;
+CREATE TABLE penstock.counter (
+    queue_id integer NOT NULL,
+    xid bigint DEFAULT 0 NOT NULL,
+    metric text NOT NULL COLLATE pg_catalog."C",
+    value bigint NOT NULL
+);
+COMMENT ON COLUMN penstock.counter.xid IS 'the transaction that wrote it; watermark.sums says which sums are valid';
+CREATE TABLE penstock.counter_log (
+    queue_id integer NOT NULL,
+    metric text NOT NULL COLLATE pg_catalog."C",
+    delta bigint NOT NULL,
+    xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000');
+CREATE FUNCTION penstock._counter_rows(p_queue_id integer, p_system bigint) RETURNS TABLE(metric text, value bigint)
+    LANGUAGE sql STABLE PARALLEL SAFE
+    BEGIN ATOMIC
+ SELECT s.metric,
+     s.value
+    FROM (penstock._watermark(_counter_rows.p_queue_id) b(queue_id, sums, xid, running, system, until, first_due, first_planned, next_bound, next_xid, looked_at, quarantine, quarantine_until)
+      CROSS JOIN LATERAL ( SELECT c.metric,
+             c.value
+            FROM penstock.counter c
+           WHERE ((c.queue_id = b.queue_id) AND (c.xid = b.sums))
+         UNION ALL
+          SELECT l.metric,
+             l.delta
+            FROM penstock.counter_log l
+           WHERE ((l.queue_id = b.queue_id) AND (l.xid >=
+                 CASE
+                     WHEN (b.system = _counter_rows.p_system) THEN b.xid
+                     ELSE (0)::bigint
+                 END))
+         UNION ALL
+          SELECT l.metric,
+             l.delta
+            FROM (unnest(b.running) r(xid)
+              JOIN penstock.counter_log l ON (((l.queue_id = b.queue_id) AND (l.xid = r.xid))))
+           WHERE (b.system = _counter_rows.p_system)) s);
+END;
 CREATE FUNCTION penstock._damaged_rows(p_queue_id integer) RETURNS TABLE(what text, rows bigint)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1128,7 +1189,7 @@ declare
     v_leases penstock.lease[];
     v_count  int := 0;
 begin
-    select l.until into v_from from penstock.watermark as l where l.queue_id = p_queue_id;
+    select l.until into v_from from penstock._watermark(p_queue_id) as l;
     if p_thorough or v_from is null then
         v_from := '-infinity';
     end if;
@@ -1749,7 +1810,7 @@ begin
         -- One priority after the other, each from its own bound.
         with chosen as materialized (
             select c.*
-            from penstock.watermark as l
+            from penstock._watermark(p_queue_id) as l
             cross join lateral (
                 select min(y.due) as due from penstock.early as y
                 where y.queue_id = l.queue_id and y.xid >= coalesce(l.running[1], l.xid)
@@ -1767,7 +1828,6 @@ begin
                 limit p_limit
                 for update skip locked
             ) as c
-            where l.queue_id = p_queue_id
             limit p_limit
         )
         select array_agg(c.place), array_agg(c.task_id), array_agg(c.due), array_agg(c.attempts), array_agg(c.company),
@@ -1821,7 +1881,7 @@ begin
     select least(l.first_planned, (
         select min(e.due) from penstock.early as e
         where e.queue_id = p_queue_id and e.xid >= coalesce(l.running[1], l.xid)))
-    into v_from from penstock.watermark as l where l.queue_id = p_queue_id;
+    into v_from from penstock._watermark(p_queue_id) as l;
     update penstock.agenda as a
     set pending = true
     where a.ctid = any(array(
@@ -2274,25 +2334,8 @@ begin
         select q.id, q.name, q.paused, q.sla, n.horizon, n.rows, make_interval(secs => n.bin) as bin
         from unnest(p_queues, p_horizons, p_rows, p_bins) as n(name, horizon, rows, bin)
         join penstock.queue as q on q.name = n.name
-    ), noted as (
-        select c.queue_id, c.metric, c.value
-        from asked as q
-        join penstock.watermark as b on b.queue_id = q.id
-        join penstock.counter as c on c.queue_id = q.id and c.xid = b.sums
-        union all
-        select l.queue_id, l.metric, l.delta
-        from asked as q
-        join penstock.watermark as b on b.queue_id = q.id
-        join penstock.counter_log as l
-          on l.queue_id = q.id and l.xid >= case when b.system = v_system then b.xid else 0 end
-        union all
-        select l.queue_id, l.metric, l.delta
-        from asked as q
-        join penstock.watermark as b on b.queue_id = q.id and b.system = v_system
-        cross join lateral unnest(b.running) as r(xid)
-        join penstock.counter_log as l on l.queue_id = q.id and l.xid = r.xid
     ), booked as (
-        select n.queue_id,
+        select q.id as queue_id,
                coalesce(sum(n.value) filter (where n.metric = 'planned'), 0) as planned,
                coalesce(sum(n.value) filter (where n.metric = 'pending'), 0) as pending,
                coalesce(sum(n.value) filter (where n.metric = 'active'), 0) as active,
@@ -2300,7 +2343,9 @@ begin
                    where n.metric in ('done_total', 'again_total', 'failed_total', 'dead_total')), 0) as ended,
                coalesce(sum(n.value) filter (
                    where n.metric in ('released_total', 'expired_total', 'revoked_total')), 0) as left
-        from noted as n group by n.queue_id
+        from asked as q
+        cross join lateral penstock._counter_rows(q.id, v_system) as n
+        group by q.id
     ), newest as (
         -- This recursion visits each priority that has tasks, from the last to the first. There is usually one, and a
         -- probe for each of the ten would cost more than the result.
@@ -2664,10 +2709,9 @@ begin
                    where a.queue_id = l.queue_id and not a.pending and a.due <= v_now
                      and a.due >= least(l.first_planned, e.due)) as planned
     into v_look
-    from penstock.watermark as l, lateral (
+    from penstock._watermark(p_queue_id) as l, lateral (
         select min(y.due) as due from penstock.early as y
-        where y.queue_id = l.queue_id and y.xid >= coalesce(l.running[1], l.xid)) as e
-    where l.queue_id = p_queue_id;
+        where y.queue_id = l.queue_id and y.xid >= coalesce(l.running[1], l.xid)) as e;
     if v_look.old then
         perform penstock._squeeze(p_queue_id);    -- it may end leases of another cluster and move the bounds
     end if;
@@ -3204,8 +3248,10 @@ begin
                 repeat('1', v_count)::varbit, v_picks.ids, v_picks.dues,
                 case when v_picks.tried then v_picks.attempts end, case when v_picks.tried then v_picks.companies end,
                 case when v_picks.tried then v_picks.crashes end);
-        update penstock.watermark as l set until = v_now + v_lease
-        where l.queue_id = v_queue.id and l.until > v_now + v_lease;
+        if exists (select from penstock._watermark(v_queue.id) as l where l.until > v_now + v_lease) then
+            update penstock.watermark as l set until = v_now + v_lease
+            where l.queue_id = v_queue.id and l.until > v_now + v_lease;
+        end if;
     end if;
 end
 $$;
@@ -3850,7 +3896,7 @@ begin
                      (select l.until from penstock.lease as l where l.queue_id = q.id and l.until >= b.until
                       order by l.until limit 1)) as next
         from penstock.queue as q
-        join penstock.watermark as b on b.queue_id = q.id
+        cross join lateral penstock._watermark(q.id) as b
         left join lateral (
             select min(y.due) as due from penstock.early as y
             where y.queue_id = q.id and y.xid >= coalesce(b.running[1], b.xid)
@@ -5523,25 +5569,11 @@ begin
     return query
     with asked as materialized (
         select q.id, q.name, q.paused, q.sla from penstock.queue as q where p_queue is null or q.name = p_queue
-    ), noted as (
-        select c.queue_id, c.metric, c.value
-        from asked as q
-        join penstock.watermark as b on b.queue_id = q.id
-        join penstock.counter as c on c.queue_id = q.id and c.xid = b.sums
-        union all
-        select l.queue_id, l.metric, l.delta
-        from asked as q
-        join penstock.watermark as b on b.queue_id = q.id
-        join penstock.counter_log as l
-          on l.queue_id = q.id and l.xid >= case when b.system = v_system then b.xid else 0 end
-        union all
-        select l.queue_id, l.metric, l.delta
-        from asked as q
-        join penstock.watermark as b on b.queue_id = q.id and b.system = v_system
-        cross join lateral unnest(b.running) as r(xid)
-        join penstock.counter_log as l on l.queue_id = q.id and l.xid = r.xid
     ), summed as (
-        select n.queue_id, n.metric, sum(n.value)::bigint as value from noted as n group by n.queue_id, n.metric
+        select q.id as queue_id, n.metric, sum(n.value)::bigint as value
+        from asked as q
+        cross join lateral penstock._counter_rows(q.id, v_system) as n
+        group by q.id, n.metric
     ), booked as (
         select s.queue_id, jsonb_object_agg(s.metric, s.value) as value from summed as s group by s.queue_id
     )
@@ -5557,7 +5589,7 @@ begin
         v_now
     from asked as q
     left join booked as b on b.queue_id = q.id
-    left join penstock.watermark as w on w.queue_id = q.id
+    left join lateral penstock._watermark(q.id) as w on true
     left join lateral (
         select min(y.due) as due from penstock.early as y
         where y.queue_id = q.id and y.xid >= coalesce(w.running[1], w.xid)
@@ -5917,20 +5949,6 @@ CREATE TABLE penstock.chore (
 );
 COMMENT ON COLUMN penstock.chore.done_at IS 'when it was last done; null: never; -infinity: some of it is left to do';
 COMMENT ON COLUMN penstock.chore.upto IS 'for a chore that goes through time: how far it got';
-CREATE TABLE penstock.counter (
-    queue_id integer NOT NULL,
-    xid bigint DEFAULT 0 NOT NULL,
-    metric text NOT NULL COLLATE pg_catalog."C",
-    value bigint NOT NULL
-);
-COMMENT ON COLUMN penstock.counter.xid IS 'the transaction that wrote it; watermark.sums says which sums are valid';
-CREATE TABLE penstock.counter_log (
-    queue_id integer NOT NULL,
-    metric text NOT NULL COLLATE pg_catalog."C",
-    delta bigint NOT NULL,
-    xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL
-)
-WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000');
 ALTER TABLE penstock.decision ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.decision_id_seq
     START WITH 1
@@ -6369,6 +6387,10 @@ REVOKE ALL ON FUNCTION penstock._close_lease(p_lease penstock.lease, p_ids bigin
 REVOKE ALL ON FUNCTION penstock._conclude(p_lease penstock.lease, p_now timestamp with time zone, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._count_history(p_before timestamp with time zone, p_pages bigint, OUT rows bigint, OUT more boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._count_pages(p_count penstock.history_count, p_relation regclass, p_pages bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._watermark(p_queue_id integer) FROM PUBLIC;
+GRANT SELECT ON TABLE penstock.counter TO penstock_reader;
+GRANT SELECT ON TABLE penstock.counter_log TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock._counter_rows(p_queue_id integer, p_system bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._damaged_rows(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._distance(p_one text, p_other text, p_most integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._document_fault(p_priority smallint, p_kind text, p_subject text, p_payload jsonb, p_due timestamp with time zone, p_ended text, p_ended_at timestamp with time zone) FROM PUBLIC;
@@ -6712,8 +6734,6 @@ GRANT SELECT ON TABLE penstock.adopted_record TO penstock_worker;
 GRANT SELECT ON TABLE penstock.agenda TO penstock_reader;
 GRANT SELECT ON TABLE penstock.audit TO penstock_reader;
 GRANT SELECT ON TABLE penstock.chore TO penstock_reader;
-GRANT SELECT ON TABLE penstock.counter TO penstock_reader;
-GRANT SELECT ON TABLE penstock.counter_log TO penstock_reader;
 GRANT SELECT ON TABLE penstock.early TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history_dropped TO penstock_reader;

@@ -86,8 +86,10 @@ begin
                 repeat('1', v_count)::varbit, v_picks.ids, v_picks.dues,
                 case when v_picks.tried then v_picks.attempts end, case when v_picks.tried then v_picks.companies end,
                 case when v_picks.tried then v_picks.crashes end);
-        update penstock.watermark as l set until = v_now + v_lease
-        where l.queue_id = v_queue.id and l.until > v_now + v_lease;
+        if exists (select from penstock._watermark(v_queue.id) as l where l.until > v_now + v_lease) then
+            update penstock.watermark as l set until = v_now + v_lease
+            where l.queue_id = v_queue.id and l.until > v_now + v_lease;
+        end if;
     end if;
 end
 $$;
@@ -112,10 +114,9 @@ begin
                    where a.queue_id = l.queue_id and not a.pending and a.due <= v_now
                      and a.due >= least(l.first_planned, e.due)) as planned
     into v_look
-    from penstock.watermark as l, lateral (
+    from penstock._watermark(p_queue_id) as l, lateral (
         select min(y.due) as due from penstock.early as y
-        where y.queue_id = l.queue_id and y.xid >= coalesce(l.running[1], l.xid)) as e
-    where l.queue_id = p_queue_id;
+        where y.queue_id = l.queue_id and y.xid >= coalesce(l.running[1], l.xid)) as e;
     if v_look.old then
         perform penstock._squeeze(p_queue_id);    -- it may end leases of another cluster and move the bounds
     end if;
@@ -180,7 +181,7 @@ begin
         -- One priority after the other, each from its own bound.
         with chosen as materialized (
             select c.*
-            from penstock.watermark as l
+            from penstock._watermark(p_queue_id) as l
             cross join lateral (
                 select min(y.due) as due from penstock.early as y
                 where y.queue_id = l.queue_id and y.xid >= coalesce(l.running[1], l.xid)
@@ -198,7 +199,6 @@ begin
                 limit p_limit
                 for update skip locked
             ) as c
-            where l.queue_id = p_queue_id
             limit p_limit
         )
         select array_agg(c.place), array_agg(c.task_id), array_agg(c.due), array_agg(c.attempts), array_agg(c.company),
@@ -376,7 +376,7 @@ begin
     select least(l.first_planned, (
         select min(e.due) from penstock.early as e
         where e.queue_id = p_queue_id and e.xid >= coalesce(l.running[1], l.xid)))
-    into v_from from penstock.watermark as l where l.queue_id = p_queue_id;
+    into v_from from penstock._watermark(p_queue_id) as l;
     update penstock.agenda as a
     set pending = true
     where a.ctid = any(array(

@@ -268,6 +268,41 @@ create or replace function penstock._system() returns bigint
 language sql stable set search_path = pg_catalog, pg_temp
 return (select system_identifier from pg_control_system());
 
+-- Returns the watermark of a queue, from the end of the index: the row is replaced once a second, and under a held
+-- snapshot its old versions stay at the front. A search for an equal key would read all of them. The planner inlines
+-- it.
+create or replace function penstock._watermark(p_queue_id int) returns setof penstock.watermark
+language sql stable parallel safe rows 1
+begin atomic
+    select w.* from penstock.watermark as w
+    where w.queue_id >= p_queue_id and w.queue_id <= p_queue_id
+    order by w.queue_id desc
+    limit 1;
+end;
+
+-- Returns the rows whose sums by metric are the counters of a queue: its sums, and what is not folded into them yet.
+-- The planner inlines it, so it has no settings of its own. It takes one queue at a time: in a join over all queues the
+-- planner would read every row of these small tables, and under a held snapshot thousands of them are dead
+-- (decision 35).
+create or replace function penstock._counter_rows(p_queue_id int, p_system bigint)
+returns table (metric text, value bigint) language sql stable parallel safe
+begin atomic
+    select s.metric, s.value
+    from penstock._watermark(p_queue_id) as b
+    cross join lateral (
+        select c.metric, c.value from penstock.counter as c where c.queue_id = b.queue_id and c.xid = b.sums
+        union all
+        select l.metric, l.delta
+        from penstock.counter_log as l
+        where l.queue_id = b.queue_id and l.xid >= case when b.system = p_system then b.xid else 0 end
+        union all
+        select l.metric, l.delta
+        from unnest(b.running) as r(xid)
+        join penstock.counter_log as l on l.queue_id = b.queue_id and l.xid = r.xid
+        where b.system = p_system
+    ) as s;
+end;
+
 -- Folds the log of one queue into its sums, and moves its bounds. Returns how many rows were folded. One session does
 -- this at a time; the others leave it to that session.
 --

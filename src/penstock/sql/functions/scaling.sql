@@ -264,25 +264,8 @@ begin
         select q.id, q.name, q.paused, q.sla, n.horizon, n.rows, make_interval(secs => n.bin) as bin
         from unnest(p_queues, p_horizons, p_rows, p_bins) as n(name, horizon, rows, bin)
         join penstock.queue as q on q.name = n.name
-    ), noted as (
-        select c.queue_id, c.metric, c.value
-        from asked as q
-        join penstock.watermark as b on b.queue_id = q.id
-        join penstock.counter as c on c.queue_id = q.id and c.xid = b.sums
-        union all
-        select l.queue_id, l.metric, l.delta
-        from asked as q
-        join penstock.watermark as b on b.queue_id = q.id
-        join penstock.counter_log as l
-          on l.queue_id = q.id and l.xid >= case when b.system = v_system then b.xid else 0 end
-        union all
-        select l.queue_id, l.metric, l.delta
-        from asked as q
-        join penstock.watermark as b on b.queue_id = q.id and b.system = v_system
-        cross join lateral unnest(b.running) as r(xid)
-        join penstock.counter_log as l on l.queue_id = q.id and l.xid = r.xid
     ), booked as (
-        select n.queue_id,
+        select q.id as queue_id,
                coalesce(sum(n.value) filter (where n.metric = 'planned'), 0) as planned,
                coalesce(sum(n.value) filter (where n.metric = 'pending'), 0) as pending,
                coalesce(sum(n.value) filter (where n.metric = 'active'), 0) as active,
@@ -290,7 +273,9 @@ begin
                    where n.metric in ('done_total', 'again_total', 'failed_total', 'dead_total')), 0) as ended,
                coalesce(sum(n.value) filter (
                    where n.metric in ('released_total', 'expired_total', 'revoked_total')), 0) as left
-        from noted as n group by n.queue_id
+        from asked as q
+        cross join lateral penstock._counter_rows(q.id, v_system) as n
+        group by q.id
     ), newest as (
         -- This recursion visits each priority that has tasks, from the last to the first. There is usually one, and a
         -- probe for each of the ten would cost more than the result.

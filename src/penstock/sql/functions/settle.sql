@@ -512,7 +512,7 @@ declare
     v_leases penstock.lease[];
     v_count  int := 0;
 begin
-    select l.until into v_from from penstock.watermark as l where l.queue_id = p_queue_id;
+    select l.until into v_from from penstock._watermark(p_queue_id) as l;
     if p_thorough or v_from is null then
         v_from := '-infinity';
     end if;

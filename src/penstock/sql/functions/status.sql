@@ -19,25 +19,11 @@ begin
     return query
     with asked as materialized (
         select q.id, q.name, q.paused, q.sla from penstock.queue as q where p_queue is null or q.name = p_queue
-    ), noted as (
-        select c.queue_id, c.metric, c.value
-        from asked as q
-        join penstock.watermark as b on b.queue_id = q.id
-        join penstock.counter as c on c.queue_id = q.id and c.xid = b.sums
-        union all
-        select l.queue_id, l.metric, l.delta
-        from asked as q
-        join penstock.watermark as b on b.queue_id = q.id
-        join penstock.counter_log as l
-          on l.queue_id = q.id and l.xid >= case when b.system = v_system then b.xid else 0 end
-        union all
-        select l.queue_id, l.metric, l.delta
-        from asked as q
-        join penstock.watermark as b on b.queue_id = q.id and b.system = v_system
-        cross join lateral unnest(b.running) as r(xid)
-        join penstock.counter_log as l on l.queue_id = q.id and l.xid = r.xid
     ), summed as (
-        select n.queue_id, n.metric, sum(n.value)::bigint as value from noted as n group by n.queue_id, n.metric
+        select q.id as queue_id, n.metric, sum(n.value)::bigint as value
+        from asked as q
+        cross join lateral penstock._counter_rows(q.id, v_system) as n
+        group by q.id, n.metric
     ), booked as (
         select s.queue_id, jsonb_object_agg(s.metric, s.value) as value from summed as s group by s.queue_id
     )
@@ -53,7 +39,7 @@ begin
         v_now
     from asked as q
     left join booked as b on b.queue_id = q.id
-    left join penstock.watermark as w on w.queue_id = q.id
+    left join lateral penstock._watermark(q.id) as w on true
     left join lateral (
         select min(y.due) as due from penstock.early as y
         where y.queue_id = q.id and y.xid >= coalesce(w.running[1], w.xid)

@@ -271,7 +271,7 @@ begin
                      (select l.until from penstock.lease as l where l.queue_id = q.id and l.until >= b.until
                       order by l.until limit 1)) as next
         from penstock.queue as q
-        join penstock.watermark as b on b.queue_id = q.id
+        cross join lateral penstock._watermark(q.id) as b
         left join lateral (
             select min(y.due) as due from penstock.early as y
             where y.queue_id = q.id and y.xid >= coalesce(b.running[1], b.xid)
