@@ -417,7 +417,7 @@ def test_a_database_in_another_encoding_is_refused_before_anything_is_written(ba
     name = f"odd_{next(NUMBER)}"
     with psycopg.connect(bare.dsn, autocommit=True) as sql:
         sql.execute(f"create database {name} encoding '{encoding}' locale 'C' template template0")
-        roles = sql.execute("select rolname from pg_roles order by 1").fetchall()  # other tests made some of them
+        roles = sql.execute("select count(*) from pg_roles").fetchall()  # other tests made some of them
     dsn = make_conninfo(bare.dsn, dbname=name)
     with Penstock(dsn) as app:
         for act in (app.init, app.plan):
@@ -431,7 +431,7 @@ def test_a_database_in_another_encoding_is_refused_before_anything_is_written(ba
         psql(dsn, migrate.script())
     with psycopg.connect(dsn, autocommit=True) as sql:
         assert sql.execute("select to_regnamespace('penstock')").fetchone() == (None,)
-        assert sql.execute("select rolname from pg_roles order by 1").fetchall() == roles
+        assert sql.execute("select count(*) from pg_roles").fetchall() == roles
 
 
 UNUSUAL = {
