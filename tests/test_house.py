@@ -36,9 +36,6 @@ def test_public_names_are_there() -> None:
     assert list(penstock.__all__) == sorted(penstock.__all__)
 
 
-INTERNAL = {"extend_many", "write_part"}  # methods of Queue that the worker and Spark use
-
-
 def classes_of(hint: object) -> Iterator[type]:
     if isinstance(hint, type):
         yield hint
@@ -49,7 +46,7 @@ def classes_of(hint: object) -> Iterator[type]:
 @pytest.mark.parametrize("owner", [Penstock, AsyncPenstock, Queue, AsyncQueue])
 def test_what_public_calls_take_and_return_can_be_imported(owner: type) -> None:
     for name, member in inspect.getmembers(owner):
-        if name.startswith("_") or name in INTERNAL:
+        if name.startswith("_"):
             continue
         assert inspect.getdoc(member), f"{owner.__name__}.{name} has no docstring"
         function = member.fget if isinstance(member, property) else member
@@ -102,3 +99,17 @@ def test_sql_is_as_wide_as_python() -> None:
     ]
     assert len(written) > 20
     assert wide == []
+
+
+ENTRY_POINTS = [
+    path
+    for path in sorted([*ROOT.glob("bench/*.py"), *ROOT.glob("tests/faults/*.py")])
+    if "argparse" in path.read_text("utf-8") and '__name__ == "__main__"' in path.read_text("utf-8")
+]
+
+
+@pytest.mark.parametrize("path", ENTRY_POINTS, ids=lambda path: path.stem)
+def test_what_make_starts_finds_its_modules(path: Path) -> None:
+    """`make faults` and `make bench` run for an hour, so no other test runs them whole."""
+    ran = subprocess.run([sys.executable, str(path), "--help"], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr

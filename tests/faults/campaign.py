@@ -30,7 +30,7 @@ from typing import Any
 
 if __name__ == "__main__":
     here = Path(__file__).parent
-    sys.path[0:1] = [str(here), str(here.parent), str(here.parent.parent)]
+    sys.path[0:1] = map(str, (here, here.parent, here.parent / "support", here.parent / "cli", here.parent.parent))
 
 import psycopg
 
