@@ -748,7 +748,7 @@ class QueueMachine(RuleBasedStateMachine):
     ) -> list[int]:
         model, queue = self.models[at], self.queue(client, at)
         chosen = model.choose(self.now, limit, may_alone, hint, held, settling)
-        queue._hint.place = hint  # type: ignore[attr-defined]
+        queue._claimer._hint.place = hint  # type: ignore[attr-defined]
         worker = f"w{client}"
         claim = queue.claim(limit, lease=lease, worker=worker, may_alone=may_alone)
         assert claim.ids == [doc.id for doc in chosen]
