@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from hypothesis import settings
 
 from penstock import Penstock, Queue
 from penstock.client.database import Database
@@ -30,6 +31,10 @@ from pooler import Pooler
 # Whoever runs us in the background may have Ctrl-C ignored, and every process that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# On a busy machine any example may take long. All else is as Hypothesis has it, here and where its profile is for CI.
+settings.register_profile("penstock", deadline=None)
+settings.load_profile("penstock")
 
 TEMPLATE = "penstock_template"
 SERVER = pytest.StashKey[Server]()
@@ -45,6 +50,7 @@ ROOM = 4 * 1024**3  # bytes; a run needs a tenth of that
 SETTINGS = {
     "fsync": "off",
     "shared_buffers": "512MB",
+    "max_connections": "400",  # one test alone has 200 sessions
     "max_wal_size": "512MB",
     "min_wal_size": "80MB",
     # Who connects and says nothing more holds up every DROP DATABASE of the cluster, for so long.

@@ -344,7 +344,7 @@ def test_a_cancelled_borrower_leaves_the_callers_transaction_to_him(queue: Queue
     async def act(work: AsyncQueue) -> None:
         async with await psycopg.AsyncConnection.connect(dsn) as mine:
             with locked(dsn, "agenda"), pytest.raises(TimeoutError):
-                await asyncio.wait_for(work.push(connection=mine), 0.1)
+                await asyncio.wait_for(work.push(connection=mine), 1.0)
             assert mine.info.transaction_status == psycopg.pq.TransactionStatus.INERROR
             await mine.rollback()
             await work.push(connection=mine)

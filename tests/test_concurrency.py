@@ -24,7 +24,7 @@ SPAWN = multiprocessing.get_context("spawn")
 def test_two_hundred_claimers_share_a_queue(queue: Queue, dsn: str) -> None:
     tasks, claimers = 6_000, 200
     queue.push_many({"n": n} for n in range(tasks))
-    start = threading.Barrier(claimers)
+    start = threading.Barrier(claimers, timeout=60)
 
     def claim(n: int) -> list[int]:
         with psycopg.connect(dsn, autocommit=True) as connection:
@@ -32,7 +32,9 @@ def test_two_hundred_claimers_share_a_queue(queue: Queue, dsn: str) -> None:
             seen: list[int] = []
             misses = 0
             while misses < 3:
-                rows = connection.execute("select token, id from penstock.claim('work', %s)", (1 + n % 9,)).fetchall()
+                rows = connection.execute(
+                    "select token, id from penstock.claim('work', %s, interval '10 min')", (1 + n % 9,)
+                ).fetchall()
                 misses = 0 if rows else misses + 1
                 seen.extend(row[1] for row in rows)
                 if rows:

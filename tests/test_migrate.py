@@ -312,7 +312,7 @@ def test_new_functions_under_load_stop_nobody(empty: str, monkeypatch: pytest.Mo
                 assert app.init() == ["functions"]
                 busy.go_on(2)
         assert busy.errors == []
-        assert busy.longest < migrate.LOCK_SECONDS + 2
+        assert busy.longest < migrate.LOCK_SECONDS + 10
         assert app.verify().ok, app.verify().findings
 
 
@@ -357,7 +357,7 @@ def test_init_gives_way_to_a_long_transaction(apart: str, monkeypatch: pytest.Mo
             await_(init_waits)
             began = time.monotonic()
             queue.push()  # behind init, which is behind the long transaction
-            assert time.monotonic() - began < migrate.LOCK_SECONDS + 1
+            assert time.monotonic() - began < migrate.LOCK_SECONDS + 10
             await_(lambda: not init_waits())
         assert not under_way.done()
         long.commit()

@@ -224,7 +224,10 @@ def test_what_an_interrupted_run_left_is_put_right(seed: Connection, dsn: str) -
             stderr=subprocess.PIPE,
             text=True,
         )
-        waits = "select count(*) from pg_stat_activity where query like 'create index%' and wait_event_type = 'Lock'"
+        waits = (
+            "select count(*) from pg_stat_activity where datname = current_database()"
+            " and query like 'create index%' and wait_event_type = 'Lock'"
+        )
         until = time.monotonic() + 30
         while seed.execute(waits.encode()).fetchone() == (0,) and time.monotonic() < until:
             time.sleep(0.05)

@@ -59,7 +59,7 @@ def password(server: Server) -> str:
 def test_it_is_up_within_seconds_over_socket_and_tcp(start: Start, home: Path) -> None:
     began = time.monotonic()
     server = start()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert answer(server.dsn) == 1
     assert answer(server.dsn_tcp) == 1
     assert answer(server.dsn, "select current_user || '@' || current_database()") == "penstock@penstock"
@@ -347,6 +347,6 @@ def test_a_home_that_cannot_be_is_an_error_with_its_name(tmp_path: Path) -> None
 
 def test_a_zombie_is_not_alive() -> None:
     process = subprocess.Popen(["true"])
-    time.sleep(0.2)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert postmaster.command_of(process.pid) == ""
     process.wait()

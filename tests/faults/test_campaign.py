@@ -12,7 +12,7 @@ from campaign import Options, run_stage, table
 from checker import Recovery
 
 SEED = int(os.environ.get("PENSTOCK_FAULT_SEED", random.SystemRandom().randrange(2**32)))
-SLACK = 2.0  # seconds beyond each promise: these tests share a busy machine; `make faults` gives none
+SLACK = 6.0  # seconds beyond each promise: these tests share a busy machine; `make faults` gives none
 
 
 @pytest.mark.timeout(900)

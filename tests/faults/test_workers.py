@@ -176,8 +176,8 @@ def test_a_storm_of_sigterm(tmp_path: Path, tier: Tier) -> None:
 
 def test_a_handler_that_holds_the_interpreter_past_the_lease(tmp_path: Path) -> None:
     """The supervisor keeps its lease. When that is gone too, the lease is lost cleanly, and the late settle refused."""
-    with arena(tmp_path, SEED) as place:
-        place.push("greedy", 2, lambda: {"seconds": 3})
+    with arena(tmp_path, SEED, lease="2s") as place:
+        place.push("greedy", 2, lambda: {"seconds": 6})
         place.push("quick", 200)
         place.keep(1, "--processes", "2", "--concurrency", "1")
         place.rest()
@@ -186,7 +186,7 @@ def test_a_handler_that_holds_the_interpreter_past_the_lease(tmp_path: Path) -> 
         assert place.judge().ok
 
         # So long that another worker has started, and expired its lease, before it comes back.
-        place.push("greedy", 1, lambda: {"seconds": 8})
+        place.push("greedy", 1, lambda: {"seconds": 12})
         place.keep(1, "--processes", "1", "--concurrency", "1")
         until = time.monotonic() + 20
         last = place.pushed["greedy"][-1]

@@ -226,9 +226,9 @@ def test_outcomes_of_rows_that_are_no_longer_ours(stream: Streams, queue: Queue,
 
 def test_a_group_is_kept_while_its_driver_lives(stream: Streams, app: Penstock, queue: Queue) -> None:
     queue.push_many([{}] * 5)
-    reader = stream(lease="600ms")
+    reader = stream(lease="2s")
     end = following(reader, reader.initialOffset())
-    for _ in range(6):
+    for _ in range(10):
         time.sleep(0.3)
         app.upkeep()
     with pytest.raises(Conflict, match="is held by driver"):
@@ -286,7 +286,7 @@ import sys, time
 from penstock.spark.options import for_streaming
 from penstock.spark.source import TaskStream
 from pyspark.sql.streaming.datasource import ReadMaxRows
-reader = TaskStream(for_streaming({"queue": "work", "lease": "900ms"}))
+reader = TaskStream(for_streaming({"queue": "work", "lease": "3s"}))
 reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
 print("held", flush=True)
 time.sleep(60)
@@ -306,11 +306,11 @@ def test_a_frozen_driver_is_not_kept_alive_by_its_reader(
         try:
             assert driver.stdout is not None
             assert driver.stdout.readline() == b"held\n"
-            time.sleep(1.5)
+            time.sleep(4)
             with pytest.raises(Conflict, match="is held by driver"):
                 stream().latestOffset(stream().initialOffset(), ReadMaxRows(10))
             os.kill(driver.pid, signal.SIGSTOP)
-            time.sleep(1.5)
+            time.sleep(4)
             reader = stream()
             end = following(reader, reader.initialOffset())
             assert len(rows(reader, reader.initialOffset(), end)) == 5

@@ -12,6 +12,7 @@ from psycopg import Connection
 
 from conftest import Clock
 from penstock import Penstock, Queue
+from workers import eventually
 
 
 @pytest.fixture
@@ -68,7 +69,9 @@ def test_no_login_can_stop_upkeep_with_an_advisory_lock(
     parts = do_upkeep(sql)
     assert parts["sampled"] == 1
     assert parts["history days made"] == 14
-    assert parts["history days dropped"] == 1
+    # A day is counted, and dropped, when all older transactions of the cluster have ended: those of other tests too.
+    dropped = parts["history days dropped"] or eventually(lambda: do_upkeep(sql)["history days dropped"], within=60)
+    assert dropped == 1
 
 
 def test_days_ahead_are_left_to_whoever_makes_them_now(

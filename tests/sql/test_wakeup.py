@@ -27,8 +27,10 @@ class Listeners:
         self._connections = connections
 
     def heard(self) -> dict[str, list[str]]:
-        """What each was told since this was last asked."""
-        found = {name: list(one.notifies(timeout=0.02)) for name, one in self._connections.items()}
+        """What each was told since this was last asked. PostgreSQL sends it before the answer to a statement."""
+        for one in self._connections.values():
+            one.execute("select")
+        found = {name: list(one.notifies(timeout=0)) for name, one in self._connections.items()}
         return {name: [notice.payload for notice in some] for name, some in found.items() if some}
 
 

@@ -38,7 +38,7 @@ async def select_async(database: AsyncDatabase) -> list[tuple[object, ...]]:
 
 
 def test_a_statement_that_is_not_answered_fails(dsn: str, queue: Queue, lane: Lane) -> None:
-    database = Database(lane.dsn(dsn), deadline=1.0)
+    database = Database(lane.dsn(dsn), deadline=3.0)
     try:
         assert select(database) == [(1,)]
         lane.hang()
@@ -56,7 +56,7 @@ def test_a_statement_that_is_not_answered_fails(dsn: str, queue: Queue, lane: La
 
 def test_a_new_connection_that_answers_no_statement_fails(dsn: str, queue: Queue, lane: Lane) -> None:
     """The first statements of a client and of a connection have the same deadline as all others."""
-    database = Database(lane.dsn(dsn), deadline=1.0)
+    database = Database(lane.dsn(dsn), deadline=3.0)
     try:
         for reasons in (("deadline",), ("deadline", "pool")):  # the second time there is a pool, without connections
             lane.hang_statements()
@@ -79,7 +79,7 @@ def failure(database: Database) -> str:
 
 def test_the_same_in_asyncio(dsn: str, queue: Queue, lane: Lane) -> None:
     async def run() -> str:
-        database = AsyncDatabase(lane.dsn(dsn), deadline=1.0)
+        database = AsyncDatabase(lane.dsn(dsn), deadline=3.0)
         assert await select_async(database) == [(1,)]
         lane.hang()
         with pytest.raises(Unavailable) as late:
@@ -115,7 +115,7 @@ def test_the_probe_tells_of_a_process_that_reaches_nothing(dsn: str, queue: Queu
     """Only the runner's connections hang; the supervisor's beats and looks get through."""
     port = free_port()
     with working(tmp_path, lane.dsn(dsn), SLOW, "--health", str(port), "--silence", "2") as worker:
-        assert probe(port)[0] == 200
+        eventually(lambda: probe(port)[0] == 200)
         (runner,) = worker.runners
         lane.hang_process(runner)
         queue.push({"n": 1}, kind="waits")

@@ -32,7 +32,7 @@ async def on_loop(n: int, task: Task, context: AsyncContext) -> None:
         raise LookupError
     note("loop", n, task.kind, context.queue)
 
-@app.task(queue="elsewhere", kind="other", timeout="1s", max_attempts=1)
+@app.task(queue="elsewhere", kind="other", timeout="20s", max_attempts=1)
 def decorated(n: int, context: Context) -> None:
     note("decorated", n, context.queue)
 

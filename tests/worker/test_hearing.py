@@ -132,12 +132,13 @@ def test_who_is_told_of_a_push_takes_what_there_is(queue: Queue, sql: Connection
 def test_what_is_claimed_while_a_handler_holds_the_loop_goes_back(
     queue: Queue, direct_dsn: str, tmp_path: Path
 ) -> None:
+    queue.set(lease="10m")  # they do not go back because it has ended
     with working(tmp_path, direct_dsn, CODE) as worker:
         queue.push({}, kind="blocking")
         eventually(lambda: "began" in worker.noted)
         queue.push_many([{}] * 3)
         time.sleep(0.5)  # the ear claims them
-        eventually(lambda: (now := queue.status()).pending == 3 and now.active == 1, within=5)
+        eventually(lambda: (now := queue.status()).pending == 3 and now.active == 1)
         assert "ended" not in worker.noted
         worker.allow()
         eventually(lambda: worker.noted.count("one") == 3)
@@ -188,6 +189,8 @@ def test_a_connection_that_hears_is_kept(sql: Connection, direct_dsn: str) -> No
         ear = Ear(database, told, every=0.1, patience=20)
         try:
             ear.listen("penstock_7")
+            eventually(lambda: told.hearing == [True])
+            eventually(lambda: len(ears(sql)) == 1)  # one that heard nothing in time was replaced
             first = an_ear(sql)
             time.sleep(1)
             assert [*ears(sql)] == [first]

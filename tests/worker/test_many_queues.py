@@ -66,7 +66,7 @@ def test_what_nobody_is_told_of_is_found(queue: Queue, sql: Connection, direct_d
         all_idle(sql, 1)
         for n in range(1, 4):
             queue.push()
-            eventually(lambda n=n: len(worker.noted) == n, within=10)  # type: ignore[misc]
+            eventually(lambda n=n: len(worker.noted) == n, within=20)  # type: ignore[misc]
         assert worker.stop() == 0
 
 
@@ -78,7 +78,7 @@ def test_a_wake_up_of_a_dead_process_is_not_missed(
         os.kill(worker.runners[0], signal.SIGSTOP)  # it is known to be idle, and hears nothing
         for n in range(1, 7):
             queue.push()
-            eventually(lambda n=n: len(worker.noted) == n, within=10)  # type: ignore[misc]
+            eventually(lambda n=n: len(worker.noted) == n, within=20)  # type: ignore[misc]
         os.kill(worker.runners[0], signal.SIGKILL)
         eventually(lambda: len(registered(sql)) == 2 and sql.execute(IDLE).fetchone() == (2,))
         assert worker.stop() == 0

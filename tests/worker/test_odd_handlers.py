@@ -36,7 +36,7 @@ async def plain() -> None:
 def in_process(n: Any) -> None:
     note("in process", os.getpid())
 
-@app.task(queue="work", timeout="1s")
+@app.task(queue="work", timeout="3s")
 def starts_a_program() -> None:
     program = subprocess.Popen(["sleep", "600"])
     note("program", program.pid)

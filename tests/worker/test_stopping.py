@@ -105,12 +105,12 @@ def test_what_does_not_finish_in_time_goes_back_unharmed(
     dsn: str, queue: Queue, sql: Connection, tmp_path: Path
 ) -> None:
     queue.push_many([NewTask({}, kind=kind) for kind in KINDS])
-    with working(tmp_path, dsn, LONG, "--grace", "300ms") as worker:
+    with working(tmp_path, dsn, LONG, "--grace", "3s") as worker:
         eventually(lambda: len(worker.noted) == len(KINDS))
         family = worker.family
         assert len(family) == 3
         worker.terminate()
-        assert worker.wait(15) == 0, "long before anybody's sixty seconds, or our own patience with it, are over"
+        assert worker.wait(20) == 0, "long before anybody's sixty seconds, or our own patience with it, are over"
         assert (worker.report["done"], worker.report["released"]) == (2, 5)
         assert [one["event"] for one in worker.events] == ["stopping", "process ended"]
     assert not any(map(alive, family))

