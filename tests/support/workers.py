@@ -139,7 +139,7 @@ class Worker:
 
     @property
     def cells(self) -> list[int]:
-        return [cell for runner in self.runners for cell in children(runner, "penstock.worker.cell")]
+        return [cell for runner in self.runners for cell in children(runner, "penstock.worker.child")]
 
     @property
     def family(self) -> list[int]:

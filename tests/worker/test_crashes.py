@@ -47,7 +47,7 @@ def test_a_killed_process_is_replaced_and_its_tasks_run_again(
     with working(tmp_path, dsn, WAITS, "-c", "4", processes=2) as worker:
         eventually(lambda: len(worker.noted) >= 8)
         first, second = worker.runners
-        cells = children(first, "penstock.worker.cell")
+        cells = children(first, "penstock.worker.child")
         assert cells
         os.kill(first, signal.SIGKILL)
         eventually(lambda: not any(map(alive, cells)))

@@ -13,8 +13,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from penstock import Penstock, Queue
 from penstock.client.claims import Claimer
 from penstock.client.database import Database
-from penstock.client.listener import Line, listening
-from penstock.worker.ear import Ear
+from penstock.client.listener import Listener, listening
+from penstock.worker.wakeup import PushListener
 from proxy import Proxy
 from workers import Worker, eventually, working
 
@@ -146,14 +146,14 @@ def test_what_is_claimed_while_a_handler_holds_the_loop_goes_back(
 
 
 class Told:
-    """An owner of an ear that notes what it is told."""
+    """An owner of a PushListener that notes what it is told."""
 
     def __init__(self) -> None:
         self.queues: list[str] = []
         self.hearing: list[bool] = []
 
-    def heard(self, queue: str, line: Line) -> None:
-        assert line.may_speak
+    def heard(self, queue: str, listener: Listener) -> None:
+        assert listener.can_claim
         self.queues.append(queue)
 
     def hears(self, does: bool) -> None:
@@ -165,7 +165,7 @@ def test_a_connection_that_hangs_is_replaced(queue: Queue, sql: Connection, dire
     port = int(str(conninfo_to_dict(direct_dsn)["port"]))
     told = Told()
     with Proxy(port) as proxy, closing(Database(proxy.add_lane().dsn(direct_dsn))) as database:
-        ear = Ear(database, told, every=1.0, patience=2.0)
+        ear = PushListener(database, told, every=1.0, patience=2.0)
         try:
             ear.listen("penstock_7")
             eventually(lambda: told.hearing == [True])
@@ -186,7 +186,7 @@ def test_a_connection_that_hangs_is_replaced(queue: Queue, sql: Connection, dire
 def test_a_connection_that_hears_is_kept(sql: Connection, direct_dsn: str) -> None:
     told = Told()
     with closing(Database(direct_dsn)) as database:
-        ear = Ear(database, told, every=0.1, patience=20)
+        ear = PushListener(database, told, every=0.1, patience=20)
         try:
             ear.listen("penstock_7")
             eventually(lambda: told.hearing == [True])

@@ -118,11 +118,11 @@ def test_what_came_while_somebody_asked_is_not_forgotten() -> None:
 
 def test_what_can_not_be_claimed_from_is_news_once() -> None:
     turns = turns_of(a=1)
-    assert turns.put_aside("a")
+    assert turns.note_refused("a")
     assert turns.next() is None
     turns.wake("a")
     assert turns.next() == "a"
-    assert not turns.put_aside("a")
+    assert not turns.note_refused("a")
     turns.wake("a")
     turns.note("a", 1, 1)
-    assert turns.put_aside("a")
+    assert turns.note_refused("a")

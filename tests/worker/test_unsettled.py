@@ -14,7 +14,7 @@ from psycopg import Connection
 from conftest import Clock
 from penstock import LeaseLost, NewTask, Outcome, Penstock, Queue, Unavailable
 from penstock.embedded import Server
-from penstock.worker.runner import MAX_UNSETTLED
+from penstock.worker.workload import MAX_UNSETTLED
 from workers import Worker, eventually, free_port, probe, working
 
 QUICK = """

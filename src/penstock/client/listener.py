@@ -23,7 +23,7 @@ ECHO = "select pg_catalog.pg_notify(%s, '')"
 
 
 @contextmanager
-def listening(database: Database, channels: Iterable[str]) -> Iterator[Line]:
+def listening(database: Database, channels: Iterable[str]) -> Iterator[Listener]:
     """Opens a connection that listens on channels. Behind a pooler in transaction mode it never receives a
     notification."""
     with database.session() as connection:
@@ -33,43 +33,43 @@ def listening(database: Database, channels: Iterable[str]) -> Iterator[Line]:
             for channel in channels:
                 connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
         connection.prepare_threshold = 0
-        bell, rope = socket.socketpair()
-        with bell, rope:
-            yield Line(database, connection, bell, rope, may_speak=Session(*row).plain)
+        wake_reader, wake_writer = socket.socketpair()
+        with wake_reader, wake_writer:
+            yield Listener(database, connection, wake_reader, wake_writer, can_claim=Session(*row).plain)
 
 
-class Line:
-    """A connection that listens, for one thread; only `ring` may be called from others."""
+class Listener:
+    """A connection that listens, for one thread; only `interrupt` may be called from others."""
 
     def __init__(
         self,
         database: Database,
         connection: HostConnection,
-        bell: socket.socket,
-        rope: socket.socket,
+        wake_reader: socket.socket,
+        wake_writer: socket.socket,
         *,
-        may_speak: bool,
+        can_claim: bool,
     ) -> None:
         self._database = database
         self._connection = connection
-        self._bell = bell
-        self._rope = rope
-        self.may_speak = may_speak  # whether a statement alone is a transaction with the settings that we need
+        self._wake_reader = wake_reader
+        self._wake_writer = wake_writer
+        self.can_claim = can_claim  # whether a statement alone is a transaction with the settings that we need
         self._poll = select.poll()
         self._poll.register(connection.fileno(), select.POLLIN)
-        self._poll.register(bell, select.POLLIN)
+        self._poll.register(wake_reader, select.POLLIN)
 
-    def heard(self, seconds: float) -> set[str]:
+    def wait(self, seconds: float) -> set[str]:
         """Returns the payloads of the notifications since the last call. It waits for one for at most so many seconds,
-        or until `ring` is called."""
+        or until `interrupt` is called."""
         until = monotonic() + seconds
         while True:
             found = {notice.payload for notice in self._connection.notifies(timeout=0)}
             if found:
                 return found
             ready = self._poll.poll(1000 * max(0.0, until - monotonic()))
-            if any(end == self._bell.fileno() for end, _ in ready):
-                self._bell.recv(64)
+            if any(end == self._wake_reader.fileno() for end, _ in ready):
+                self._wake_reader.recv(64)
                 return set()
             if not ready:
                 return set()
@@ -80,7 +80,7 @@ class Line:
         with self._database.answering(self._connection), translated():
             return fetch_raw(self._connection, query, parameters)
 
-    def ring(self) -> None:
-        """Wakes the thread that waits in `heard`; any thread may call this."""
+    def interrupt(self) -> None:
+        """Wakes the thread that waits in `wait`; any thread may call this."""
         with suppress(OSError):  # the socket is closed
-            self._rope.send(b"!")
+            self._wake_writer.send(b"!")

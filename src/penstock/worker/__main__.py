@@ -14,40 +14,41 @@ import traceback
 
 from penstock.errors import PenstockError
 from penstock.worker import logs
-from penstock.worker.link import Link
-from penstock.worker.orders import Orders, in_one_line, load
+from penstock.worker.config import RunnerConfig
+from penstock.worker.loading import in_one_line, load
+from penstock.worker.pipe import Pipe
 from penstock.worker.reloading import Files, files_in, loaded_files
 from penstock.worker.runner import Runner
 
 
 async def serve(end: socket.socket) -> int:
     """Runs a runner over this socket, and returns the exit code."""
-    link = await Link.over(end)
-    first = await link.receive()
+    pipe = await Pipe.over(end)
+    first = await pipe.receive()
     if first is None:
         return 0
-    orders = Orders(**first["orders"])
-    logs.set_up(orders.log_format, quiet=orders.quiet, dev=orders.dev)
+    config = RunnerConfig(**first["config"])
+    logs.set_up(config.log_format, quiet=config.quiet, dev=config.dev)
     try:
-        registry, _ = load(orders.target, orders.handler_of, tracebacks=orders.tracebacks)
+        registry, _ = load(config.target, config.handler_of, tracebacks=config.tracebacks)
         calm_the_collector()
-        runner = Runner(orders, registry, link)
+        runner = Runner(config, registry, pipe)
         await runner.run()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the supervisor is told of any error
         hint = error.hint if isinstance(error, PenstockError) else None
         code = error.exit_code if isinstance(error, PenstockError) else 1
         files = Files()
-        if orders.dev:
+        if config.dev:
             files.add([*loaded_files(), *files_in(error)])
-        if orders.dev and not isinstance(error, PenstockError):
+        if config.dev and not isinstance(error, PenstockError):
             traceback.print_exception(error)
-        elif orders.dev and error.__cause__ is not None:
+        elif config.dev and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
-        link.send(failed=in_one_line(error), hint=hint, exit_code=code, files=files.stamps)
+        pipe.send(failed=in_one_line(error), hint=hint, exit_code=code, files=files.stamps)
         await asyncio.sleep(0.05)
         return code
     await asyncio.sleep(0)
-    link.close()
+    pipe.close()
     if runner.stuck:  # other workers have its tasks now, or soon
         sys.stdout.flush()
         sys.stderr.flush()

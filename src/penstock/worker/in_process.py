@@ -15,8 +15,9 @@ from typing import Self
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.handlers import Registry
-from penstock.worker.link import Link
-from penstock.worker.orders import Orders, in_one_line
+from penstock.worker.config import RunnerConfig
+from penstock.worker.loading import in_one_line
+from penstock.worker.pipe import Pipe
 from penstock.worker.runner import Runner
 from penstock.worker.supervisor import Plan, Supervisor, WorkerReport
 
@@ -82,7 +83,7 @@ class ThreadSupervisor(Supervisor):
     def _spawn(self, end: socket.socket, title: list[str]) -> RunnerThread:  # noqa: ARG002 - no process list shows it
         return RunnerThread(end.dup(), self._registry)
 
-    def _heed_signals(self) -> None:
+    def _handle_signals(self) -> None:
         pass
 
     def _exit_late(self, seconds: float) -> None:
@@ -110,19 +111,19 @@ class RunnerThread:
         self._given_up = True
 
     async def _serve(self, end: socket.socket) -> None:
-        link = await Link.over(end)
+        pipe = await Pipe.over(end)
         try:
-            first = await link.receive()
+            first = await pipe.receive()
             if first is not None:
-                runner = Runner(Orders(**first["orders"]), self._registry, link)
+                runner = Runner(RunnerConfig(**first["config"]), self._registry, pipe)
                 try:
                     await runner.run()
                 finally:
                     await runner.close()
         except PenstockError as error:
-            link.send(failed=in_one_line(error), hint=error.hint, exit_code=error.exit_code)
+            pipe.send(failed=in_one_line(error), hint=error.hint, exit_code=error.exit_code)
         except Exception as error:  # noqa: BLE001 - the supervisor is told
-            link.send(failed=in_one_line(error), hint=None, exit_code=1)
+            pipe.send(failed=in_one_line(error), hint=None, exit_code=1)
         finally:
             await asyncio.sleep(0.05)  # until the message is sent
-            link.close()
+            pipe.close()

@@ -77,7 +77,7 @@ class Turns:
         self._pause = dict.fromkeys(weights, QUICKEST)
         self._ask_at: dict[str, float] = {}  # the queues that are not here rest
         self._woken: set[str] = set()  # woken since they were last chosen: a running claim may have been too early
-        self._aside: set[str] = set()
+        self._refused: set[str] = set()
 
     def next(self) -> str | None:
         """Returns the queue to claim from, or None if all queues rest."""
@@ -94,7 +94,7 @@ class Turns:
 
     def note(self, name: str, got: int, asked: int) -> None:
         """Records that a claim from this queue got `got` of `asked` tasks."""
-        self._aside.discard(name)
+        self._refused.discard(name)
         if got:
             self._pause[name] = QUICKEST
         if got >= asked or name in self._woken:
@@ -106,14 +106,14 @@ class Turns:
             if not got:
                 self._pause[name] *= GROWTH
 
-    def put_aside(self, name: str) -> bool:
+    def note_refused(self, name: str) -> bool:
         """Stops claiming from a queue that refuses claims, until `wake` is called for it.
 
         Returns whether the queue was not stopped before.
         """
         self._ask_at.pop(name, None)
-        news = name not in self._aside
-        self._aside.add(name)
+        news = name not in self._refused
+        self._refused.add(name)
         return news
 
     def wake(self, name: str) -> None:

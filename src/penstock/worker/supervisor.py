@@ -28,9 +28,9 @@ from penstock.errors import Conflict, NotFound, PenstockError, Unavailable
 from penstock.handlers import Registry
 from penstock.model import QueueStatus
 from penstock.worker import health
+from penstock.worker.config import RunnerConfig, Weights
 from penstock.worker.keepalive import Lease, Leases, frozen, until
-from penstock.worker.link import Link, Message, Process, close_when_over
-from penstock.worker.orders import Orders, Weights
+from penstock.worker.pipe import Message, Pipe, Process, close_when_over
 from penstock.worker.reloading import INTERVAL, Files
 
 LOG = logging.getLogger("penstock.worker")
@@ -110,12 +110,12 @@ class WorkerReport:
 class Member:
     """One runner, as the supervisor sees it."""
 
-    def __init__(self, supervisor: Supervisor, database: AsyncDatabase, process: Process, link: Link) -> None:
+    def __init__(self, supervisor: Supervisor, database: AsyncDatabase, process: Process, pipe: Pipe) -> None:
         self.process = process
         # The name has a random part, because containers may share host names and process ids. It is eight bytes,
         # written as eleven letters, because history repeats the name.
         self.name = f"{socket.gethostname()}:{token_urlsafe(8)}:{process.pid}"
-        self.link = link
+        self.pipe = pipe
         self.leases = Leases(database, process.pid, self._lost, self._revoked)
         self.requested_at = datetime.now(UTC)
         self.began = time.monotonic()
@@ -135,10 +135,10 @@ class Member:
         self._supervisor = supervisor
 
     def _lost(self, lease: Lease) -> None:
-        self.link.send(lost=True, token=lease.token)
+        self.pipe.send(lost=True, token=lease.token)
 
     def _revoked(self, lease: Lease, ids: tuple[int, ...]) -> None:
-        self.link.send(revoked=list(ids), token=lease.token)
+        self.pipe.send(revoked=list(ids), token=lease.token)
 
     @property
     def deaf(self) -> bool:
@@ -152,7 +152,7 @@ class Member:
         """
         if channel != self._channel:
             self._channel = channel
-            self.link.send(channel=channel)
+            self.pipe.send(channel=channel)
 
     def beat(self, slots: int) -> dict[str, Any]:
         """Returns what PostgreSQL stores about this runner."""
@@ -167,7 +167,7 @@ class Member:
 
     async def listen(self) -> None:
         """Reads the messages of the runner until it is gone."""
-        async for heap in self.link.heaps():
+        async for heap in self.pipe.heaps():
             self.heard = time.monotonic()
             for message in heap:
                 self._note(message)
@@ -210,7 +210,7 @@ class Supervisor:
         self._queues = [*plan.queues]
         self._leases: dict[str, float] = {}
         self._members: list[Member] = []
-        self._farewells = 0  # processes that ended and whose leases are ending at this moment
+        self._leaving = 0  # processes that ended and whose leases are ending at this moment
         self._began = time.monotonic()
         self._past: Counter[str] = Counter()
         self._crashes = 0
@@ -238,7 +238,7 @@ class Supervisor:
         """Runs until it is told to stop, or until everything is drained if that was requested."""
         await self._prepare()
         begun()
-        self._heed_signals()
+        self._handle_signals()
         duties = [
             self._supervise(),
             self._keep_alive(),
@@ -336,10 +336,10 @@ class Supervisor:
             requested = None
             self._members.append(member)
             self._stop_late(member)
-            watching = asyncio.create_task(close_when_over(member.link, member.process))
+            watching = asyncio.create_task(close_when_over(member.pipe, member.process))
             await member.listen()
             watching.cancel()
-            await self._bury(member)
+            await self._remove(member)
             if member.files:
                 await self._wait_for_change(Files(member.files))
                 continue
@@ -370,12 +370,12 @@ class Supervisor:
         title = [self._plan.target, queues, f"{number + 1}/{self._plan.processes}"]
         with theirs:
             process = self._spawn(theirs, title)
-        member = Member(self, self._database, process, await Link.over(ours))
-        member.link.send(orders=self._orders(member.name).to_json())
+        member = Member(self, self._database, process, await Pipe.over(ours))
+        member.pipe.send(config=self._config(member.name).to_json())
         return member
 
     def _spawn(self, end: socket.socket, title: list[str]) -> Process:
-        """Starts a process for a runner, which gets its orders over this end of a pair of sockets."""
+        """Starts a process for a runner, which gets its config over this end of a pair of sockets."""
         return subprocess.Popen(  # noqa: S603 - Penstock itself
             [sys.executable, "-P", "-m", "penstock.worker", str(end.fileno()), *title],
             pass_fds=[end.fileno()],
@@ -383,9 +383,9 @@ class Supervisor:
             process_group=0,
         )
 
-    def _orders(self, name: str) -> Orders:
+    def _config(self, name: str) -> RunnerConfig:
         plan = self._plan
-        return Orders(
+        return RunnerConfig(
             name=name,
             target=plan.target,
             dsn=plan.dsn,
@@ -403,7 +403,7 @@ class Supervisor:
             dev=plan.dev,
         )
 
-    async def _bury(self, member: Member) -> None:
+    async def _remove(self, member: Member) -> None:
         """Removes a runner that is gone or about to end.
 
         Its counts are kept; the tasks that it held soon wait again.
@@ -414,7 +414,7 @@ class Supervisor:
                 member.process.kill()
             await asyncio.sleep(0.01)
         member.end = member.bye or ended_by(code)
-        member.link.close()
+        member.pipe.close()
         self._members.remove(member)
         self._past.update(member.counts)
         facts = {"worker": member.name, "why": member.end, "held": len(member.leases)}
@@ -423,11 +423,11 @@ class Supervisor:
             self._crashes = 0
         else:
             self._crashes += 1
-        self._farewells += 1
-        await within(2.0, asyncio.create_task(self._say_goodbye(member)))
-        self._farewells -= 1
+        self._leaving += 1
+        await within(2.0, asyncio.create_task(self._leave_registry(member)))
+        self._leaving -= 1
 
-    async def _say_goodbye(self, member: Member) -> None:
+    async def _leave_registry(self, member: Member) -> None:
         held = member.leases.take_all()
         if held:
             await self._end_leases(member.leases, held)
@@ -475,7 +475,7 @@ class Supervisor:
 
     # --- signals and stops --------------------------------------------------------------------------------------------
 
-    def _heed_signals(self) -> None:
+    def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
@@ -494,7 +494,7 @@ class Supervisor:
         self.beat_now()  # so that this worker is no longer counted
         for member in self._members:
             self._stop_one(member, grace)
-        if not self._members and not self._farewells:
+        if not self._members and not self._leaving:
             self._done.set()
 
     def _exit_late(self, seconds: float) -> None:
@@ -513,7 +513,7 @@ class Supervisor:
 
     def _stop_one(self, member: Member, grace: float | None = None) -> None:
         allowed = self._plan.grace if grace is None else grace
-        member.link.send(stop=allowed)
+        member.pipe.send(stop=allowed)
         asyncio.get_running_loop().call_later(allowed + 20, member.process.kill)
 
     # --- leases and beats ---------------------------------------------------------------------------------------------
@@ -594,7 +594,7 @@ class Supervisor:
             self._upkeep_due.set()
         if found.waiting:
             for member in self._idle:
-                member.link.send(look=found.waiting)
+                member.pipe.send(look=found.waiting)
         if found.waiting and self._members and not self._free:
             # No process claims now, and normally the claims expire leases.
             await workers_async.expire_leases(self._database, found.waiting)
@@ -622,7 +622,7 @@ class Supervisor:
         """
         others = [one for one in self._free if one is not member]
         if others and not self._stopping:
-            random.choice(others).link.send(look=[queue])  # noqa: S311
+            random.choice(others).pipe.send(look=[queue])  # noqa: S311
         else:
             self._passing_on = asyncio.create_task(self._wake_another(member.name, queue))
 
@@ -653,7 +653,7 @@ class Supervisor:
             self.stop()
         self._quarantine = await self._choose_for_quarantine(living, told.alone)
         for member in living:
-            member.link.send(alone=member in self._quarantine.values())
+            member.pipe.send(quarantine=member in self._quarantine.values())
         return found
 
     def _learn_leases(self, leases: dict[str, float]) -> None:
@@ -664,7 +664,7 @@ class Supervisor:
         if changed:
             self._leases.update(changed)
             for member in self._members:
-                member.link.send(leases=changed)
+                member.pipe.send(leases=changed)
 
     async def _choose_for_quarantine(self, living: list[Member], queues: Iterable[str]) -> dict[str, Member]:
         """Chooses the processes that run alone the tasks that killed their worker before.

@@ -17,7 +17,7 @@ from penstock.cli.terminal.formatting import escape, format_age, format_cell, fo
 from penstock.cli.terminal.options import DryRun, PageSize, Shell, with_shell
 from penstock.cli.terminal.output import print_json, print_line, print_table, progress_bar
 from penstock.errors import AuthError, NotFound, ValidationError
-from penstock.worker import logs, orders
+from penstock.worker import loading, logs
 
 app = typer.Typer(help="Drain adopted tables, and show their state.", no_args_is_help=True)
 
@@ -239,7 +239,7 @@ def print_failures(found: list[RecordFailure]) -> None:
 
 
 def load_handler(target: str) -> Any:
-    found = orders.resolve(target)
+    found = loading.resolve(target)
     spec = getattr(found, "spec", None)
     return found if spec is None else spec.function
 

@@ -48,7 +48,7 @@ from penstock.scaler.run.fleet import AdvisedWorkers, CommandedWorkers, LocalWor
 from penstock.scaler.run.hold import new_holder
 from penstock.scaler.run.loop import Scaler
 from penstock.scaler.run.plan import Note, QueueDecision, ScalingPlan
-from penstock.worker import logs, orders
+from penstock.worker import loading, logs
 
 START_LATENCY = "3s"
 
@@ -155,7 +155,7 @@ def run(
         slots=concurrency,
         start_latency=start_latency,
     )
-    registry, own = orders.load(app)
+    registry, own = loading.load(app)
     budget = make_budget(registry, concurrency, max_workers, max_memory, max_connections)
     dsn = find_dsn(shell, own)
     logs.set_up(told["log_format"], quiet=shell.quiet)

@@ -32,7 +32,7 @@ from penstock.client.conninfo import described
 from penstock.errors import Unavailable, ValidationError, shown
 from penstock.handlers import Registry
 from penstock.model import QueueStatus
-from penstock.worker import logs, orders, waiting
+from penstock.worker import loading, logs, waiting
 from penstock.worker.supervisor import SILENCE, UNSETTLED, Plan, Progress, WorkerReport
 from penstock.worker.supervisor import work as supervise
 
@@ -124,7 +124,7 @@ def work(
     patience = find_max_wait(wait, max_wait, os.environ)
     if dev and processes != 1:
         raise ValidationError("processes: --dev runs one process", hint="Leave out one of them.", field="processes")
-    registry, own = orders.load(app)
+    registry, own = loading.load(app)
     weights = parse_weights(queues) if queues is not None else dict.fromkeys(registry.queues(), 1)
     plan = Plan(
         target=app,
@@ -170,7 +170,7 @@ def drain(
     Example: penstock drain mail --handler myproject.mail:send --concurrency 20
     """
     patience = find_max_wait(wait, max_wait, os.environ)
-    registry, own = orders.load(handler, queue)
+    registry, own = loading.load(handler, queue)
     plan = Plan(
         target=handler,
         dsn=find_dsn(shell, own),

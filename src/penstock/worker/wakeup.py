@@ -12,7 +12,7 @@ import time
 from typing import Protocol
 
 from penstock.client.database import Database
-from penstock.client.listener import ECHO, Line, listening
+from penstock.client.listener import ECHO, Listener, listening
 from penstock.errors import PenstockError
 
 LOG = logging.getLogger("penstock.worker")
@@ -20,21 +20,21 @@ ECHO_EVERY = 30.0  # seconds between two notifications that it sends to itself
 ECHO_PATIENCE = 5.0  # seconds in which such a notification must arrive
 
 
-class Owner(Protocol):
-    """The runner that an Ear serves."""
+class ListenerOwner(Protocol):
+    """The runner that an PushListener serves."""
 
-    def heard(self, queue: str, line: Line) -> None:
-        """Reports that a task was pushed. It is called in the thread of the Ear."""
+    def heard(self, queue: str, listener: Listener) -> None:
+        """Reports that a task was pushed. The thread of the PushListener calls it."""
 
     def hears(self, does: bool) -> None:
-        """Reports that notifications arrive here, or no longer arrive. It is called in the thread of the Ear."""
+        """Reports that notifications arrive here, or no longer arrive. The thread of the PushListener calls it."""
 
 
-class Ear:
+class PushListener:
     """A thread that listens on a channel, and checks with its own notifications that they arrive."""
 
     def __init__(
-        self, database: Database, owner: Owner, *, every: float = ECHO_EVERY, patience: float = ECHO_PATIENCE
+        self, database: Database, owner: ListenerOwner, *, every: float = ECHO_EVERY, patience: float = ECHO_PATIENCE
     ) -> None:
         self._database = database
         self._owner = owner
@@ -43,7 +43,7 @@ class Ear:
         self._hears = False
         self._channel: str | None = None
         self._wanted = threading.Event()  # set while there is a channel
-        self._line: Line | None = None
+        self._listener: Listener | None = None
         self._lives = False
         self._over = threading.Event()
 
@@ -52,14 +52,14 @@ class Ear:
         self._channel = channel
         if channel is None:
             self._wanted.clear()
-            line = self._line
-            if line is not None:
-                line.ring()
+            listener = self._listener
+            if listener is not None:
+                listener.interrupt()
             return
         self._wanted.set()
         if not self._lives:
             self._lives = True
-            threading.Thread(target=self._live, name="penstock-ear", daemon=True).start()
+            threading.Thread(target=self._live, name="penstock-push-listener", daemon=True).start()
 
     def close(self) -> None:
         """Ends the thread."""
@@ -78,7 +78,7 @@ class Ear:
                 pass  # claims have the same problem, and report it
             except Exception as error:  # noqa: BLE001 - it retries after any error (no file descriptor left)
                 LOG.warning("not listening", extra={"error_class": type(error).__name__})
-            self._line = None
+            self._listener = None
             self._tell(False)
             self._over.wait(random.uniform(0.05, 1.0))  # noqa: S311 - a server that comes back must not be flooded
 
@@ -92,12 +92,12 @@ class Ear:
         channel = self._channel
         if channel is None:
             return
-        with listening(self._database, [channel]) as line:
-            self._line = line
-            while channel == self._channel and self._echoes(channel, line):
+        with listening(self._database, [channel]) as listener:
+            self._listener = listener
+            while channel == self._channel and self._echoes(channel, listener):
                 pass
 
-    def _echoes(self, channel: str, line: Line) -> bool:
+    def _echoes(self, channel: str, listener: Listener) -> bool:
         """Sends one notification and listens for pushes until the next is due.
 
         Returns whether any notification arrived.
@@ -107,14 +107,14 @@ class Ear:
         while channel == self._channel:
             # If no notification has ever arrived, as behind a pooler, there is no hurry to try another connection.
             until = sent_at + (self._patience if self._hears and not arrived else self._every)
-            found = line.heard(max(0.0, until - time.monotonic()))
+            found = listener.wait(max(0.0, until - time.monotonic()))
             if not found and time.monotonic() >= until:
                 return arrived
             arrived = arrived or bool(found)
             if "" in found:
                 self._tell(True)
             for queue in found - {""}:
-                self._owner.heard(queue, line)
+                self._owner.heard(queue, listener)
         return True
 
     def _tell(self, hears: bool) -> None:

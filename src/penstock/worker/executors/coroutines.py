@@ -11,23 +11,24 @@ from penstock.client.queue_async import AsyncQueue
 from penstock.handlers import AsyncContext, Spec
 from penstock.model import Outcome, Task
 from penstock.worker import execution
-from penstock.worker.crew import Job, Slots, hand_in_all, ids_of, last_resort, still_wanted
 from penstock.worker.execution import LOST
-from penstock.worker.flights import Desk, Flight
+from penstock.worker.executors.base import Job, SlotExecutor, add_all, drop_unwanted, fail_all, ids_of
+from penstock.worker.in_flight import InFlight
+from penstock.worker.settling import Settler
 
 TURN = 0.005  # seconds after which handlers that never wait yield the loop to others
 FAREWELL = 1.0  # seconds in which a handler must react to its cancellation when the process is about to end
 
 
-class Coroutines(Slots):
+class CoroutineExecutor(SlotExecutor):
     """A fixed number of slots.
 
     Each is a coroutine that lives as long as the runner and takes one task after the other; an asyncio task per job
     would cost more than most handlers do.
     """
 
-    def __init__(self, slots: int, desk: Desk, queues: dict[str, AsyncQueue]) -> None:
-        super().__init__(slots, desk)
+    def __init__(self, slots: int, settler: Settler, queues: dict[str, AsyncQueue]) -> None:
+        super().__init__(slots, settler)
         self._queues = queues
         self._running: dict[asyncio.Task[None], Job] = {}
         self._unwanted: set[asyncio.Task[None]] = set()
@@ -47,7 +48,7 @@ class Coroutines(Slots):
         if self._jobs:
             self._wake()
 
-    def cancel(self, flight: Flight, ids: set[int] | None) -> None:
+    def cancel(self, flight: InFlight, ids: set[int] | None) -> None:
         """Cancels the running handlers of these tasks."""
         for slot, (of, _, work) in self._running.items():
             if of is flight and (ids is None or ids_of(work) <= ids) and slot not in self._unwanted:
@@ -88,7 +89,7 @@ class Coroutines(Slots):
             self._wake()
         flight, spec, work = job
         if flight.lost or flight.revoked:
-            work = still_wanted(self._desk, flight, work)
+            work = drop_unwanted(self._settler, flight, work)
             if not work:
                 return
             job = (flight, spec, work)
@@ -97,7 +98,7 @@ class Coroutines(Slots):
             began = time.perf_counter()
             if spec.quick and not isinstance(work, list):
                 outcome = await execution.run_quickly_async(spec, work)
-                self._desk.hand_in(flight, work, outcome, time.perf_counter() - began)
+                self._settler.add(flight, work, outcome, time.perf_counter() - began)
             else:
                 await self._run(flight, spec, work)
         except asyncio.CancelledError as error:
@@ -105,24 +106,24 @@ class Coroutines(Slots):
                 raise
             self._call_off(job, None if me in self._unwanted else error)
         except BaseException as error:  # noqa: BLE001 - no task is ever stuck
-            last_resort(self._desk, job, error)
+            fail_all(self._settler, job, error)
         finally:
             del self._running[me]
             self._unwanted.discard(me)
 
-    async def _run(self, flight: Flight, spec: Spec, work: Task | list[Task]) -> None:
+    async def _run(self, flight: InFlight, spec: Spec, work: Task | list[Task]) -> None:
         began = time.perf_counter()
         if isinstance(work, list):
             outcomes = await self._run_batch(spec, work)
-            hand_in_all(self._desk, flight, work, outcomes, time.perf_counter() - began)
+            add_all(self._settler, flight, work, outcomes, time.perf_counter() - began)
             return
         if spec.timeout is None:
             outcome = await execution.run_async(spec, work, self._context(flight, spec, work))
         else:
             outcome = await self._run_timed(flight, spec, work)
-        self._desk.hand_in(flight, work, outcome, time.perf_counter() - began)
+        self._settler.add(flight, work, outcome, time.perf_counter() - began)
 
-    async def _run_timed(self, flight: Flight, spec: Spec, task: Task) -> Outcome:
+    async def _run_timed(self, flight: InFlight, spec: Spec, task: Task) -> Outcome:
         context = None
         try:
             async with asyncio.timeout(spec.timeout) as limit:
@@ -141,7 +142,7 @@ class Coroutines(Slots):
             return {task.id: execution.timed_out(spec, task) for task in tasks}
 
     def _context(
-        self, flight: Flight, spec: Spec, task: Task, limit: asyncio.Timeout | None = None
+        self, flight: InFlight, spec: Spec, task: Task, limit: asyncio.Timeout | None = None
     ) -> AsyncContext | None:
         if spec.arguments is None or spec.arguments.context is None:
             return None
@@ -162,4 +163,4 @@ class Coroutines(Slots):
         flight, spec, work = job
         for task in work if isinstance(work, list) else (work,):
             outcome = LOST if error is None else execution.failed(spec, task, None, error)
-            self._desk.hand_in(flight, task, outcome, 0.0)
+            self._settler.add(flight, task, outcome, 0.0)

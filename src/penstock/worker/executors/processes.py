@@ -15,25 +15,26 @@ from contextlib import suppress
 from penstock.handlers import Spec
 from penstock.model import Outcome, Task
 from penstock.worker import execution
-from penstock.worker.cell import job_to_json, outcome_from_json
-from penstock.worker.crew import Job, Slots, hand_in_all, ids_of, last_resort, still_wanted
+from penstock.worker.child import job_to_json, outcome_from_json
+from penstock.worker.config import RunnerConfig
 from penstock.worker.execution import LOST
-from penstock.worker.flights import Desk, Flight
-from penstock.worker.link import Link, close_when_over
-from penstock.worker.orders import Orders
+from penstock.worker.executors.base import Job, SlotExecutor, add_all, drop_unwanted, fail_all, ids_of
+from penstock.worker.in_flight import InFlight
+from penstock.worker.pipe import Pipe, close_when_over
+from penstock.worker.settling import Settler
 
 FAREWELL = 2.0  # seconds for on_stop in a process
 STARTING = 60.0  # seconds in which a process must import the application
 
 
-class Processes(Slots):
+class ProcessExecutor(SlotExecutor):
     """A number of slots. Each slot has a process from its first task on, and a new one after a process was ended."""
 
-    def __init__(self, slots: int, desk: Desk, orders: Orders) -> None:
-        super().__init__(slots, desk)
-        self._orders = orders
+    def __init__(self, slots: int, settler: Settler, config: RunnerConfig) -> None:
+        super().__init__(slots, settler)
+        self._config = config
         self._running: dict[ChildProcess, Job] = {}
-        self._cells: set[ChildProcess] = set()
+        self._children: set[ChildProcess] = set()
 
     def put(self, jobs: Iterable[Job], *, alone: bool = False) -> None:  # noqa: ARG002 - no job is small here
         """Queues jobs and wakes the slots."""
@@ -45,16 +46,16 @@ class Processes(Slots):
         for _ in range(min(len(self._jobs), self.slots)):
             self._wake()
 
-    def cancel(self, flight: Flight, ids: set[int] | None) -> None:
+    def cancel(self, flight: InFlight, ids: set[int] | None) -> None:
         """Kills the processes that run these tasks."""
-        for cell, (of, _, work) in self._running.items():
+        for child, (of, _, work) in self._running.items():
             if of is flight and (ids is None or ids_of(work) <= ids):
-                cell.unwanted = True
-                cell.kill()
+                child.unwanted = True
+                child.kill()
 
     async def stop(self) -> None:
         """Lets idle processes call their stop hooks and exit, and kills the processes that run a handler."""
-        resting = [cell.dismiss() for cell in self._cells if cell not in self._running]
+        resting = [child.dismiss() for child in self._children if child not in self._running]
         if resting:
             await asyncio.wait([asyncio.ensure_future(one) for one in resting], timeout=FAREWELL)
         for slot in self._slots:
@@ -62,40 +63,42 @@ class Processes(Slots):
         await asyncio.gather(*self._slots, return_exceptions=True)
 
     async def _work(self) -> None:
-        cell = ChildProcess(self._orders)
-        self._cells.add(cell)
+        child = ChildProcess(self._config)
+        self._children.add(child)
         try:
             while True:
                 if not self._jobs:
                     await self._rest()
                     continue
                 job = self._jobs.popleft()
-                self._running[cell] = job
+                self._running[child] = job
                 try:
-                    await self._run(cell, *job)
+                    await self._run(child, *job)
                 except Exception as error:  # noqa: BLE001 - no task is ever stuck
-                    last_resort(self._desk, job, error)
+                    fail_all(self._settler, job, error)
                 finally:
-                    del self._running[cell]
+                    del self._running[child]
         finally:
-            self._cells.discard(cell)
-            cell.kill()
+            self._children.discard(child)
+            child.kill()
 
-    async def _run(self, cell: ChildProcess, flight: Flight, spec: Spec, work: Task | list[Task]) -> None:
+    async def _run(self, child: ChildProcess, flight: InFlight, spec: Spec, work: Task | list[Task]) -> None:
         began = time.perf_counter()
         if flight.lost or flight.revoked:
-            work = still_wanted(self._desk, flight, work)
+            work = drop_unwanted(self._settler, flight, work)
             if not work:
                 return
         tasks = work if isinstance(work, list) else [work]
-        cell.unwanted = False
+        child.unwanted = False
         try:
-            outcomes = await cell.run(flight, spec, work)
+            outcomes = await child.run(flight, spec, work)
         except TimeoutError:
             outcomes = {task.id: execution.timed_out(spec, task) for task in tasks}
         except (HandlerCrashed, OSError) as error:  # OSError: the system cannot start a process
-            outcomes = {task.id: LOST if cell.unwanted else execution.failed(spec, task, None, error) for task in tasks}
-        hand_in_all(self._desk, flight, tasks, outcomes, time.perf_counter() - began)
+            outcomes = {
+                task.id: LOST if child.unwanted else execution.failed(spec, task, None, error) for task in tasks
+            }
+        add_all(self._settler, flight, tasks, outcomes, time.perf_counter() - began)
 
 
 class HandlerCrashed(Exception):
@@ -105,11 +108,11 @@ class HandlerCrashed(Exception):
 class ChildProcess:
     """A process that runs one task at a time."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, config: RunnerConfig) -> None:
         self.unwanted = False
-        self._orders = orders
+        self._config = config
         self._process: subprocess.Popen[bytes] | None = None
-        self._link: Link | None = None
+        self._pipe: Pipe | None = None
         self._watching: asyncio.Task[None] | None = None
 
     def kill(self) -> None:
@@ -117,27 +120,27 @@ class ChildProcess:
         if self._process is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        if self._link is not None:
-            self._link.close()
+        if self._pipe is not None:
+            self._pipe.close()
 
     async def dismiss(self) -> None:
         """Lets the process call its stop hooks and exit, and waits for it."""
-        if self._link is not None:
-            self._link.close()
+        if self._pipe is not None:
+            self._pipe.close()
         while self._process is not None and self._process.poll() is None:
             await asyncio.sleep(0.01)
 
-    async def run(self, flight: Flight, spec: Spec, work: Task | list[Task]) -> dict[int, Outcome]:
+    async def run(self, flight: InFlight, spec: Spec, work: Task | list[Task]) -> dict[int, Outcome]:
         """Runs a job and returns its outcomes.
 
         Raises TimeoutError if it took too long and was killed, or HandlerCrashed if the process ended by itself or was
         killed from outside.
         """
-        link = await self._ready()
-        link.send(job=job_to_json(flight.claim, spec, work))
+        pipe = await self._ready()
+        pipe.send(job=job_to_json(flight.claim, spec, work))
         try:
             async with asyncio.timeout(spec.timeout) as limit:
-                while (answer := await link.receive()) is not None:
+                while (answer := await pipe.receive()) is not None:
                     if "postpone" in answer:
                         later = asyncio.get_running_loop().time() + answer["postpone"]
                         limit.reschedule(max(later, limit.when() or later))
@@ -148,29 +151,29 @@ class ChildProcess:
             raise
         raise HandlerCrashed(await self._end())
 
-    async def _ready(self) -> Link:
+    async def _ready(self) -> Pipe:
         if self._process is not None and self._process.poll() is not None:
             await self._end()  # it died while it was idle, which is not the fault of the next task
-        if self._link is None:
+        if self._pipe is None:
             await self._start()
-        assert self._link is not None
-        return self._link
+        assert self._pipe is not None
+        return self._pipe
 
     async def _start(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - Penstock itself
-                [sys.executable, "-P", "-m", "penstock.worker.cell", str(theirs.fileno()), self._orders.target],
+                [sys.executable, "-P", "-m", "penstock.worker.child", str(theirs.fileno()), self._config.target],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,
             )
-        self._link = await Link.over(ours)
-        self._watching = asyncio.create_task(close_when_over(self._link, self._process))
-        self._link.send(orders=self._orders.to_json())
+        self._pipe = await Pipe.over(ours)
+        self._watching = asyncio.create_task(close_when_over(self._pipe, self._process))
+        self._pipe.send(config=self._config.to_json())
         try:
             async with asyncio.timeout(STARTING):
-                ready = await self._link.receive()
+                ready = await self._pipe.receive()
         except TimeoutError:
             ready = None
         if ready is None:
@@ -180,9 +183,9 @@ class ChildProcess:
         """Kills what is left of the process, and returns how it ended."""
         assert self._process is not None
         process, self._process = self._process, None
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
         for _ in range(20):  # the process may be about to exit by itself
             if process.poll() is not None or hurry:
                 break

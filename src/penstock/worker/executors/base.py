@@ -12,18 +12,19 @@ from penstock.handlers import Spec
 from penstock.handlers.registry import Hook
 from penstock.model import Outcome, Task
 from penstock.worker.execution import LOST
-from penstock.worker.flights import Desk, Flight
+from penstock.worker.in_flight import InFlight
+from penstock.worker.settling import Settler
 
-Job = tuple[Flight, Spec, Task | list[Task]]
+Job = tuple[InFlight, Spec, Task | list[Task]]
 
 
-class Crew(Protocol):
+class Executor(Protocol):
     """One way to run handlers: a number of slots, and the jobs that wait for them."""
 
     slots: int
 
     @property
-    def oldest(self) -> Flight | None:
+    def oldest(self) -> InFlight | None:
         """The flight whose tasks have waited longest for a slot."""
 
     def put(self, jobs: Iterable[Job], *, alone: bool = False) -> None:
@@ -38,24 +39,24 @@ class Crew(Protocol):
     def withdraw(self) -> list[Job]:
         """Removes and returns the jobs that have not begun."""
 
-    def cancel(self, flight: Flight, ids: set[int] | None) -> None:
+    def cancel(self, flight: InFlight, ids: set[int] | None) -> None:
         """Stops the handlers of these tasks, whose results are no longer needed. None means all tasks of the flight."""
 
     async def stop(self) -> None: ...
 
 
-class Slots:
+class SlotExecutor:
     """A number of coroutines on one loop. Each is started when it is needed, and takes one job after the other."""
 
-    def __init__(self, slots: int, desk: Desk) -> None:
+    def __init__(self, slots: int, settler: Settler) -> None:
         self.slots = slots
-        self._desk = desk
+        self._settler = settler
         self._jobs: deque[Job] = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._slots: list[asyncio.Task[None]] = []
 
     @property
-    def oldest(self) -> Flight | None:
+    def oldest(self) -> InFlight | None:
         """The flight whose tasks have waited longest for a slot."""
         return self._jobs[0][0] if self._jobs else None
 
@@ -89,23 +90,25 @@ def ids_of(work: Task | list[Task]) -> set[int]:
     return {task.id for task in work} if isinstance(work, list) else {work.id}
 
 
-def hand_in_all(desk: Desk, flight: Flight, tasks: list[Task], outcomes: dict[int, Outcome], seconds: float) -> None:
+def add_all(
+    settler: Settler, flight: InFlight, tasks: list[Task], outcomes: dict[int, Outcome], seconds: float
+) -> None:
     """Hands in the outcomes of a batch; the time is divided equally among its tasks."""
     for task in tasks:
-        desk.hand_in(flight, task, outcomes[task.id], seconds / len(tasks))
+        settler.add(flight, task, outcomes[task.id], seconds / len(tasks))
 
 
-def still_wanted(desk: Desk, flight: Flight, work: Task | list[Task]) -> Task | list[Task]:
+def drop_unwanted(settler: Settler, flight: InFlight, work: Task | list[Task]) -> Task | list[Task]:
     """Returns the part of a job whose result is still needed: nothing if the lease is lost, and no cancelled tasks."""
     tasks = work if isinstance(work, list) else [work]
     dropped = [task for task in tasks if flight.lost or task.id in flight.revoked]
     for task in dropped:
-        desk.hand_in(flight, task, LOST, 0.0)
+        settler.add(flight, task, LOST, 0.0)
     left = [task for task in tasks if task not in dropped]
     return left if isinstance(work, list) or not left else left[0]
 
 
-async def called(hooks: list[Hook]) -> None:
+async def call_hooks(hooks: list[Hook]) -> None:
     """Calls hooks one after the other, and awaits the async ones."""
     for hook in hooks:
         result = hook()
@@ -113,9 +116,9 @@ async def called(hooks: list[Hook]) -> None:
             await result
 
 
-def last_resort(desk: Desk, job: Job, error: BaseException) -> None:
+def fail_all(settler: Settler, job: Job, error: BaseException) -> None:
     """Marks the tasks of a job as failed after a bug in Penstock or a lack of memory, so that they are never stuck."""
     flight, _, work = job
     name = type(error).__name__
     for task in work if isinstance(work, list) else (work,):
-        desk.hand_in(flight, task, Outcome.failed(f"the worker could not run it: {name}", error_class=name), 0.0)
+        settler.add(flight, task, Outcome.failed(f"the worker could not run it: {name}", error_class=name), 0.0)

@@ -18,7 +18,7 @@ AT_ONCE = 1 << 20
 
 
 class Process(Protocol):
-    """The other end of a link: a process, or a thread with the same methods."""
+    """The other end of a pipe: a process, or a thread with the same methods."""
 
     @property
     def pid(self) -> int: ...
@@ -29,18 +29,18 @@ class Process(Protocol):
     def kill(self) -> None: ...
 
 
-async def close_when_over(link: Link, process: Process) -> None:
-    """Closes the link when the process has ended.
+async def close_when_over(pipe: Pipe, process: Process) -> None:
+    """Closes the pipe when the process has ended.
 
     A process that a handler forked also holds the socket, which would otherwise stay open.
     """
     while process.poll() is None:
         await asyncio.sleep(0.1)
     await asyncio.sleep(0.2)  # its last messages are still to be read
-    link.close()
+    pipe.close()
 
 
-class Link:
+class Pipe:
     """One end of the connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -49,7 +49,7 @@ class Link:
 
     @classmethod
     async def over(cls, end: socket.socket) -> Self:
-        """Returns a link over this end of a pair of sockets."""
+        """Returns a pipe over this end of a pair of sockets."""
         return cls(*await asyncio.open_connection(sock=end, limit=LONGEST))
 
     def send(self, **message: Any) -> None:

@@ -1,4 +1,4 @@
-"""The child process of a process slot: `python -m penstock.worker.cell`.
+"""The child process of a process slot: `python -m penstock.worker.child`.
 
 It reads a job, runs it, answers, and repeats.
 """
@@ -23,9 +23,10 @@ from penstock.client.queue import Queue
 from penstock.handlers import Context, Held, Registry, Spec
 from penstock.model import DONE, Claim, Outcome, Task
 from penstock.worker import execution, logs
-from penstock.worker.crew import called
+from penstock.worker.config import DEADLINE, RunnerConfig
 from penstock.worker.execution import LOST, SETTLED
-from penstock.worker.orders import DEADLINE, Orders, load
+from penstock.worker.executors.base import call_hooks
+from penstock.worker.loading import load
 
 Json = dict[str, Any]
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
@@ -54,32 +55,32 @@ def outcome_from_json(told: Json) -> Outcome:
     return Outcome(**{**told, "due": told["due"] and datetime.fromisoformat(told["due"])})
 
 
-class Inside:
+class Child:
     """The state of this process: the handlers, its own database for their transactions, and the runner's socket."""
 
-    def __init__(self, line: socket.socket) -> None:
-        self._line = line
-        self._lines = line.makefile("rb")
-        orders = Orders(**self._next()["orders"])
-        logs.set_up(orders.log_format, quiet=orders.quiet, dev=orders.dev)
-        self._registry: Registry = load(orders.target, orders.handler_of, tracebacks=orders.tracebacks)[0]
-        self._database = Database(orders.dsn, max_connections=2, deadline=DEADLINE)
-        self._leases = orders.leases
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._lines = end.makefile("rb")
+        config = RunnerConfig(**self._next()["config"])
+        logs.set_up(config.log_format, quiet=config.quiet, dev=config.dev)
+        self._registry: Registry = load(config.target, config.handler_of, tracebacks=config.tracebacks)[0]
+        self._database = Database(config.dsn, max_connections=2, deadline=DEADLINE)
+        self._leases = config.leases
 
     def serve(self) -> None:
         """Runs jobs until the runner closes the socket; calls the start and stop hooks."""
-        asyncio.run(called(self._registry.starting))
+        asyncio.run(call_hooks(self._registry.starting))
         self._say(ready=True)
         while message := self._next():
             self._say(outcomes={id_: outcome_to_json(one) for id_, one in self._run(message["job"]).items()})
-        asyncio.run(called(self._registry.stopping))
+        asyncio.run(call_hooks(self._registry.stopping))
 
     def _next(self) -> Json:
         line = self._lines.readline()
         return json.loads(line) if line else {}
 
     def _say(self, **message: Any) -> None:
-        self._line.sendall(json.dumps(message).encode() + b"\n")
+        self._end.sendall(json.dumps(message).encode() + b"\n")
 
     def _run(self, job: Json) -> dict[int, Outcome]:
         tasks = [Task(*one) for one in job["tasks"]]
@@ -106,7 +107,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: None)
     die_with_parent()
     with suppress(BrokenPipeError, ConnectionError):
-        Inside(socket.socket(fileno=int(sys.argv[1]))).serve()
+        Child(socket.socket(fileno=int(sys.argv[1]))).serve()
 
 
 def die_with_parent() -> None:

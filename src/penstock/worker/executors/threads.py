@@ -12,24 +12,25 @@ from typing import cast
 from penstock.handlers import Context, Spec
 from penstock.model import Task
 from penstock.worker import execution
-from penstock.worker.crew import Job, hand_in_all, last_resort, still_wanted
-from penstock.worker.flights import Desk, Entry, Flight, Tray
+from penstock.worker.executors.base import Job, add_all, drop_unwanted, fail_all
+from penstock.worker.in_flight import Entry, InFlight
+from penstock.worker.settling import OutcomeBuffer, Settler
 
 RING = 0.001  # seconds between two calls to the loop while tasks are tiny: it would take the interpreter from them
 
 
-class Threads:
+class ThreadExecutor:
     """A number of threads, started when they are needed.
 
     A thread that is awake continues as long as there is work; waking another one for each task would cost more than
     most tasks do.
     """
 
-    def __init__(self, slots: int, desk: Desk) -> None:
+    def __init__(self, slots: int, settler: Settler) -> None:
         self.slots = slots
-        self._desk = desk
+        self._settler = settler
         self._jobs: deque[Job] = deque()
-        self._errands: deque[Callable[[], None]] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._idle = 0
         self._spread = True  # a thread that takes a task wakes another thread for the next task
@@ -38,7 +39,7 @@ class Threads:
         self._lock = threading.Lock()
 
     @property
-    def oldest(self) -> Flight | None:
+    def oldest(self) -> InFlight | None:
         """The flight whose tasks have waited longest for a thread."""
         try:
             return self._jobs[0][0]
@@ -51,9 +52,9 @@ class Threads:
         self._jobs.extend(jobs)
         self._wake()
 
-    def send(self, errand: Callable[[], None]) -> None:
+    def send(self, call: Callable[[], None]) -> None:
         """Queues a call that one thread executes as a whole, before anything else."""
-        self._errands.append(errand)
+        self._calls.append(call)
         self._wake()
 
     def nudge(self) -> None:
@@ -71,7 +72,7 @@ class Threads:
             except IndexError:
                 return found
 
-    def cancel(self, flight: Flight, ids: set[int] | None) -> None:
+    def cancel(self, flight: InFlight, ids: set[int] | None) -> None:
         """Does nothing, because a thread cannot be ended. Its handler can read `context.cancelled`."""
 
     async def stop(self) -> None:
@@ -96,11 +97,11 @@ class Threads:
                 self._started -= 1
 
     def _work(self) -> None:
-        jobs, errands, rung = self._jobs, self._errands, 0.0
+        jobs, calls, rung = self._jobs, self._calls, 0.0
         while True:
             try:
-                if errands:
-                    errands.popleft()()
+                if calls:
+                    calls.popleft()()
                     continue
                 job = jobs.popleft()
             except IndexError:
@@ -111,16 +112,16 @@ class Threads:
             entry = self._do(job)
             if entry is None:
                 continue
-            self._desk.lay_down(entry)
+            self._settler.add_quietly(entry)
             now = time.perf_counter()
             if self._spread or not jobs or now - rung > RING:
                 rung = now
-                self._desk.ring()
+                self._settler.wake()
 
-    def work_off(self, jobs: Iterable[Job], tray: Tray) -> None:
-        """Runs these jobs in the thread of an errand, until none waits any more.
+    def run_here(self, jobs: Iterable[Job], buffer: OutcomeBuffer) -> None:
+        """Runs these jobs in the thread of an call, until none waits any more.
 
-        Other threads may take some of them. The outcomes of this thread go to `tray` and are not handed in.
+        Other threads may take some of them. The outcomes of this thread go to `buffer`, not to the settler.
         """
         self._spread = False
         self._jobs.extend(jobs)
@@ -130,10 +131,10 @@ class Threads:
             except IndexError:
                 return
             if (entry := self._do(job)) is not None:
-                tray.entries.append(entry)
+                buffer.entries.append(entry)
 
     def _do(self, job: Job) -> Entry | None:
-        """Runs a job and returns its entry, or None if the outcome is already handed in."""
+        """Runs a job and returns its entry, or None if the settler has the outcome already."""
         flight, spec, work = job
         try:
             if self._spread and self._jobs and (self._idle or self._started < self.slots):
@@ -145,7 +146,7 @@ class Threads:
             task = cast("Task", work)
             outcome = execution.run_quickly(spec, task)
         except BaseException as error:  # noqa: BLE001 - no task is ever stuck
-            last_resort(self._desk, job, error)
+            fail_all(self._settler, job, error)
             return None
         return flight, task, outcome, time.perf_counter() - began
 
@@ -153,13 +154,13 @@ class Threads:
         with self._lock:
             self._idle += 1
         # It came after the check and before the note; the thread that notices undoes the note.
-        if self._jobs or self._errands:
+        if self._jobs or self._calls:
             self._wake()
         self._bell.get()
 
-    def _run(self, flight: Flight, spec: Spec, work: Task | list[Task]) -> None:
+    def _run(self, flight: InFlight, spec: Spec, work: Task | list[Task]) -> None:
         if flight.lost or flight.revoked:
-            work = still_wanted(self._desk, flight, work)
+            work = drop_unwanted(self._settler, flight, work)
             if not work:
                 return
         began = time.perf_counter()
@@ -168,11 +169,11 @@ class Threads:
             took = time.perf_counter() - began
             if spec.timeout is not None and took > spec.timeout:
                 outcomes = {task.id: execution.timed_out(spec, task) for task in work}
-            hand_in_all(self._desk, flight, work, outcomes, took)
+            add_all(self._settler, flight, work, outcomes, took)
             return
         context = Context(work, flight, flight.queue)
         context.deadline = None if spec.timeout is None else time.monotonic() + spec.timeout
         outcome = execution.run(spec, work, context)
         if context.late and not context.decided:
             outcome = execution.timed_out(spec, work)
-        self._desk.hand_in(flight, work, outcome, time.perf_counter() - began)
+        self._settler.add(flight, work, outcome, time.perf_counter() - began)
