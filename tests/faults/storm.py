@@ -456,8 +456,8 @@ class Storm:
         seconds = dice.uniform(*DEAF)
         worker = self._healthy(dice)
         lane = None if worker is None else self.place.lane_of(worker)
-        if worker is None or lane is None:
-            return ""
+        if worker is None or lane is None or not {*self.place.runners(worker)} & self._holders():
+            return ""  # one that starts has only connections of its supervisor, which waits for longer
         since, began, severed = time.time(), time.monotonic(), self._severed
         if not lane.hang_present():
             return ""  # it has just started, or PostgreSQL is down
