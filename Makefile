@@ -1,4 +1,4 @@
-# The one door. `make demo` and `make test` set everything up themselves.
+# All commands of the project. `make demo` and `make test` set everything up themselves.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-spark test-compat faults soak soak-held check format generate schema reference docs bench bench-peers clean
 
@@ -45,9 +45,11 @@ test-compat: .venv/ready  ## the queue on PostgreSQL 15, through PgBouncer, and 
 
 # A seed is printed; PENSTOCK_FAULT_SEED=… runs it again, PENSTOCK_FAULT_SCALE=0.05 a twentieth of it. Then workers that exit at
 # named points, hold the interpreter past their lease, or run a task that kills them; with a scale, the quick tier of these.
+# At last failovers, one at a time, after which every kind of call has to work again within the promised three seconds.
 faults: .venv/ready  ## an hour of harm: 1 M tasks, kills, freezes, crashes, cuts, failovers, full disks; then a verdict
 	@$(BIN)/python tests/faults/campaign.py
 	@$(BIN)/pytest -n 2 -m "$(if $(PENSTOCK_FAULT_SCALE),not slow,slow or not slow)" tests/faults/test_workers.py
+	@PENSTOCK_RECOVERY_BAR=3 $(BIN)/pytest -n 0 tests/faults/test_failover.py
 
 soak: .venv/ready  ## an hour at 1,000 tasks/s under queries that hold back vacuum; writes docs/soak.md
 	@$(BIN)/python bench/soak.py --write docs
@@ -78,9 +80,10 @@ reference: .venv/ready  ## docs/reference, from the code
 docs: reference  ## the site, in build/site, with its reference written anew
 	@$(BIN)/mkdocs build --strict --quiet
 
-bench: .venv/ready  ## all benchmarks: the queue, its workers, the scaler; results in bench/results/
+bench: .venv/ready  ## all benchmarks: the queue, its workers, fleets of them, the scaler; results in bench/results/
 	@$(BIN)/python bench/queue.py all
 	@$(BIN)/python bench/worker.py all
+	@$(BIN)/python bench/scale.py all
 	@$(BIN)/python bench/scaler.py
 	@$(BIN)/python bench/adopt.py all
 	@$(BIN)/python bench/spark.py all

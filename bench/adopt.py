@@ -1,6 +1,6 @@
 """The bars of adopted tables: python bench/adopt.py pass|rate|all
 
-pass: one pass with 1,000 records due among 10 k, 100 k and 1 M. rate: records a second beside a bare loop."""
+pass: one pass with 1,000 records due among 10 k, 100 k and 1 M. rate: records a second, against a bare loop."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TABLE = """
         failures int not null default 0, last_failure timestamptz, note text not null
     )
 """
-# Of the first thousand half are new, half failed and due; of the others one in ten failed and is not due yet.
+# Of the first thousand records half are new, and half failed and are due. Of the others a tenth failed and is not due.
 FILL = """
     insert into public.backlog
     select n, case when n <= 500 then 'NEW' when n <= 1000 or n % 10 = 0 then 'ERROR' else 'SUCCESS' end,
@@ -97,13 +97,13 @@ def passes(server: Bench, rounds: int = ROUNDS) -> bool:
 
 
 def one_pass(sql: psycopg.Connection, backlog: Backlog, mode: str) -> float:
-    """Milliseconds of a pass, for a thousand records; by ticks some hundred more are due in a table of a million."""
+    """Returns the milliseconds of a pass for a thousand records. By ticks, some hundred more are due in a million."""
     sql.execute(AGAIN)
     if mode == "sidecar":
         sql.execute(REMEMBER)
         sql.execute("vacuum analyze penstock.adopted_record")
     if mode == "progressive":
-        # All of the 500 have a tick in the last ten seconds; of the others, which lie evenly, few do.
+        # All of the 500 have a tick in the last ten seconds, but few of the others, which are spread evenly.
         sql.execute(
             "update public.backlog set date_inserted = now() - interval '60 hours' - random() * interval '5 seconds'"
             " where id <= 1000"
@@ -121,7 +121,7 @@ def one_pass(sql: psycopg.Connection, backlog: Backlog, mode: str) -> float:
 
 
 def bare(dsn: str, size: int = 500) -> int:
-    """What one would write by hand, if one wrote it well."""
+    """A good handwritten loop."""
     handled = 0
     with psycopg.connect(dsn) as connection:
         while True:

@@ -1,8 +1,8 @@
 """The bar of the backtest: python bench/backtest.py [--days 30] [--rate 10] [--knobs 50]
 
-A month of ten tasks a second against fifty sets of knobs, on all cores: made, sampled, played and judged. Prints how
-long each took, and how much of the month was played; and, with --check, how far the sample is from the whole on the
-first day of it."""
+A month of ten tasks a second is made, sampled, played and judged against fifty sets of knobs, on all cores. Prints how
+long each step took and how much of the month was played. With --check it also prints how far the sample is from the
+whole on the first day."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 if __name__ in ("__main__", "__mp_main__"):
-    # Run as a script, bench/queue.py would stand before the standard library's `queue`.
+    # If this runs as a script, bench/queue.py would hide the standard library's `queue`.
     sys.path[0] = str(Path(__file__).parent.parent)
 
 import numpy as np
@@ -32,7 +32,7 @@ MEAN = 2.0  # seconds that a task takes
 
 
 def month(days: float, rate: float, seed: int = 0) -> Recording:
-    """Days with a night and two summits, and now and then everybody at once: a Poisson process by the second."""
+    """Makes days with a night and two peaks, and now and then a burst: a Poisson process by the second."""
     random = np.random.default_rng(seed)
     second = np.arange(int(days * DAY))
     day = 2 * np.pi * second / DAY
@@ -48,7 +48,7 @@ def month(days: float, rate: float, seed: int = 0) -> Recording:
 
 
 def knob_sets(count: int) -> list[Contender]:
-    """Every one with the default policy: the dearest to simulate."""
+    """Makes sets of knobs of the default policy, which is the slowest to simulate."""
     grid = [f"deadline:z={','.join(f'{0.25 * n:g}' for n in range(-(-count // 5)))}", "deadline:patience=5,10,20,40,80"]
     return contenders(["deadline"], grid)[:count]
 
@@ -81,7 +81,7 @@ def measured(days: float, rate: float, knobs: int, *, check: bool) -> dict[str, 
 
 
 def compared(recording: Recording, chosen: list[Contender]) -> dict[str, float]:
-    """The first day, whole and by a sample of the share that the month had."""
+    """Compares the whole first day with a sample of the same share as in the month."""
     last = int(np.searchsorted(recording.due, DAY))
     day = Recording("a day", recording.due[:last], recording.service[:last], recording.known[:last], DAY)
     (whole,) = played(day, chosen, most=last)[0].verdicts

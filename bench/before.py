@@ -1,9 +1,10 @@
-"""What a change costs those who do not use it: python bench/before.py COMMIT [--rounds 30]
+"""The price of a change for plain work that does not need it: python bench/before.py COMMIT [--rounds 30]
 
 Two processes, one with the code of this tree and one with that of another commit, do the same plain work on one server,
-each in a database of its own: a bulk push, a drain in batches, single pushes, claims and settles, and the way from a
-push to an idle worker's handler. They take turns every fraction of a second, so that a machine's mood falls on both.
-Prints what each costs against before: 1.00 is as before. The bar is 2 % worse in none of them.
+each in a database of its own: a bulk push, a drain in batches, single pushes, claims and settles, the way from a push
+to an idle worker's handler, and a drain by that worker. They take turns every fraction of a second, so that changes of
+the machine's speed affect both. Prints the cost of each kind of work relative to the other commit; none may be more
+than 2 % worse.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ import psycopg
 from bench.support.harness import Bench, bench, ratio, report, spread
 from bench.support.latency import paced
 from bench.support.recovery import wait_until, worker
-from penstock import Penstock, Queue
+from penstock import NewTask, Penstock, Queue
 from penstock.model import Json
 
 ROOT = Path(__file__).parent.parent
 BULK = 5_000
+WORKED = 20_000  # tasks that the worker drains at once
 BATCH = 500
 SINGLES = 50
 BAR = 1.02
-STEPS = ("push", "drain", "singles", "to_handler")
+STEPS = ("push", "drain", "singles", "to_handler", "work")
 
 
 def main() -> None:
@@ -78,7 +80,7 @@ def compare(commit: str, rounds: int) -> None:
 
 @contextmanager
 def checked_out(commit: str) -> Iterator[Path]:
-    """The sources of a commit, in a directory of their own."""
+    """Checks out the sources of a commit into a directory of their own."""
     with tempfile.TemporaryDirectory(prefix="penstock-before-") as home:
         archive = subprocess.run(["git", "archive", commit, "src"], cwd=ROOT, check=True, capture_output=True)
         subprocess.run(["tar", "-x", "-C", home], input=archive.stdout, check=True)
@@ -87,7 +89,7 @@ def checked_out(commit: str) -> Iterator[Path]:
 
 @dataclass
 class Side:
-    """A process that imports Penstock from somewhere, and does a step when it is asked for one."""
+    """A process that imports Penstock from a given directory, and does a step on request."""
 
     process: subprocess.Popen[str]
 
@@ -118,7 +120,7 @@ class Side:
         return found
 
 
-# --- in such a process ------------------------------------------------------------------------------------------------
+# --- in the process of a side -----------------------------------------------------------------------------------------
 
 
 def serve(dsn: str) -> None:
@@ -134,6 +136,7 @@ def serve(dsn: str) -> None:
             "drain": lambda: drain(plain, sql),
             "singles": lambda: singles(plain, items[0]),
             "to_handler": lambda: to_handler(timed, log),
+            "work": lambda: work(timed, items[0], sql),
         }
         for line in sys.stdin:
             if line.strip() not in steps:
@@ -177,6 +180,21 @@ def to_handler(queue: Queue, log: Path) -> dict[str, float]:
     return {"push to handler, ms": statistics.median(map(float, log.read_text("ascii").split())) * 1000}
 
 
+def work(queue: Queue, item: Json, sql: psycopg.Connection) -> dict[str, float]:
+    began = sql.execute("select clock_timestamp()").fetchone()
+    queue.push_many([NewTask(item, kind="sync")] * WORKED)
+    drained = "select count(*), extract(epoch from max(finished_at) - min(claimed_at)) from penstock.history"
+    found: list[tuple[int, float]] = [(0, 0.0)]
+
+    def is_over() -> bool:
+        time.sleep(0.1)  # a look reads the history of the step: it must not take a core from the worker
+        found[:] = sql.execute(f"{drained} where kind = 'sync' and finished_at > %s", began).fetchall()
+        return found[0][0] == WORKED
+
+    wait_until(is_over)
+    return {"drain by a worker, µs a task": float(found[0][1]) / WORKED * 1e6}
+
+
 def seconds(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
@@ -184,7 +202,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def written(sql: psycopg.Connection) -> int:
-    """Bytes of WAL. The other side rests meanwhile, but for its worker."""
+    """Returns the bytes of WAL. The other side rests meanwhile, except its worker."""
     row = sql.execute("select pg_current_wal_insert_lsn() - '0/0'").fetchone()
     assert row is not None
     return int(row[0])

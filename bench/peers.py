@@ -1,7 +1,11 @@
-"""The race against the peers, side by side in one run:
-python bench/peers.py all|push|drain|latency|wal|snapshot|kill|frozen [--peers a,b] [--rounds N] [--tasks N]
+"""The race against other queues, side by side in one run:
+python bench/peers.py all|push|drain|latency|wal|snapshot|kill|frozen|sweep [--peers a,b] [--rounds N] [--tasks N]
 
-Peers are installed by pip, npm and apt-get into bench/.peers; one that cannot be had is named and left out.
+Peers are installed by pip, npm and apt-get into bench/.peers. One that cannot be installed is named and left out.
+
+sweep runs the declared variants of each peer's settings (bench/race/variants.py) in turn, and records the median of
+each in bench/race/sweep.json: push, drain_1 (one process), drain_2 (two) and latency, as --measures says. A variant
+that fails is named, and the sweep goes on. The race runs each peer with the best recorded variant of each measure.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -20,16 +25,18 @@ if __name__ == "__main__":
 
 import psycopg
 
-from bench.race import measures, pages
+from bench.race import measures, pages, sweep
 from bench.race.contestants import CONTESTANTS, OURS, Peer
-from bench.race.figures import Figures, Found, bars, judge
+from bench.race.figures import Figures, Found, judge, show
 from bench.race.install import install, versions
 from bench.race.lane import PeerFailed
+from bench.race.sweep import MEASURES, SWEPT, Measure
+from bench.race.variants import Chosen
 from bench.support.harness import Bench, bench, report
 
 TASKS, ROUNDS = 200_000, 3
 PUSHES, RATE = 400, 50
-LOGGED = 30_000  # tasks: their statements go to a log, which is read
+LOGGED = 30_000  # tasks whose statements are logged and counted
 SETTINGS = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size", "jit")
 
 
@@ -39,13 +46,14 @@ class Race:
     peers: list[Peer]
     tasks: int
     rounds: int
-    out: dict[str, str]  # who does not run, and why
+    out: dict[str, str]  # the peers that do not run, and why
+    recorded: sweep.Peers
     found: Found = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.found = {peer.name: Figures() for peer in self.peers}
 
-    # --- what can be asked for
+    # --- measurements
 
     def push(self) -> None:
         self.laps(0)
@@ -56,10 +64,11 @@ class Race:
 
     def latency(self) -> None:
         for peer in self.turns("latency", lambda peer: not peer.limit, rounds=min(2, self.rounds)):
-            self.keep(peer, lambda one, peer: one.add_latency(measures.latency(self.server, peer, PUSHES, RATE)))
+            self.keep(peer, lambda one, peer: one.add_latency(self.waits(peer)))
 
     def wal(self) -> None:
-        """How much, unless a drain has said it; and in what portions. Once: counts do not depend on the weather."""
+        """Bytes of WAL, unless a drain has measured them, and the sizes of batches. One round, because counts do not
+        vary."""
         if not any(one.wal for one in self.found.values()):
             self.laps(2, rounds=1)
         for peer in self.turns("batches", lambda peer: peer.postgres, rounds=1):
@@ -71,33 +80,40 @@ class Race:
 
     def kill(self) -> None:
         for peer in self.turns("kill -9", lambda peer: peer.returns is not None, rounds=1):
-            self.keep(peer, lambda one, peer: one.killed.append(measures.kill(self.server, peer)))
+            self.keep(peer, lambda one, peer: one.killed.append(measures.kill(self.server, peer, first(peer))))
 
     def frozen(self) -> None:
         for peer in self.turns("frozen", lambda peer: not peer.limit and not peer.variant, rounds=1):
-            self.keep(peer, lambda one, peer: one.late.append(measures.frozen(self.server, peer)))
+            self.keep(peer, lambda one, peer: one.late.append(measures.frozen(self.server, peer, first(peer))))
 
-    # --- how
+    # --- rounds
 
     def laps(self, processes: int, rounds: int | None = None) -> None:
         for peer in self.turns(f"push, drain with {processes}", lambda _: True, rounds):
             self.keep(peer, partial(self.lap, processes))
 
     def lap(self, processes: int, one: Figures, peer: Peer) -> None:
-        lap = measures.lap(self.server, peer, self.share(peer), processes)
+        chosen = sweep.choose(self.recorded, peer.name, "drain_1" if processes == 1 else "drain_2")
+        lap = measures.lap(self.server, peer, chosen, self.share(peer), processes)
         one.add_lap(lap, processes, postgres=peer.postgres)
 
     def portions(self, peer: Peer) -> measures.Batches:
-        return measures.batches(self.server, peer, min(self.share(peer), LOGGED))
+        chosen = sweep.choose(self.recorded, peer.name, "drain_2")
+        return measures.batches(self.server, peer, chosen, min(self.share(peer), LOGGED))
 
     def held(self, peer: Peer) -> measures.Held:
-        return measures.snapshot(self.server, peer, 3 * self.share(peer) // 2)
+        chosen = sweep.choose(self.recorded, peer.name, "drain_2")
+        tasks = 5 * self.tasks if peer.ours else 3 * self.share(peer) // 2  # our bar is for a million tasks
+        return measures.snapshot(self.server, peer, chosen, tasks)
+
+    def waits(self, peer: Peer) -> dict[str, float]:
+        return measures.latency(self.server, peer, sweep.choose(self.recorded, peer.name, "latency"), PUSHES, RATE)
 
     def share(self, peer: Peer) -> int:
-        return max(600, self.tasks // peer.share)
+        return share(peer, self.tasks)
 
     def turns(self, what: str, fits: Callable[[Peer], bool], rounds: int | None = None) -> Iterator[Peer]:
-        """Each once a round, the order turning, so that a machine's mood falls on all alike."""
+        """Yields each peer once a round, in a rotating order, so that changes of the machine's speed affect all."""
         chosen = [peer for peer in self.peers if fits(peer)]
         for n in range(self.rounds if rounds is None else rounds):
             turn = n % max(1, len(chosen))
@@ -107,7 +123,7 @@ class Race:
                     yield peer
 
     def keep(self, peer: Peer, run: Callable[[Figures, Peer], None]) -> None:
-        """One that fails is named, and does not run any more; the others do."""
+        """Runs one peer. A peer that fails is named and does not run again."""
         try:
             run(self.found[peer.name], peer)
         except (PeerFailed, psycopg.Error, OSError) as error:
@@ -115,6 +131,15 @@ class Race:
                 raise
             self.out[peer.name] = f"it failed here: {error}"
             print(f"  {peer.name} is out: {error}", flush=True)
+
+
+def share(peer: Peer, tasks: int) -> int:
+    return max(600, tasks // peer.share)
+
+
+def first(peer: Peer) -> Chosen:
+    """Returns the variants that run before any sweep, because the fastest do not matter when a worker dies."""
+    return sweep.choose({}, peer.name, "drain_2")
 
 
 WHAT: dict[str, Callable[[Race], None]] = {
@@ -129,7 +154,7 @@ WHAT: dict[str, Callable[[Race], None]] = {
 
 
 def chosen(names: str) -> list[Peer]:
-    """By the beginnings of their names. Penstock always runs: the figures are ratios to it."""
+    """Returns the peers whose names begin so, and always Penstock, because the figures are ratios to it."""
     asked = [name.strip() for name in names.split(",") if name.strip()]
     for name in asked:
         if not any(peer.name.startswith(name) for peer in CONTESTANTS):
@@ -138,34 +163,77 @@ def chosen(names: str) -> list[Peer]:
     return [peer for peer in CONTESTANTS if peer.name == OURS or not asked or peer.name.startswith(tuple(asked))]
 
 
-def run(asked: argparse.Namespace) -> bool:
-    peers = chosen(asked.peers)
+def ready(names: str) -> tuple[list[Peer], dict[str, str]]:
+    """Installs the chosen peers, and returns those that can run, and why others cannot."""
+    peers = chosen(names)
     out = install(peers)
     for name, why in out.items():
         print(f"left out: {name}: {why}", flush=True)
-    peers = [peer for peer in peers if peer.name not in out]
+    return [peer for peer in peers if peer.name not in out], out
+
+
+def run_sweep(asked: argparse.Namespace) -> bool:
+    peers = [peer for peer in ready(asked.peers)[0] if peer.other_tool]
+    numbers = versions(peers)
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+
+    def keep(trials: sweep.Trials) -> None:
+        name = trials.peer.name
+        facts = {"at": at, "version": numbers[name], "tasks": share(trials.peer, asked.tasks)}
+        sweep.write(name, trials.measure, {**facts, "variants": trials.to_json()})
+
     with bench() as server:
-        race = Race(server, peers, asked.tasks, asked.rounds, out)
-        # A drain pushes first: with both asked for, one run gives both figures.
+        sweep.sweep(server, peers, asked.measures, asked.rounds, lambda peer: share(peer, asked.tasks), keep)
+    recorded = sweep.read()
+    for peer in peers:
+        for measure in asked.measures:
+            print(f"{peer.name}, {measure}: {sweep.find_best(recorded, peer.name, measure).name or 'one variant'}")
+    return True
+
+
+def run(asked: argparse.Namespace) -> bool:
+    peers, out = ready(asked.peers)
+    recorded = sweep.read()
+    with bench() as server:
+        race = Race(server, peers, asked.tasks, asked.rounds, out, recorded)
+        # A drain pushes first, so if both are requested, one run gives both figures.
         for name in [one for one in WHAT if one != "push"] if asked.what == "all" else [asked.what]:
             WHAT[name](race)
-            record(asked, race, settings(server))  # what is known is not lost with what comes after it
+            record(asked, race, settings(server))  # so that figures are kept if a later measurement fails
         postgres = settings(server)
     for head, rows in pages.tables(race.found, peers):
         pages.show(head, rows)
-    said = bars(race.found, peers)
+    said = judge(race.found, peers)
     if asked.write is not None:
         told = {**versions(peers), **words(postgres, race)}
-        pages.write(asked.write, race.found, peers, told, race.out, said)
-    return judge(said)
+        used = {peer.name: sweep.describe(recorded, peer) for peer in peers}
+        fair = is_fair(asked, race)
+        pages.write(asked.write, race.found, peers, pages.Texts(told, used, race.out, fair), said)
+    return show(said)
+
+
+def is_fair(asked: argparse.Namespace, race: Race) -> bool:
+    """Returns whether a run may replace the correction in docs/race.md: it is whole, all peers that run on this Python
+    took part, and a sweep has chosen the settings of each."""
+    others = [
+        peer for peer in CONTESTANTS if peer.other_tool and not (peer.name in race.out and peer.home == "newer python")
+    ]
+    whole = asked.what == "all" and asked.tasks >= TASKS and asked.rounds >= ROUNDS
+    return whole and all(
+        peer in race.peers and peer.name not in race.out and sweep.is_swept(race.recorded, peer) for peer in others
+    )
 
 
 def record(asked: argparse.Namespace, race: Race, postgres: dict[str, str]) -> None:
     numbers = versions(race.peers)
     facts = {"what": asked.what, "tasks": asked.tasks, "rounds": asked.rounds, "postgresql": postgres}
-    how = {peer.name: {"version": numbers.get(peer.name), "settings": peer.settings} for peer in race.peers}
+    how = {
+        peer.name: {"version": numbers.get(peer.name), "settings": sweep.describe(race.recorded, peer)}
+        for peer in race.peers
+    }
     figures = {name: one.to_json() for name, one in race.found.items()}
-    judgement = [{"bar": label, "value": value, "at": bar} for label, value, bar, _ in bars(race.found, race.peers)]
+    said = judge(race.found, race.peers)
+    judgement = [{"bar": one.label, "value": one.value, "at": one.bar.bar, "kept": one.kept} for one in said]
     report("peers", {**facts, "peers": how, "left_out": race.out, "figures": figures, "bars": judgement})
 
 
@@ -185,17 +253,30 @@ def words(postgres: dict[str, str], race: Race) -> dict[str, str]:
     }
 
 
+def measures_of(names: str) -> list[Measure]:
+    found = [measure for measure in MEASURES if measure in names.split(",")]
+    if len(found) != len(names.split(",")):
+        raise argparse.ArgumentTypeError(f"choose from {', '.join(MEASURES)}")
+    return found
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=[*WHAT, "all"], nargs="?", default="all")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=[*WHAT, "all", "sweep"], nargs="?", default="all")
     parser.add_argument("--peers", default="", help="beginnings of names, with commas; default: all")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--tasks", type=int, default=TASKS)
+    parser.add_argument(
+        "--measures",
+        type=measures_of,
+        default=[*SWEPT],
+        help=f"of a sweep: {', '.join(MEASURES)}; default: {','.join(SWEPT)}",
+    )
     parser.add_argument("--write", type=Path, help="a directory for race.md and race.svg: docs")
     asked = parser.parse_args()
     if asked.rounds < 1 or asked.tasks < 600:
         parser.error("--rounds must be at least 1, --tasks at least 600")
-    sys.exit(0 if run(asked) else 1)
+    sys.exit(0 if (run_sweep if asked.what == "sweep" else run)(asked) else 1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The bars of the pipeline: python bench/pipeline.py stages|beside|all
 
-stages: 5 M rows of history into a lake: rows a second of each stage; a second run, with nothing new, against the first.
-beside: how fast a queue is drained while that goes on, against the same alone."""
+stages: 5 M rows of history into a lake: rows a second of each stage, and a second run without new rows.
+beside: how fast a queue is drained meanwhile, against a drain alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 if __name__ in ("__main__", "__mp_main__"):
-    # Run as a script, bench/queue.py would stand before the standard library's `queue`.
+    # If this runs as a script, bench/queue.py would hide the standard library's `queue`.
     sys.path[0] = str(Path(__file__).parent.parent)
 
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -36,7 +36,7 @@ from penstock.spark import session as our_session
 SPAWN = multiprocessing.get_context("spawn")
 ROWS = 5_000_000
 ROUNDS = 3
-# Samples every ten seconds of these days, and counters that know of the rows: else reconcile would have much to say.
+# Samples every ten seconds of these days, and counters that include the rows: otherwise reconcile would report them.
 SAMPLED = """
     insert into penstock.sample (queue_id, at, planned, pending, active, done, dead, cancelled, oldest_age, sla,
                                  workers, totals)
@@ -68,11 +68,11 @@ def session() -> Iterator[SparkSession]:
 
 @contextmanager
 def directory() -> Iterator[Path]:
-    place = Path(tempfile.mkdtemp(prefix="penstock-lake-"))
+    home = Path(tempfile.mkdtemp(prefix="penstock-lake-"))
     try:
-        yield place / "lake"
+        yield home / "lake"
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(home, ignore_errors=True)
 
 
 def prepared(sql: psycopg.Connection, rows: int) -> None:
@@ -133,7 +133,7 @@ def beside(server: Bench, spark: SparkSession, rows: int, rounds: int, other: Ex
 
 
 def running(spark: SparkSession, dsn: str, over: threading.Event) -> None:
-    """New lakes, one after the other; what reconcile says of rows that no worker wrote is not asked."""
+    """Makes new lakes one after the other. The findings of reconcile about these rows do not matter."""
     while not over.is_set():
         with directory() as lake, working(spark, lake, dsn=dsn) as work:
             run(work)
@@ -148,7 +148,7 @@ def main() -> None:
     names = ["stages", "beside"] if asked.what == "all" else [asked.what]
     with bench() as server, ProcessPoolExecutor(1, SPAWN) as other:
         other.submit(os.getpid).result()
-        os.nice(NICE)  # as the command does; after the server and the drainer, which do not
+        os.nice(NICE)  # as the command does, but after the start of the server and the drainer, which do not
         with session() as spark:
             kept = [
                 stages(server, spark, asked.rows)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ in ("__main__", "__mp_main__"):
-    # Run as a script, this file would stand before the standard library's `queue`.
+    # If this runs as a script, it would hide the standard library's `queue`.
     sys.path[0] = str(Path(__file__).parent.parent)
 
 import orjson
@@ -31,7 +31,7 @@ ROUNDS = 5
 
 
 def payloads(count: int) -> list[Json]:
-    """About 100 bytes of JSON each."""
+    """Makes payloads of about 100 bytes of JSON each."""
     return [{"invoice": n, "to": f"customer-{n}@example.com", "note": "x" * 50} for n in range(count)]
 
 
@@ -108,7 +108,7 @@ def copied(server: Bench, rows: list[Json], names: list[str] | None) -> float:
 
 
 def drain(server: Bench, tasks: int = 300_000, rounds: int = ROUNDS) -> bool:
-    """Claim and settle, batches of 500, one and two processes, against the bare loop on the same layout."""
+    """Claim and settle in batches of 500, with one and two processes, against the bare loop on the same layout."""
     rows = payloads(tasks)
     seen: dict[str, Any] = {}
 
@@ -178,10 +178,10 @@ def upsert(server: Bench, tasks: int = 100_000, rounds: int = ROUNDS) -> bool:
     return judged("upsert / bare insert on conflict", share, 0.5, at_least=True)
 
 
-# --- colours --------------------------------------------------------------------------------------------------------
+# --- clients --------------------------------------------------------------------------------------------------------
 
 
-def colours(server: Bench, tasks: int = 300_000, rounds: int = ROUNDS) -> bool:
+def clients(server: Bench, tasks: int = 300_000, rounds: int = ROUNDS) -> bool:
     """The async client against the sync one: bulk push, and drain in batches of 500 by one process."""
     rows = payloads(tasks)
 
@@ -220,7 +220,7 @@ def colours(server: Bench, tasks: int = 300_000, rounds: int = ROUNDS) -> bool:
     draining = ratio(found["drain, async"], found["drain, sync"])
     for name, rates in found.items():
         print(f"{name:<24} {spread(rates)} tasks/s")
-    report("colours", {"tasks": tasks, "rates": found, "ratio_push": pushing, "ratio_drain": draining})
+    report("clients", {"tasks": tasks, "rates": found, "ratio_push": pushing, "ratio_drain": draining})
     return all(
         [
             judged("async push / sync push", pushing, 0.9, at_least=True),
@@ -251,7 +251,7 @@ def depth(server: Bench, rounds: int = ROUNDS, sizes: tuple[int, ...] = (10_000,
         connection.execute("checkpoint")
 
     def measured(dsn: str, limit: int) -> float:
-        """Median milliseconds of a claim. Afterwards as many tasks are there as before, and nothing dead."""
+        """Returns the median milliseconds of a claim, and leaves as many tasks as before, and no dead rows."""
         with Penstock(dsn) as penstock:
             queue = penstock.queue("bench")
             claims = [queue.claim(1)]
@@ -306,7 +306,7 @@ def depth(server: Bench, rounds: int = ROUNDS, sizes: tuple[int, ...] = (10_000,
 
 
 def middle(call: Callable[[], object], times: int) -> float:
-    """Median milliseconds of so many calls."""
+    """Returns the median milliseconds of `times` calls."""
     found = []
     for _ in range(times):
         began = time.perf_counter()
@@ -319,7 +319,7 @@ def middle(call: Callable[[], object], times: int) -> float:
 
 
 def snapshot(server: Bench, tasks: int = 300_000, rounds: int = ROUNDS, part: int = 50_000) -> bool:
-    """While a snapshot is held nothing dead can be removed: the last tasks must still drain like the first."""
+    """While a snapshot is held no dead row can be removed, and the last tasks must drain as fast as the first."""
     rows = payloads(tasks)
     found: dict[str, list[float]] = {"first": [], "last": []}
     for n in range(rounds):
@@ -343,7 +343,7 @@ def snapshot(server: Bench, tasks: int = 300_000, rounds: int = ROUNDS, part: in
 
 
 def rates(began: float, marks: list[tuple[float, int]], part: int) -> tuple[float, float]:
-    """The rate of the first and of the last so many tasks."""
+    """Returns the rates of the first and of the last `part` tasks."""
     done, first_end, last_start = 0, marks[-1][0], began
     total = sum(size for _, size in marks)
     for at, size in marks:
@@ -352,7 +352,7 @@ def rates(began: float, marks: list[tuple[float, int]], part: int) -> tuple[floa
         if done <= total - part < done + size:
             last_start = at
         done += size
-    # From the first completion on: starting two interpreters is not the queue's work.
+    # From the first completion on, because starting two interpreters is not the queue's work.
     return part / (first_end - marks[0][0]), part / (marks[-1][0] - last_start)
 
 
@@ -360,7 +360,7 @@ def rates(began: float, marks: list[tuple[float, int]], part: int) -> tuple[floa
 
 
 def size(server: Bench, tasks: int = 200_000) -> bool:
-    """Bytes per waiting task, and what PostgreSQL writes per task: WAL, commits, dead rows. A report, no bar."""
+    """Bytes per waiting task, and what PostgreSQL writes per task: WAL, commits, dead rows. There is no bar."""
     figures: dict[str, Any] = {}
     with server.database() as dsn, Penstock(dsn) as penstock, server.sql(dsn) as connection:
         queue = penstock.queue("bench")
@@ -408,7 +408,7 @@ BENCHES: dict[str, Callable[..., bool]] = {
     "push": push,
     "drain": drain,
     "upsert": upsert,
-    "colours": colours,
+    "clients": clients,
     "depth": depth,
     "snapshot": snapshot,
     "size": size,

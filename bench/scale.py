@@ -1,9 +1,10 @@
-"""What many workers and many queues cost while they are idle: python bench/scale.py idle|fleet|queues|held|all
+"""The cost of many idle workers and queues: python bench/scale.py idle|fleet|queues|held|all [--workers 100]
 
-`idle`: a few supervisors with several processes each, one queue; and what a push costs them. `fleet`: a hundred
-supervisors of one process each (fewer if memory is short), one queue; the statements that PostgreSQL logs. `queues`: a
-thousand queues; a worker, then a fleet and the CPU that its upkeep takes. `held`: the price of a push while 500 workers
-beat, busy and free in turn, and a snapshot is held."""
+`idle`: a few supervisors with several processes each and one queue, and the cost of a push. `fleet`: a hundred
+supervisors of one process each and one queue, with the statements that PostgreSQL logs. If memory is short there are
+fewer of them, and the verdict says so.
+`queues`: a thousand queues with a worker, and then with a fleet, with the CPU time of upkeep. `held`: the price of a
+push while 500 workers beat, busy and free in turn, and a snapshot is held."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ WORKER_BYTES = 170 * 2**20  # a supervisor and its process
 SPARE_BYTES = 3 * 2**30
 UPKEEPERS, UPKEEP_SECONDS = 4, 40.0
 SETTINGS = {"max_connections": "900"}
-LOGGED = re.compile(rb"LOG:  (?:statement|execute [^:]*): (\w+)")
+LOGGED = re.compile(rb"LOG:  (?:statement|execute [^:]*):\s+(\w+)")  # a statement can begin with a new line
 QUEUES = 1000
 CODE = """
 from penstock import Penstock
@@ -48,7 +50,7 @@ for name in {names}:
 
 @contextmanager
 def working(home: Path, dsn: str, *, supervisors: int = 1, processes: int = 1) -> Iterator[None]:
-    """`penstock work` so many times; all of it ends with this."""
+    """Runs `penstock work` several times, and ends all of it with the block."""
     command = [sys.executable, "-m", "penstock.cli", "work", "jobs:app", "--json", "--processes", str(processes)]
     env = {**os.environ, "PENSTOCK_DSN": dsn}
     with ExitStack() as stack, (home / "log").open("wb") as log:
@@ -67,7 +69,7 @@ def wait_for_workers(sql: psycopg.Connection, count: int) -> None:
 
 
 def wait_until(found: Callable[[], Any], seconds: float = 120.0) -> float:
-    """Seconds that it took."""
+    """Waits for a condition, and returns the seconds that it took."""
     began = time.monotonic()
     while not found():
         if time.monotonic() - began > seconds:
@@ -77,7 +79,7 @@ def wait_until(found: Callable[[], Any], seconds: float = 120.0) -> float:
 
 
 def commits(sql: psycopg.Connection) -> int:
-    """All transactions of the database up to now; other sessions report theirs once a second, or when they rest."""
+    """Returns the number of transactions of the database. Other sessions report theirs once a second or at rest."""
     sql.execute("select pg_stat_force_next_flush()")
     time.sleep(1.2)
     row = sql.execute("select xact_commit + xact_rollback from pg_stat_database where datname = current_database()")
@@ -85,14 +87,14 @@ def commits(sql: psycopg.Connection) -> int:
 
 
 def rate(sql: psycopg.Connection, seconds: float) -> float:
-    """Transactions a second, without our own."""
+    """Returns transactions a second, without our own."""
     before, began = commits(sql), time.monotonic()
     time.sleep(seconds)
     return (commits(sql) - before - 2) / (time.monotonic() - began)
 
 
 def lateness(sql: psycopg.Connection, tasks: int) -> list[float]:
-    """Seconds from push to claim, in the order of the pushes."""
+    """Pushes tasks, and returns the seconds from push to claim in the order of the pushes."""
     rows: list[tuple[float]] = []
 
     def all_there() -> bool:
@@ -105,7 +107,7 @@ def lateness(sql: psycopg.Connection, tasks: int) -> list[float]:
     return [seconds for (seconds,) in rows]
 
 
-def said(values: list[float]) -> dict[str, float]:
+def summarize_waits(values: list[float]) -> dict[str, float]:
     return {"p50_ms": round(1000 * statistics.median(values), 2), "max_ms": round(1000 * max(values), 1)}
 
 
@@ -128,7 +130,7 @@ def idle(server: Bench, home: Path) -> dict[str, Any]:
             time.sleep(0.5)
         busy, seconds = commits(sql) - before - 2, time.monotonic() - began
         late = lateness(sql, pushes)
-        # A task that nobody is told of.
+        # A task without a notification.
         sql.execute("update penstock.queue set settings = '{\"notify\": false}'")
         for _ in range(10):
             queue.push({})
@@ -140,17 +142,15 @@ def idle(server: Bench, home: Path) -> dict[str, Any]:
         "transactions_a_second_of_a_supervisor": round(resting / SUPERVISORS, 2),
         "transactions_a_second_of_a_process": round(resting / SUPERVISORS / PROCESSES, 2),
         "transactions_of_a_push": round((busy - resting * seconds) / pushes, 2),
-        "push_to_claim": said(late),
-        "push_to_claim_without_notification": said(silent[-10:]),
+        "push_to_claim": summarize_waits(late),
+        "push_to_claim_without_notification": summarize_waits(silent[-10:]),
     }
 
 
 def fleet(server: Bench, home: Path, asked: int = FLEET, seconds: float = 30.0) -> dict[str, Any]:
-    """Statements a second of supervisors with one process each, as PostgreSQL logs them."""
+    """Measures the statements a second of supervisors with one process each, from PostgreSQL's log."""
     (home / "jobs.py").write_text(CODE.format(names=["bench"]), "utf-8")
-    count = min(asked, max(1, (memory_available() - SPARE_BYTES) // WORKER_BYTES))
-    if count < asked:
-        print(f"memory is enough for {count} workers of {asked}", flush=True)
+    count = fit_in_memory(asked, memory_available())
     with server.database() as dsn, server.sql(dsn) as sql, ExitStack() as stack:
         for begun in range(0, count, STEP):
             step = min(STEP, count - begun)
@@ -170,9 +170,18 @@ def fleet(server: Bench, home: Path, asked: int = FLEET, seconds: float = 30.0) 
     plain = [word for word in said if word not in (b"begin", b"commit", b"rollback")]
     return {
         "workers": count,
+        "workers_asked_for": asked,
         "statements_a_second_of_a_worker": round(len(plain) / seconds / count, 3),
         "with_begin_and_commit": round(len(said) / seconds / count, 3),
     }
+
+
+def fit_in_memory(asked: int, available: int) -> int:
+    """Returns how many of the workers fit into the available bytes, and says so if it is not all of them."""
+    count = min(asked, max(1, (available - SPARE_BYTES) // WORKER_BYTES))
+    if count < asked:
+        print(f"memory is enough for {count} workers of {asked}", flush=True)
+    return count
 
 
 def memory_available() -> int:
@@ -181,8 +190,8 @@ def memory_available() -> int:
 
 
 def upkeep_share(sql: psycopg.Connection, dsn: str, home: Path) -> dict[str, Any]:
-    """The CPU of all backends of a fleet, as a share of a core; and what of it is upkeep: no worker does any while
-    another session holds all chores."""
+    """Measures the CPU time of all backends of a fleet as a share of a core, and the part of upkeep: no worker does any
+    while another session holds all chores."""
     with working(home, dsn, supervisors=UPKEEPERS):
         wait_for_workers(sql, UPKEEPERS)
         time.sleep(15)
@@ -198,7 +207,7 @@ def upkeep_share(sql: psycopg.Connection, dsn: str, home: Path) -> dict[str, Any
 
 
 def cpu_share(sql: psycopg.Connection, seconds: float) -> float:
-    """Of the backends that live from the beginning to the end, but for this one."""
+    """Returns the CPU share of the backends that live from beginning to end, except this one."""
     before, began = cpu_of_backends(sql), time.monotonic()
     time.sleep(seconds)
     after, lasted = cpu_of_backends(sql), time.monotonic() - began
@@ -232,13 +241,13 @@ def queues(server: Bench, home: Path) -> dict[str, Any]:
             for _ in range(pushes):
                 app.queue(random.choice(names)).push({})
                 time.sleep(0.1)
-            late = lateness(sql, pushes + 1)[1:]  # the first one waited for the start
+            late = lateness(sql, pushes + 1)[1:]  # the first task waited for the start
         parts = {part: timed(sql, "select * from penstock.upkeep_part(%s)", part) for part in parts_of(sql)}
         return {
             "queues": QUEUES,
             "start_seconds": round(started, 2),
             "transactions_a_second": round(resting, 2),
-            "push_to_claim": said(late),
+            "push_to_claim": summarize_waits(late),
             "upkeep_ms": {part: round(seconds * 1000, 1) for part, seconds in parts.items()},
             "fleet": upkeep_share(sql, dsn, home),
             "missing_name_ms": round(1000 * missing(app, "queue-12x4"), 2),
@@ -256,7 +265,7 @@ def timed(sql: psycopg.Connection, statement: str, *parameters: Any) -> float:
 
 
 def missing(app: Penstock, name: str) -> float:
-    """Seconds until a queue that does not exist is refused, the median."""
+    """Returns the median seconds until a queue that does not exist is refused."""
     found = []
     for _ in range(5):
         began = time.perf_counter()
@@ -268,66 +277,81 @@ def missing(app: Penstock, name: str) -> float:
 
 
 def held(server: Bench, workers: int = 500, beats: int = 100) -> dict[str, Any]:
-    """More than three minutes of beats, as quickly as they can be made."""
+    """Measures the price of a push under more than three minutes of beats, made as quickly as possible."""
 
     def median_push() -> float:
         return statistics.median(timed(sql, "select penstock.push('bench')") for _ in range(200))
 
     with server.database() as dsn, server.sql(dsn) as sql, server.sql(dsn) as reader:
         beat = "select penstock.beat('w' || n, '{bench}', 4, %s) from generate_series(1, %s) as n"
-        sql.execute("set synchronous_commit = off")  # a busy disk takes longer than all the rest
+        sql.execute("set synchronous_commit = off")  # because a busy disk would take longer than all the rest
         sql.execute(beat, (0, workers))
         before = median_push()
         reader.execute("begin isolation level repeatable read")
         reader.execute("select count(*) from penstock.queue")
         for n in range(beats):
-            sql.execute(beat, (4 if n % 2 == 0 else 0, workers))  # all slots busy, then all free: each is idle anew
+            sql.execute(beat, (4 if n % 2 == 0 else 0, workers))  # all busy, then all free: each becomes idle
         after = median_push()
     return {"workers": workers, "push_ms": round(1000 * before, 3), "push_ms_under_snapshot": round(1000 * after, 3)}
 
 
+def judge(found: dict[str, Any]) -> bool:
+    """Prints each bar of the parts that ran, and returns whether all are kept."""
+    verdicts = [judge_part(found[part]) for part, judge_part in BARS.items() if part in found]
+    return all(kept for verdict in verdicts for kept in verdict)
+
+
+def judge_idle(found: dict[str, Any]) -> list[bool]:
+    value = found["transactions_a_second_of_a_process"]
+    return [judged("transactions a second of an idle process", value, 1.0, at_least=False)]
+
+
+def judge_fleet(found: dict[str, Any]) -> list[bool]:
+    """The bar is for a hundred workers: the line says how many ran."""
+    count, asked = found["workers"], found["workers_asked_for"]
+    fewer = f" (lowered from {asked}, because memory is short)" if count < asked else ""
+    value = found["statements_a_second_of_a_worker"]
+    return [judged(f"statements a second of an idle worker among {count}{fewer}", value, 1.0, at_least=False)]
+
+
+def judge_queues(found: dict[str, Any]) -> list[bool]:
+    share = found["fleet"]["upkeep_share_of_a_core"]
+    return [
+        judged("transactions a second with 1,000 queues", found["transactions_a_second"], 20.0, at_least=False),
+        judged("seconds to start with 1,000 queues", found["start_seconds"], 5.0, at_least=False),
+        judged(
+            "ms from a push to its claim, with 1,000 queues", found["push_to_claim"]["max_ms"], 1500, at_least=False
+        ),
+        judged("upkeep's share of a core", share, 0.05, at_least=False),
+    ]
+
+
+def judge_held(found: dict[str, Any]) -> list[bool]:
+    ratio = found["push_ms_under_snapshot"] / found["push_ms"]
+    return [judged("a push under a held snapshot / before", ratio, 2.0, at_least=False)]
+
+
+BARS = {"idle": judge_idle, "fleet": judge_fleet, "queues": judge_queues, "held": judge_held}
+
+
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("what", choices=["idle", "fleet", "queues", "held", "all"])
-    what = arguments.parse_args().what
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=[*BARS, "all"])
+    parser.add_argument("--workers", type=int, default=FLEET, help="of the fleet")
+    asked = parser.parse_args()
     found: dict[str, Any] = {}
     with bench(SETTINGS) as server, tempfile.TemporaryDirectory() as home:
-        if what in ("idle", "all"):
-            found["idle"] = idle(server, Path(home))
-        if what in ("fleet", "all"):
-            found["fleet"] = fleet(server, Path(home))
-        if what in ("queues", "all"):
-            found["queues"] = queues(server, Path(home))
-        if what in ("held", "all"):
-            found["held"] = held(server)
+        parts = {
+            "idle": partial(idle, server, Path(home)),
+            "fleet": partial(fleet, server, Path(home), asked.workers),
+            "queues": partial(queues, server, Path(home)),
+            "held": partial(held, server),
+        }
+        for name, measure in parts.items():
+            if asked.what in (name, "all"):
+                found[name] = measure()
     report("scale", found)
-    kept = True
-    if "idle" in found:
-        kept &= judged(
-            "transactions a second of an idle process",
-            found["idle"]["transactions_a_second_of_a_process"],
-            1.0,
-            at_least=False,
-        )
-    if "fleet" in found:
-        kept &= judged(
-            f"statements a second of an idle worker among {found['fleet']['workers']}",
-            found["fleet"]["statements_a_second_of_a_worker"],
-            1.0,
-            at_least=False,
-        )
-    if "held" in found:
-        ratio = found["held"]["push_ms_under_snapshot"] / found["held"]["push_ms"]
-        kept &= judged("a push under a held snapshot / before", ratio, 2.0, at_least=False)
-    if "queues" in found:
-        kept &= judged(
-            "transactions a second with 1,000 queues", found["queues"]["transactions_a_second"], 20.0, at_least=False
-        )
-        kept &= judged("seconds to start with 1,000 queues", found["queues"]["start_seconds"], 5.0, at_least=False)
-        kept &= judged(
-            "upkeep's share of a core", found["queues"]["fleet"]["upkeep_share_of_a_core"], 0.05, at_least=False
-        )
-    return 0 if kept else 1
+    return 0 if judge(found) else 1
 
 
 if __name__ == "__main__":

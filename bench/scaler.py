@@ -1,7 +1,7 @@
 """The scaler's bars: every policy on every trace, side by side: python bench/scaler.py [policies|loop|backtest]
 
-Made-up traces and three windows of a recorded one: promise 30 s, start latency 20 s, a decision every 5 s, tasks of
-2 s, as many workers as half again the clairvoyant's peak. And one trace whose promise is shorter than a start.
+Synthetic traces and three windows of a recorded one have a promise of 30 s, a start latency of 20 s, a decision every
+5 s, tasks of 2 s, and a maximum of 1.5 times the clairvoyant's peak. One trace has a promise shorter than a start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 from bench.support.harness import judged, report
 from penstock.scaler.judge import chart, traces
-from penstock.scaler.judge.judge import Case, Score, best_static, case, judge, merged
+from penstock.scaler.judge.judge import Case, Score, best_static, case, judge, merge_scores
 from penstock.scaler.judge.traces import Trace
 from penstock.scaler.policy.decision import Policy
 from penstock.scaler.policy.other_tools import OTHER_TOOLS, grid
@@ -36,7 +36,7 @@ WINDOWS = {
 }
 LIMITS = Limits(sla=30.0, min_workers=1, start_latency=20.0, interval=5.0)
 HASTY = replace(LIMITS, sla=10.0)
-RIVAL = "cboxdk"
+OTHER_TOOL = "cboxdk"
 
 
 def trace(name: str, seed: int) -> Trace:
@@ -58,14 +58,14 @@ def compared(name: str, limits: Limits, seeds: int, *, with_grid: bool) -> list[
     scores = [judge(policy, found) for policy in POLICIES.values() if policy.name != "static"]
     scores.append(replace(judge(best_static(found), found), policy="static in hindsight"))
     if with_grid:
-        rivals = [rival for rival in OTHER_TOOLS if rival != "static"]
-        scores += [replace(best(grid(rival), found), policy=f"{rival}, best knobs") for rival in rivals]
+        tools = [tool for tool in OTHER_TOOLS if tool != "static"]
+        scores += [replace(best(grid(tool), found), policy=f"{tool}, best knobs") for tool in tools]
     return [replace(score, trace=name) for score in scores]
 
 
 def best(policies: Iterable[Policy], found: Sequence[Case]) -> Score:
-    """Nobody is a straw man: of all settings the cheapest that keeps the promise on this very trace, or the one that
-    comes nearest to it."""
+    """Returns the best settings of a policy, for a fair comparison: the cheapest that keep the promise on this very
+    trace, or those that come nearest."""
     scores = [judge(policy, found) for policy in policies]
     return min(scores, key=lambda one: (max(one.excess_breach_rate, 0.005), one.cost_ratio or 0.0))
 
@@ -74,7 +74,7 @@ def best(policies: Iterable[Policy], found: Sequence[Case]) -> Score:
 
 
 def suite(seeds: int, *, with_grid: bool) -> list[Score]:
-    # Not above: bench/queue.py is in the way of their queue until the path is set.
+    # Imported here, because bench/queue.py hides the library's `queue` until the path is set.
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
@@ -99,7 +99,7 @@ def cost(one: Score) -> float:
 
 
 def lines(scores: Sequence[Score]) -> list[list[str]]:
-    """A line for each policy: median and worst over the traces."""
+    """Returns a line for each policy, with median and worst over the traces."""
     names = dict.fromkeys(one.policy for one in scores)
     rows = []
     for name in sorted(names, key=lambda name: max(one.excess_breach_rate for one in of(scores, name))):
@@ -138,7 +138,7 @@ def by_trace(scores: Sequence[Score], policies: Sequence[str]) -> list[list[str]
 
 
 def bars(scores: Sequence[Score], hasty: Score) -> bool:
-    ours, theirs = of(scores, DEFAULT), of(scores, RIVAL)
+    ours, theirs = of(scores, DEFAULT), of(scores, OTHER_TOOL)
     pairs = [*zip(ours, theirs, strict=True)]
     known = next(one for one in ours if one.trace == "batches-known")
     worst_gap = max(100 * (a.excess_breach_rate - b.excess_breach_rate) for a, b in pairs)
@@ -152,9 +152,9 @@ def bars(scores: Sequence[Score], hasty: Score) -> bool:
             at_most("late tasks on the worst trace, %", late, 0.5),
             at_most("cost / bound, median of the traces", statistics.median(costs), 1.35),
             at_most("cost / bound, worst trace", max(costs), 1.95),
-            at_most(f"late tasks beyond those of {RIVAL}, worst trace, points", worst_gap, 0.1),
-            at_most(f"cost / {RIVAL}'s, median", statistics.median(against), 0.9),
-            at_most(f"cost / {RIVAL}'s, worst trace", max(against), 1.0),
+            at_most(f"late tasks beyond those of {OTHER_TOOL}, worst trace, points", worst_gap, 0.1),
+            at_most(f"cost / {OTHER_TOOL}'s, median", statistics.median(against), 0.9),
+            at_most(f"cost / {OTHER_TOOL}'s, worst trace", max(against), 1.0),
             at_most("known batches: late tasks, %", 100 * known.breach_rate, 0.0),
             at_most("known batches: cost / bound", cost(known), 1.7),
             at_most("direction changes an hour, median", statistics.median(flips), 12),
@@ -166,7 +166,7 @@ def bars(scores: Sequence[Score], hasty: Score) -> bool:
 
 
 def speed() -> float:
-    """Tasks a second of the simulator, with the default policy."""
+    """Returns the tasks a second of the simulator with the default policy."""
     one = cases("diurnal", LIMITS, 1)
     began = time.perf_counter()
     judge(POLICIES[DEFAULT], one)
@@ -174,12 +174,12 @@ def speed() -> float:
 
 
 def write(directory: Path, scores: Sequence[Score], hasty: Score) -> None:
-    """The table and the picture for the docs."""
-    means = [merged("all", of(scores, name)) for name in dict.fromkeys(one.policy for one in scores)]
+    """Writes the table and the picture for the docs."""
+    means = [merge_scores("all", of(scores, name)) for name in dict.fromkeys(one.policy for one in scores)]
     (directory / "scaler-frontier.svg").write_text(
-        chart.frontier(means, "Late tasks and cost, mean of all traces"), "utf-8"
+        chart.draw_frontier(means, "Late tasks and cost, mean of all traces"), "utf-8"
     )
-    names = [DEFAULT, RIVAL, "flink", "keda-pending-running", "static in hindsight"]
+    names = [DEFAULT, OTHER_TOOL, "flink", "keda-pending-running", "static in hindsight"]
     page = PAGE.format(
         table=markdown(HEAD, lines(scores)),
         each=markdown(["trace", *names], by_trace(scores, names)),
@@ -217,7 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", nargs="?", choices=["policies", "loop", "backtest"], default="policies")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--grid", action="store_true", help="also each rival with its best knobs, trace by trace")
+    parser.add_argument("--grid", action="store_true", help="also each other tool with its best knobs, trace by trace")
     parser.add_argument("--write", type=Path, help="a directory for the table and the picture")
     asked = parser.parse_args()
     if asked.what != "policies":
@@ -226,7 +226,7 @@ def main() -> None:
     scores = suite(asked.seeds, with_grid=asked.grid)
     hasty = judge(POLICIES[DEFAULT], cases("on-off", HASTY, asked.seeds))
     show(HEAD, lines(scores))
-    show(["late % / cost", DEFAULT, RIVAL, "flink"], by_trace(scores, [DEFAULT, RIVAL, "flink"]))
+    show(["late % / cost", DEFAULT, OTHER_TOOL, "flink"], by_trace(scores, [DEFAULT, OTHER_TOOL, "flink"]))
     rate = speed()
     print(f"simulated {rate:,.0f} tasks/s")
     figures = {"seeds": asked.seeds, "scores": [one.to_json() for one in scores], "hasty": hasty.to_json()}

@@ -61,15 +61,15 @@ def main() -> None:
     parser.add_argument("--trace", type=float, default=180.0, help="seconds of the trace that is replayed")
     given = parser.parse_args()
     figures: dict[str, object] = {}
-    with bench() as place:
+    with bench() as server:
         for part in given.parts or ["decision", "rest", "replay"]:
             print(part)
             if part == "decision":
-                figures[part] = one_decision(place, given.queues, given.pending, given.rounds)
+                figures[part] = one_decision(server, given.queues, given.pending, given.rounds)
             elif part == "rest":
-                figures[part] = at_rest(place, given.queues, given.seconds)
+                figures[part] = at_rest(server, given.queues, given.seconds)
             else:
-                figures[part] = replayed(place, given.trace)
+                figures[part] = replayed(server, given.trace)
     report("scaler_loop", figures)
 
 
@@ -96,9 +96,9 @@ def scaler_of(database: Database, workers: dict[str, Workers], limits: Limits) -
 # --- one decision -----------------------------------------------------------------------------------------------------
 
 
-def one_decision(place: Bench, queues: int, pending: int, rounds: int) -> dict[str, float]:
+def one_decision(server: Bench, queues: int, pending: int, rounds: int) -> dict[str, float]:
     names = [f"q{n}" for n in range(queues)]
-    with place.database(queue="q0") as dsn:
+    with server.database(queue="q0") as dsn:
         made(dsn, names)
         with Penstock(dsn) as penstock:
             for name in names:
@@ -112,7 +112,7 @@ def one_decision(place: Bench, queues: int, pending: int, rounds: int) -> dict[s
         asked = scaler.collector.requests()
         single = scaler_of(database, {"q0": AdvisedWorkers("q0", 10)}, limits)
         ones, looks, ticks, singles = [], [], [], []
-        with place.sql(dsn) as sql:
+        with server.sql(dsn) as sql:
             sql.execute("vacuum analyze")
             for _ in range(rounds):
                 ones.append(timed(lambda: sql.execute("select 1").fetchone(), 200))
@@ -150,20 +150,20 @@ def timed(call: Callable[[], object], times: int = 1) -> float:
 # --- at rest ----------------------------------------------------------------------------------------------------------
 
 
-def at_rest(place: Bench, queues: int, seconds: float) -> dict[str, float]:
-    """Processor seconds of PostgreSQL with the loop, less those without, of all that the cores could give."""
+def at_rest(server: Bench, queues: int, seconds: float) -> dict[str, float]:
+    """Measures the processor time of PostgreSQL with the loop, minus that without it, as a share of all cores."""
     names = [f"q{n}" for n in range(queues)]
     found = {}
     for count in (1, queues):
-        with place.database(queue="q0") as dsn:
+        with server.database(queue="q0") as dsn:
             made(dsn, names[:count])
-            alone = spent(place.server.pid, seconds / 4, lambda: None) / (seconds / 4)
+            alone = spent(server.server.pid, seconds / 4, lambda: None) / (seconds / 4)
             database = Database(dsn)
             workers: dict[str, Workers] = {name: AdvisedWorkers(name, 10) for name in names[:count]}
             limits = Limits(sla=30.0, min_workers=0, max_workers=1000, slots=10, interval=1.0)
             scaler = scaler_of(database, workers, limits)
             scaler.take()
-            with_loop = spent(place.server.pid, seconds, scaler.tick) / seconds
+            with_loop = spent(server.server.pid, seconds, scaler.tick) / seconds
             database.close()
         share = 100 * max(0.0, with_loop - alone) / (os.cpu_count() or 1)
         found[f"percent_{count}_queues"] = share
@@ -181,7 +181,7 @@ def spent(postmaster: int, seconds: float, tick: Callable[[], object]) -> float:
 
 
 def processor_seconds(postmaster: int) -> float:
-    """Of the server and what it started, those that have ended included."""
+    """Returns the processor seconds of the server and its processes, ended ones included."""
     total = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -196,11 +196,11 @@ def processor_seconds(postmaster: int) -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
-# --- a trace, on real processes and simulated -----------------------------------------------------------------------
+# --- a trace on real processes, and simulated -----------------------------------------------------------------------
 
 
 def trace_of(seconds: float, seed: int = 1) -> Trace:
-    """Calm, a step up, calm again; tasks of about half a second."""
+    """Makes a trace that is calm, steps up and is calm again, with tasks of about half a second."""
     dice = random.Random(seed)
     due, now = [], 0.0
     while now < seconds:
@@ -211,16 +211,16 @@ def trace_of(seconds: float, seed: int = 1) -> Trace:
     return Trace("replayed", due, service, [*due], seconds)
 
 
-def replayed(place: Bench, seconds: float) -> dict[str, float]:
+def replayed(server: Bench, seconds: float) -> dict[str, float]:
     trace = trace_of(seconds)
     sla = 5.0
-    with place.database(queue="replay") as dsn, tempfile.TemporaryDirectory() as home:
+    with server.database(queue="replay") as dsn, tempfile.TemporaryDirectory() as home:
         Path(home, "replayed_app.py").write_text(HANDLER.format(queue="replay"), "utf-8")
         with Penstock(dsn) as penstock:
             penstock.queue("replay").set(sla=f"{sla}s")
         limits = Limits(sla=sla, min_workers=1, max_workers=8, slots=1, interval=1.0, start_latency=2.0)
         latency, cost, before = on_processes(dsn, home, trace, limits)
-        with place.sql(dsn) as sql:
+        with server.sql(dsn) as sql:
             row = sql.execute(
                 "select count(*), count(*) filter (where claimed_at - due > make_interval(secs => %s)) "
                 "from penstock.history where outcome = 'done'",
@@ -246,7 +246,7 @@ def replayed(place: Bench, seconds: float) -> dict[str, float]:
 
 
 def on_processes(dsn: str, home: str, trace: Trace, limits: Limits) -> tuple[float, float, float]:
-    """The start latency that was measured, worker-seconds from the first arrival on, and seconds before it."""
+    """Returns the measured start latency, the worker-seconds from the first arrival on, and the seconds before it."""
     holder, database = new_holder(), Database(dsn)
     os.environ["PYTHONPATH"] = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
     recipe = Recipe("replayed_app:app", dsn, limits.slots, quiet=True)

@@ -30,7 +30,7 @@ import psycopg
 
 from bench.support.harness import Bench, bench, judged, report
 from bench.support.recovery import ROOT, WORK, children, registered, wait_until
-from bench.support.soak_page import write_page
+from bench.support.soak_page import RUNS, write_page
 from penstock import NewTask, Penstock
 
 INTERVAL = 10.0  # seconds between two samples
@@ -38,19 +38,19 @@ FIRST = 60.0  # seconds that the rest is measured against
 WINDOWS = 12  # parts of the rest, each with a median of its own
 QUERY = 60.0  # seconds that the analytic query holds its snapshot
 BATCH = 20  # tasks in a push
-PUSHERS = 4  # threads that push: one alone cannot keep up where a push takes longer than 20 ms
-TIMED = 20  # every so many tasks, one tells how long ago it was pushed
+PUSHERS = 4  # threads that push, because one cannot keep up if a push takes longer than 20 ms
+TIMED = 20  # one in so many tasks records how long ago it was pushed
 PROBES = 10  # claims and statuses a second
 CLAIM = 10  # tasks that a probe asks for
 PROCESSES = 2
 BAR = 2.0
-LEAST_RATE = 0.95  # of what was asked for
+LEAST_RATE = 0.95  # share of the requested rate
 VERBS = ("push", "claim", "status")
 
 
 @dataclass
 class Latencies:
-    """Seconds that each verb took, with the moment it ended; filled by threads, read by the sampler."""
+    """The seconds that each verb took, with the time of its end. Threads write them and the sampler reads them."""
 
     began: float = field(default_factory=time.monotonic)
     all: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Load:
     def _guarded(self, duty: Callable[[], None]) -> None:
         try:
             duty()
-        except BaseException as error:  # noqa: BLE001 - told by the main thread
+        except BaseException as error:  # noqa: BLE001 - reported by the main thread
             self.errors.append(error)
 
     def _paced(self, rate: float) -> Iterator[int]:
@@ -128,7 +128,7 @@ class Load:
                     self.pushed += BATCH
 
     def _probe(self) -> None:
-        """Claims from the same queue as the workers, and settles what it got."""
+        """Claims from the same queue as the workers, and settles the claimed tasks."""
         with Penstock(self._dsn) as app:
             queue = app.queue("bench")
             for _ in self._paced(PROBES):
@@ -138,7 +138,7 @@ class Load:
                 self._latencies.measure("status", queue.status)
 
     def _query(self) -> None:
-        """An analytic query over history. Nothing that died after its snapshot was taken can be removed meanwhile."""
+        """Runs an analytic query over history, whose snapshot keeps newer dead rows from being removed."""
         while not self._over.is_set():
             with psycopg.connect(self._dsn) as connection:
                 connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -159,7 +159,7 @@ def task(n: int) -> NewTask:
 
 @contextmanager
 def worker(dsn: str, log: Path) -> Iterator[int]:
-    """`penstock work` with two processes; answers the pid of its supervisor."""
+    """Runs `penstock work` with two processes, and yields the pid of its supervisor."""
     process = subprocess.Popen(
         [*WORK, "--processes", str(PROCESSES)], env={**os.environ, "PENSTOCK_DSN": dsn, "BENCH_LOG": str(log)}, cwd=ROOT
     )
@@ -226,7 +226,7 @@ class Sampler:
         return int(row[0])
 
     def _memory(self) -> dict[str, int]:
-        """Bytes: all that worker processes hold; what backends hold for themselves, without the shared buffers."""
+        """Returns bytes: all memory of worker processes, and that of backends without the shared buffers."""
         pids = [pid for (pid,) in self._sql.execute(BACKENDS.encode()).fetchall()]
         below = children(self._supervisor)
         return {
@@ -254,7 +254,7 @@ def memory_of(pid: int, name: str) -> int:
 
 
 def soak(server: Bench, minutes: float, rate: float, *, held: bool) -> dict[str, Any]:
-    """The samples, and what they come to."""
+    """Runs the soak, and returns the samples and their summary."""
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-soak-")))
         dsn = stack.enter_context(server.database())
@@ -297,7 +297,7 @@ def line_of(sample: dict[str, Any], load: Load) -> str:
 
 
 def summary(latencies: Latencies, verb: str, seconds: float) -> dict[str, Any]:
-    """The first minute, the parts of the rest, and the worst of them against the first minute."""
+    """Returns the medians of the first minute and of the parts of the rest, and the worst ratio to the first minute."""
     length = max(FIRST, (seconds - FIRST) / WINDOWS)
     first = percentiles(latencies.between(verb, 0.0, FIRST))
     parts = []
@@ -312,7 +312,7 @@ def summary(latencies: Latencies, verb: str, seconds: float) -> dict[str, Any]:
 
 
 def judge(found: dict[str, Any]) -> bool:
-    """Print each bar, and answer whether all are kept."""
+    """Prints each bar, and returns whether all are kept."""
     bars = [
         judged(f"{verb}: p50 of the worst part / of the first minute", one["ratio"], BAR, at_least=False)
         for verb, one in found["verbs"].items()
@@ -334,13 +334,14 @@ def main() -> None:
     parser.add_argument("--render", action="store_true", help="write the page from the results there are; run nothing")
     asked = parser.parse_args()
     kept = True
+    name = "soak_held" if asked.held else "soak"
     if not asked.render:
         with bench() as server:
             found = soak(server, asked.minutes, asked.rate, held=asked.held)
-        report("soak_held" if asked.held else "soak", found)
+        report(name, found)
         kept = judge(found)
     if asked.write:
-        write_page(asked.write)
+        write_page(asked.write, renewed=RUNS if asked.render else (name,))
     sys.exit(0 if kept else 1)
 
 

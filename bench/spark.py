@@ -9,20 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 if __name__ in ("__main__", "__mp_main__"):
-    # Run as a script, this directory's `queue` would stand before the standard library's.
+    # If this runs as a script, this directory's `queue` would hide the standard library's.
     sys.path[0] = str(Path(__file__).parent.parent)
 
 from bench.spark_read import beside, read
 from bench.spark_stream import stream
 from bench.spark_write import write
-from bench.support.ground import Ground
 from bench.support.harness import bench
+from bench.support.spark_bench import SparkBench
 
 HERE = Path(__file__).parent
 
 
-def pipeline(_: Ground, rows: int | None = None, rounds: int | None = None) -> bool:
-    """History to a lake: stages, a second run, a queue beside it. A process of its own: its Java has a low priority."""
+def pipeline(_: SparkBench, rows: int | None = None, rounds: int | None = None) -> bool:
+    """History to a lake: stages, a second run, and a queue beside it, in a process whose Java has a low priority."""
     told = {"--rows": rows, "--rounds": rounds}
     more = [str(word) for name, value in told.items() if value for word in (name, value)]
     return subprocess.run([sys.executable, HERE / "pipeline.py", "all", *more], check=False).returncode == 0
@@ -46,12 +46,12 @@ def main() -> None:
     options = {name: value for name, value in (("rows", given.rows), ("rounds", given.rounds)) if value}
     kept = []
     with bench() as server:
-        ground = Ground(server)
+        spark_bench = SparkBench(server)
         for name in BENCHES if given.which == "all" else [given.which]:
             print(f"\n== {name}: {(BENCHES[name].__doc__ or '').strip()}", flush=True)
-            kept.append(BENCHES[name](ground, **options))
-        if "spark" in vars(ground):
-            ground.spark.stop()
+            kept.append(BENCHES[name](spark_bench, **options))
+        if "spark" in vars(spark_bench):
+            spark_bench.spark.stop()
     sys.exit(0 if all(kept) else 1)
 
 

@@ -13,8 +13,8 @@ from typing import Self
 import psycopg
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.support.ground import ROUNDS, Ground
 from bench.support.harness import alternate, judged, ratio, report, spread
+from bench.support.spark_bench import ROUNDS, SparkBench
 from penstock import Penstock
 from penstock.spark import read_history
 
@@ -22,7 +22,7 @@ SPAWN = multiprocessing.get_context("spawn")
 ROWS = 5_000_000
 TASKS = 150_000
 DAYS = 4
-# As settle writes them: half with subjects, every fiftieth failed.
+# Rows as settle writes them: half with subjects, every fiftieth failed.
 FILL = """
     insert into penstock.history (xid, task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt,
                                   outcome, kind, worker, subject, error_class, error)
@@ -53,14 +53,14 @@ def ours(spark: SparkSession, dsn: str) -> DataFrame:
     return read_history(spark, dsn=dsn, partitions=4)
 
 
-def theirs(ground: Ground, dsn: str) -> DataFrame:
-    """Its bounds are moments, so that each of its queries reads one day and no more: the best it can do here."""
+def theirs(spark_bench: SparkBench, dsn: str) -> DataFrame:
+    """Reads by JDBC. Its bounds are times, so that each query reads only one day, which is the best case."""
     with psycopg.connect(dsn) as sql:
         bounds = sql.execute("select min(finished_at)::text, max(finished_at)::text from penstock.history").fetchone()
     assert bounds is not None
     return (
-        ground.spark.read.format("jdbc")
-        .options(**ground.jdbc(dsn), dbtable="penstock.history")
+        spark_bench.spark.read.format("jdbc")
+        .options(**spark_bench.jdbc(dsn), dbtable="penstock.history")
         .options(partitionColumn="finished_at", lowerBound=bounds[0][:19], upperBound=bounds[1][:19])
         .options(numPartitions=4, fetchsize=10_000)
         .load()
@@ -68,20 +68,20 @@ def theirs(ground: Ground, dsn: str) -> DataFrame:
 
 
 def timed(frame: DataFrame, rows: int) -> float:
-    """Rows a second, all columns of them. The plan is made anew each time, as for whoever reads once."""
+    """Returns rows a second with all columns. The plan is made anew each time, as for a single read."""
     began = time.perf_counter()
     frame.write.format("noop").mode("overwrite").save()
     return rows / (time.perf_counter() - began)
 
 
-def read(ground: Ground, rows: int = ROWS, rounds: int = ROUNDS) -> bool:
+def read(spark_bench: SparkBench, rows: int = ROWS, rounds: int = ROUNDS) -> bool:
     """All columns of all rows of history, beside Spark's JDBC reader with 4 partitions and a fetchsize of 10,000."""
-    server, spark = ground.server, ground.spark
+    server, spark = spark_bench.server, spark_bench.spark
     with server.database() as dsn, server.sql(dsn) as sql:
         filled(sql, rows)
         sides: dict[str, Callable[[], float]] = {
             "penstock": lambda: timed(ours(spark, dsn), rows),
-            "jdbc": lambda: timed(theirs(ground, dsn), rows),
+            "jdbc": lambda: timed(theirs(spark_bench, dsn), rows),
         }
         for warm in sides.values():
             warm()
@@ -98,7 +98,7 @@ def read(ground: Ground, rows: int = ROWS, rounds: int = ROUNDS) -> bool:
 
 @dataclass
 class Watch:
-    """The oldest snapshot of those that read, looked at ten times a second."""
+    """Records the age of the oldest snapshot of the readers, ten times a second."""
 
     dsn: str
     oldest: float = 0.0
@@ -123,7 +123,7 @@ class Watch:
 
 
 def drained(dsn: str, tasks: int) -> float:
-    """Tasks a second, by one process, as a plain loop takes and settles them."""
+    """Returns the tasks a second that a plain loop in one process claims and settles."""
     with Penstock(dsn) as app:
         queue = app.queue("bench")
         queue.push_many({"n": n} for n in range(tasks))
@@ -134,9 +134,9 @@ def drained(dsn: str, tasks: int) -> float:
         return done / (time.perf_counter() - began)
 
 
-def beside(ground: Ground, rows: int = ROWS, rounds: int = ROUNDS) -> bool:
-    """A queue drained by one process while history is read again and again, and alone; the oldest snapshot held."""
-    server, spark = ground.server, ground.spark
+def beside(spark_bench: SparkBench, rows: int = ROWS, rounds: int = ROUNDS) -> bool:
+    """A queue that one process drains, while history is read again and again, and alone; and the oldest snapshot."""
+    server, spark = spark_bench.server, spark_bench.spark
     with server.database() as dsn, server.sql(dsn) as sql, ProcessPoolExecutor(1, SPAWN) as other:
         filled(sql, rows)
         timed(ours(spark, dsn), rows)

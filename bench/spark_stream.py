@@ -11,9 +11,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from bench.support.ground import ROUNDS, Ground
 from bench.support.harness import Bench, alternate, ratio, report, spread
 from bench.support.recovery import ROOT, WORK
+from bench.support.spark_bench import ROUNDS, SparkBench
 from bench.worker import environment, payloads
 from penstock import NewTask, Penstock
 
@@ -22,7 +22,7 @@ TRIGGER = 50_000
 
 
 def drained(spark: SparkSession, dsn: str, seen: list[dict[str, float]] | None = None) -> None:
-    """All that is there, into a sink that reads every row and keeps none."""
+    """Streams all tasks into a sink that reads every row and keeps none."""
     tasks = (
         spark.readStream.format("penstock")
         .option("dsn", dsn)
@@ -39,7 +39,7 @@ def drained(spark: SparkSession, dsn: str, seen: list[dict[str, float]] | None =
 
 
 def measured(server: Bench, tasks: int, drain: Callable[[str], None]) -> float:
-    """Tasks a second, by history: from the first claim to the last settle."""
+    """Returns tasks a second by history, from the first claim to the last settle."""
     with server.database() as dsn:
         with Penstock(dsn) as penstock:
             penstock.queue("bench").push_many([NewTask(row, kind="sync") for row in payloads(tasks)])
@@ -61,11 +61,11 @@ def by_worker(processes: int, dsn: str) -> None:
     subprocess.run(command, env=environment(dsn), cwd=ROOT, check=True, timeout=600)
 
 
-def stream(ground: Ground, rows: int = TASKS, rounds: int = ROUNDS) -> bool:
-    """A queue drained as a stream, 50,000 a trigger, beside plain workers. No bar: it is told."""
-    server, spark, tasks = ground.server, ground.spark, rows
+def stream(spark_bench: SparkBench, rows: int = TASKS, rounds: int = ROUNDS) -> bool:
+    """A queue drained as a stream, 50,000 tasks a trigger, beside plain workers. There is no bar."""
+    server, spark, tasks = spark_bench.server, spark_bench.spark, rows
     seen: list[dict[str, float]] = []
-    measured(server, 2000, lambda dsn: drained(spark, dsn))  # warm: what counts is the second
+    measured(server, 2000, lambda dsn: drained(spark, dsn))  # warm up: the second run counts
     sides: dict[str, Callable[[], float]] = {
         "stream": lambda: measured(server, tasks, lambda dsn: drained(spark, dsn, seen)),
         **{f"worker, {n}": partial(measured, server, tasks, partial(by_worker, n)) for n in (1, 2)},

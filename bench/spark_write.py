@@ -6,26 +6,26 @@ import time
 
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.support.ground import ROUNDS, Ground
 from bench.support.harness import alternate, judged, ratio, report, spread
+from bench.support.spark_bench import ROUNDS, SparkBench
 from penstock import NewTask, Penstock
 from penstock.model import Json
 
 
-def write(ground: Ground, rows: int = 1_000_000, rounds: int = ROUNDS) -> bool:
+def write(spark_bench: SparkBench, rows: int = 1_000_000, rounds: int = ROUNDS) -> bool:
     """df.write against push_many by one plain process, and against Spark's JDBC writer, into the real task table."""
-    frame = frame_of(ground.spark, rows)
+    frame = frame_of(spark_bench.spark, rows)
     items, names = payloads(rows), [f"customer-{n:09d}" for n in range(rows)]
     plain, named = frame.select("payload"), frame.select("payload", "subject")
-    print(f"warming up: {written(ground, plain.limit(rows // 10), rows // 10):,.0f} tasks/s", flush=True)
+    print(f"warming up: {written(spark_bench, plain.limit(rows // 10), rows // 10):,.0f} tasks/s", flush=True)
     found = alternate(
         rounds,
         {
-            "push_many": lambda: pushed(ground, items, None),
-            "spark": lambda: written(ground, plain, rows),
-            "jdbc": lambda: through_jdbc(ground, plain.limit(rows // 5).repartition(2), rows // 5),
-            "push_many, subjects": lambda: pushed(ground, items, names),
-            "spark, subjects": lambda: written(ground, named, rows),
+            "push_many": lambda: pushed(spark_bench, items, None),
+            "spark": lambda: written(spark_bench, plain, rows),
+            "jdbc": lambda: through_jdbc(spark_bench, plain.limit(rows // 5).repartition(2), rows // 5),
+            "push_many, subjects": lambda: pushed(spark_bench, items, names),
+            "spark, subjects": lambda: written(spark_bench, named, rows),
         },
     )
     for name, rates in found.items():
@@ -46,12 +46,12 @@ def write(ground: Ground, rows: int = 1_000_000, rounds: int = ROUNDS) -> bool:
 
 
 def payloads(count: int) -> list[Json]:
-    """About 100 bytes of JSON each; `frame_of` has the same."""
+    """Makes payloads of about 100 bytes of JSON each, the same as `frame_of`."""
     return [{"invoice": n, "to": f"customer-{n}@example.com", "note": "x" * 50} for n in range(count)]
 
 
 def frame_of(spark: SparkSession, count: int) -> DataFrame:
-    """In memory, as the other side's list is."""
+    """Makes a DataFrame in memory, as the other side's list is."""
     note = "x" * 50
     frame = spark.range(0, count, 1, 2).selectExpr(
         f"""concat('{{"invoice":', id, ',"to":"customer-', id, '@example.com","note":"{note}"}}') as payload""",
@@ -61,8 +61,8 @@ def frame_of(spark: SparkSession, count: int) -> DataFrame:
     return frame
 
 
-def pushed(ground: Ground, items: list[Json], names: list[str] | None) -> float:
-    with ground.server.database() as dsn, Penstock(dsn) as penstock:
+def pushed(spark_bench: SparkBench, items: list[Json], names: list[str] | None) -> float:
+    with spark_bench.server.database() as dsn, Penstock(dsn) as penstock:
         queue = penstock.queue("bench")
         queue.status()
         began = time.perf_counter()
@@ -75,8 +75,8 @@ def pushed(ground: Ground, items: list[Json], names: list[str] | None) -> float:
         return len(items) / seconds
 
 
-def written(ground: Ground, frame: DataFrame, rows: int) -> float:
-    with ground.server.database() as dsn, Penstock(dsn) as penstock:
+def written(spark_bench: SparkBench, frame: DataFrame, rows: int) -> float:
+    with spark_bench.server.database() as dsn, Penstock(dsn) as penstock:
         began = time.perf_counter()
         frame.write.format("penstock").options(queue="bench", dsn=dsn).mode("append").save()
         seconds = time.perf_counter() - began
@@ -84,13 +84,13 @@ def written(ground: Ground, frame: DataFrame, rows: int) -> float:
         return rows / seconds
 
 
-def through_jdbc(ground: Ground, frame: DataFrame, rows: int) -> float:
-    """A fifth of the rows: it is that much slower, and as fast with all of them."""
-    with ground.server.database() as dsn, Penstock(dsn) as penstock:
+def through_jdbc(spark_bench: SparkBench, frame: DataFrame, rows: int) -> float:
+    """Writes by JDBC, with a fifth of the rows: it is that much slower, and its rate is the same with all rows."""
+    with spark_bench.server.database() as dsn, Penstock(dsn) as penstock:
         found = frame.selectExpr("1 as queue_id", "payload")
         found.cache().count()
         began = time.perf_counter()
-        found.write.format("jdbc").options(dbtable="penstock.task", **ground.jdbc(dsn)).mode("append").save()
+        found.write.format("jdbc").options(dbtable="penstock.task", **spark_bench.jdbc(dsn)).mode("append").save()
         seconds = time.perf_counter() - began
         found.unpersist()
         assert penstock.queue("bench").status().pending == rows

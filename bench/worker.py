@@ -27,7 +27,7 @@ ROUNDS = 5
 
 
 def payloads(count: int) -> list[dict[str, Any]]:
-    """About 100 bytes of JSON each, as in bench/queue.py."""
+    """Makes payloads of about 100 bytes of JSON each, as in bench/queue.py."""
     return [{"invoice": n, "to": f"customer-{n}@example.com", "note": "x" * 50} for n in range(count)]
 
 
@@ -39,8 +39,8 @@ def environment(dsn: str) -> dict[str, str]:
 
 
 def drain(server: Bench, tasks: int = 300_000, rounds: int = ROUNDS) -> bool:
-    """No-op tasks end to end by `penstock work`, against claim and settle in batches of 500 by the same number of
-    processes (what bench/queue.py measures). Both by history: from the first claim to the last settle."""
+    """No-op tasks end to end with `penstock work`, against claim and settle in batches of 500 by the same number of
+    processes, as in bench/queue.py. Both are measured by history, from the first claim to the last settle."""
     rows = payloads(tasks)
     seen: dict[str, Any] = {}
 
@@ -96,7 +96,8 @@ def drain(server: Bench, tasks: int = 300_000, rounds: int = ROUNDS) -> bool:
 
 
 def latency(server: Bench, rounds: int = ROUNDS, pushes: int = 500, rate: int = 50) -> bool:
-    """Push to the start of the handler, an idle worker, 50 pushes a second; with and without NOTIFY; a bare loop."""
+    """From push to the start of the handler, with an idle worker and 50 pushes a second; with and without NOTIFY, and
+    in a bare loop."""
     seen: dict[str, list[dict[str, float]]] = {"notify": [], "polling": [], "bare LISTEN": []}
     with tempfile.TemporaryDirectory() as home:
         sides: dict[str, Callable[[], list[float]]] = {
@@ -122,7 +123,7 @@ def latency(server: Bench, rounds: int = ROUNDS, pushes: int = 500, rate: int = 
 
 
 def recovery(server: Bench, rounds: int = ROUNDS) -> bool:
-    """kill -9 of a worker to its task claimed again, 50 times; PostgreSQL back to the first claim, 20 times."""
+    """From kill -9 of a worker until its task runs again, 50 times; from PostgreSQL's restart to a claim, 20 times."""
     lease = 2.0
     with tempfile.TemporaryDirectory() as home:
         whole, runner = after_a_kill(server, Path(home), 10 * rounds, lease)

@@ -1,4 +1,4 @@
-"""A table that somebody has already, drained where it is. Run it twice: the second pass finds nothing due yet.
+"""An existing table of another program, drained in place. Run it twice: the second pass finds nothing due yet.
 
 penstock up
 python examples/backlog.py
@@ -14,7 +14,7 @@ app = Penstock()
 
 
 def make_table() -> None:
-    """The table as its owner made it; here, so that this file runs alone."""
+    """Makes the table as its owner would have, so that this file runs by itself."""
     with psycopg.connect(app.dsn) as connection:
         connection.execute(
             "create table if not exists public.backlog"
@@ -27,7 +27,7 @@ def make_table() -> None:
 
 
 def handle(record: dict[str, Any]) -> None:
-    """Returns: SUCCESS. Raises: ERROR, until it is tried again."""
+    """The record becomes SUCCESS if this returns, and ERROR if it raises, until it is tried again."""
     if record["id"] in (1, 4):
         raise RuntimeError("the service has a problem, temporary or not")
 
@@ -46,5 +46,5 @@ if __name__ == "__main__":
         dead="DEAD",
         strategy=Progressive.default(),
     )
-    report = backlog.process(handle, max_age="360d", max_records=1000)
+    report = backlog.process(handle, max_age="360d", limit=1000)
     print(f"{report.done} done, {report.failed} failed, {report.later} for later")

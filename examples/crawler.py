@@ -1,8 +1,8 @@
-"""A crawler: pages feed pages and pictures. A subject is unique in its queue, so that every address is fetched once,
-however many pages name it; and what a page leads to is pushed in the transaction that ends its task.
+"""A crawler: pages lead to other pages and to pictures. A subject is unique in its queue, so every address is fetched
+once, however many pages link to it. The links of a page are pushed in the transaction that ends its task.
 
 penstock up
-python examples/crawler.py        # a site of its own, 40 pages; `penstock work examples.crawler:app` for yours
+python examples/crawler.py        # crawls its own site, 40 pages; for yours, `penstock work examples.crawler:app`
 """
 
 import re
@@ -21,7 +21,7 @@ def visit(url: str, context: Context) -> None:
     html = fetch(url).decode()
     pages = {urljoin(url, link) for link in re.findall(r'href="([^"]+)"', html)}
     pictures = {urljoin(url, link) for link in re.findall(r'src="([^"]+)"', html)}
-    with context.transaction() as connection:  # the page is done, and what it led to is there: both or neither
+    with context.transaction() as connection:  # the page is done and its links are pushed, or neither
         visit.push_many(named(pages), connection=connection)
         download.push_many(named(pictures), connection=connection)
 
@@ -41,7 +41,7 @@ def fetch(url: str) -> bytes:
 
 
 class Site(BaseHTTPRequestHandler):
-    """Page n leads to the pages 2n, 2n + 1 and back to 0, and shows one of five pictures."""
+    """Page n links to the pages 2n, 2n + 1 and 0, and shows one of five pictures."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -52,18 +52,18 @@ class Site(BaseHTTPRequestHandler):
         self.wfile.write(b"\x89PNG" if "picture" in self.path else (links + picture).encode())
 
     def log_message(self, *_: object) -> None:
-        """It says nothing."""
+        """Prints nothing."""
 
 
 if __name__ == "__main__":
     app.init()
-    # Done tasks are kept for a while: as long as their subjects are there, nobody comes twice.
+    # Done tasks are kept for a while: as long as their subjects are there, no address is fetched twice.
     pages = app.create_queue("pages", keep_done="1d", exist_ok=True)
     pictures = app.create_queue("pictures", keep_done="1d", exist_ok=True)
     with ThreadingHTTPServer(("127.0.0.1", 0), Site) as site:
         threading.Thread(target=site.serve_forever, daemon=True).start()
         start = f"http://127.0.0.1:{site.server_port}/page/1"
         visit.push(start, subject=start)
-        app.drain_inline()  # here and now; in earnest workers do it
+        app.drain_inline()  # in this process; in production workers do it
         site.shutdown()
     print(f"{pages.status().done} pages visited, {pictures.status().done} pictures downloaded")

@@ -1,9 +1,9 @@
-"""Django: an order and its task in one transaction, a handler that uses the ORM. One file, so that it runs by itself:
+"""Django: an order and its task in one transaction, and a handler that uses the ORM, in one file that runs by itself:
 
     PENSTOCK_DSN=postgresql://… python examples/django_shop.py
     PENSTOCK_DSN=postgresql://… penstock work examples.django_shop:app
 
-PostgreSQL may be restarted while the worker runs: `manage_connections` has broken connections closed.
+PostgreSQL may be restarted while the worker runs: `manage_connections` closes broken connections.
 """
 
 import os
@@ -18,7 +18,7 @@ from penstock.django import manage_connections
 app = Penstock()
 manage_connections(app)
 
-where = conninfo_to_dict(app.dsn)  # your settings name it; here it is Penstock's
+where = conninfo_to_dict(app.dsn)  # in your project, settings.py has it; here it is Penstock's database
 settings.configure(
     DATABASES={
         "default": {
@@ -64,7 +64,7 @@ def buy(item: str) -> int:
     with transaction.atomic():
         order = Order.objects.create(item=item)
         handler = (ship_in_time, ship, ship_async)[order.pk % 3]
-        handler.push(order.pk, subject=f"ship:{order.pk}", connection="default")  # there exactly if the order is
+        handler.push(order.pk, subject=f"ship:{order.pk}", connection="default")  # committed with the order
     return int(order.pk)
 
 

@@ -1,5 +1,5 @@
-"""A retry strategy of one's own: the error says how long to wait, or that waiting is no use. It runs in the worker; the
-fallback is data, stored in the database, for when nobody can ask the function (a killed worker, another's settle).
+"""A custom retry strategy: the error says how long to wait, or that waiting is useless. The function runs in the
+worker. The fallback is stored in the database, and is used if the function cannot be called (after a crash, say).
 
 penstock up
 python examples/retry_strategy.py
@@ -24,7 +24,7 @@ class NoSuchCustomer(Exception):
 
 
 def patience(error: BaseException, attempts: int, age: timedelta) -> timedelta | None:
-    """How long until the next attempt; None: there will be none."""
+    """Returns the time until the next attempt, or None for no other attempt."""
     if isinstance(error, NoSuchCustomer) or age > timedelta(days=2):
         return None
     if isinstance(error, TooManyCalls):
@@ -34,7 +34,7 @@ def patience(error: BaseException, attempts: int, age: timedelta) -> timedelta |
 
 @app.task(queue="invoices", retry=CustomRetry(patience, fallback=Fixed("5m")), max_attempts=20)
 def invoice(customer: str) -> None:
-    """Somebody else's service, and its moods."""
+    """Stands for an external service that sometimes fails."""
     match customer:
         case "busy":
             raise TooManyCalls(retry_after=90)

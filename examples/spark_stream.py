@@ -1,5 +1,5 @@
-"""Spark on both ends: a DataFrame is loaded into a queue, and the queue drained as a stream. Either may be killed at
-any moment and started again: no row is loaded twice, no task is lost. `pip install 'penstock[spark]'`
+"""Spark on both ends: a DataFrame is loaded into a queue, and the queue is drained as a stream. Both may be killed at
+any time and started again: no row is loaded twice, and no task is lost. It needs `pip install 'penstock[spark]'`.
 
 penstock up
 python examples/spark_stream.py
@@ -18,7 +18,7 @@ QUEUE = "readings"
 
 
 def load(spark: SparkSession) -> None:
-    """10,000 readings, of which three are broken. The same job written again adds nothing."""
+    """Loads 10,000 readings, of which three are broken. Writing the same job again adds nothing."""
     readings = spark.range(10_000).selectExpr(
         "concat('reading/', id) as subject",
         "named_struct('sensor', id % 7, 'value', if(id % 4000 = 1, null, id * 0.5)) as payload",
@@ -29,7 +29,7 @@ def load(spark: SparkSession) -> None:
 
 
 def keep(batch: DataFrame, number: int, place: Path) -> None:
-    """What is sound goes to the lake, under the number of its batch; what is broken has failed, and is tried again."""
+    """Writes good readings to the lake, under the number of their batch. Broken ones fail and are tried again."""
     values = batch.selectExpr("*", "get_json_object(payload, '$.value') as value")
     values.where("value is not null").write.mode("overwrite").parquet(str(place / f"batch={number}"))
     broken = values.where("value is null").select("id", "queue", "token").collect()

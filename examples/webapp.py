@@ -1,5 +1,5 @@
-"""A web shop. An order, its place in the stock and the task that sends its receipt are one transaction: whatever
-fails, there is never one without the others.
+"""A web shop. An order, the item that it takes from the stock and the task that sends its receipt are one transaction:
+whatever fails, there is never one without the others.
 
 penstock up
 python examples/webapp.py 8000 &
@@ -27,7 +27,7 @@ def send_receipt(order: int) -> None:
 
 
 def take_order(item: str) -> int:
-    """The order's number, once all of it is there."""
+    """Returns the number of the order when all of it is committed."""
     with psycopg.connect(app.dsn) as connection:  # commits when the block ends, rolls back when it raises
         insert = "insert into shop_order (item) values (%s) returning id"
         (order,) = connection.execute(insert, (item,)).fetchone() or (0,)
@@ -37,7 +37,7 @@ def take_order(item: str) -> int:
 
 
 def serve(request: dict[str, Any], respond: Callable[..., Any]) -> Iterable[bytes]:
-    """Any framework will do; this is what Python has."""
+    """Serves a request. Any framework will do; this one is part of Python."""
     item = json.loads(request["wsgi.input"].read(int(request["CONTENT_LENGTH"])))["item"]
     try:
         status, answer = "201 Created", {"order": take_order(item)}

@@ -1,4 +1,4 @@
-"""Writes src/penstock/sql/schema.sql: the schema as PostgreSQL sees it, for reviewers to read. A test compares it."""
+"""Writes src/penstock/sql/schema.sql: the schema as PostgreSQL has it, for reviewers. A test compares it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOISE = re.compile(r"^(--.*|\\(un)?restrict .*|SET .*|SELECT pg_catalog\.set_con
 
 
 def dumped(pg_dump: Path, dsn: str) -> str:
-    """The schema without history's partitions, versions and session settings."""
+    """Returns the schema without history's partitions, versions and session settings."""
     text = subprocess.run(  # noqa: S603 - our own pg_dump, no shell
         [pg_dump, "--schema-only", "--no-owner", "--schema=penstock", "--exclude-table=penstock.history_2*", dsn],
         check=True,

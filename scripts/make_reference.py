@@ -1,20 +1,26 @@
-"""Writes docs/reference/ from the code: the shell, Python, SQL, Spark, errors, settings. `make reference`; a test says
-that the files are what this would write."""
+"""Writes docs/reference/ from the code (`make reference`): the shell, Python, the scaler, Spark, the pipeline, SQL,
+errors and settings. A test compares the files."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from textwrap import dedent
-from typing import Any, ForwardRef
+from types import ModuleType
+from typing import Any, ForwardRef, NamedTuple, is_typeddict
 
 import typer.main
 
 import penstock
+import penstock.pipeline
+import penstock.scaler
+import penstock.spark
 from penstock import dsn, errors, validate
 from penstock.cli import tree as shell
 from penstock.cli.commands.work import SUPERVISORS
@@ -25,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "penstock"
 PLACE = ROOT / "docs" / "reference"
 HEADER = "<!-- Written by scripts/make_reference.py (`make reference`): edit the code, never this. -->\n\n"
-SHARED = ("--json", "--quiet", "--dsn", "--verbose", "--debug", "--help")  # told once, for all commands
+SHARED = ("--json", "--quiet", "--dsn", "--verbose", "--debug", "--help")  # described once, for all commands
 
 
 def cell(text: object) -> str:
@@ -38,7 +44,7 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> str:
 
 
 def words(text: str | None) -> str:
-    """A docstring or a help text as paragraphs."""
+    """Returns a docstring or a help text as paragraphs."""
     return dedent(inspect.cleandoc(text or "")).strip()
 
 
@@ -97,20 +103,73 @@ def default_of(parameter: Any) -> str:
 
 # --- Python -----------------------------------------------------------------------------------------------------------
 
-# The classes that people hold in their hands come first.
+# The classes that users call come first.
 FIRST = ("Penstock", "Queue", "Handler", "Context", "Outcome", "NewTask", "Backlog")
+# Classes that users make. For all others, which users only receive, no constructor is shown.
+MADE = {
+    "Penstock",
+    "NewTask",
+    "CustomRetry",
+    "Delays",
+    "Exponential",
+    "Fibonacci",
+    "Fixed",
+    "Progressive",
+    "Deadline",
+    "Decision",
+    "Fleet",
+    "Limits",
+    "Profile",
+    "Sample",
+    "Signals",
+    "Trace",
+    "Want",
+    "Contender",
+    "Lake",
+    "Question",
+    "Recording",
+    "RetryPlan",
+    "Stage",
+}
+# The commands whose options have the names and meanings of a TypedDict's keys.
+OPTIONS_OF = {"WorkerOptions": "work", "ScalerOptions": "scale run", "QueueChanges": "queues create"}
+SWITCHES = {
+    "notify": "Pushes wake idle workers; off for two-phase commit, which refuses it. By `queue.set`.",
+    "paused": "Claims answer nothing; pushes go on, what runs may settle. By `pause` and `resume`.",
+}
 PYTHON = """\
 # Python
 
-`from penstock import …`. `AsyncPenstock`, `AsyncQueue`, `AsyncHandler` and `AsyncContext` have the methods of
-`Penstock`, `Queue`, `Handler` and `Context`, to be awaited. [Errors](errors.md) have a page of their own.
+`from penstock import …`. `AsyncPenstock`, `AsyncQueue`, `AsyncHandler`, `AsyncContext` and `AsyncItems` are like
+`Penstock`, `Queue`, `Handler`, `Context` and `Items`, and their methods are awaited. [Errors](errors.md) have a page
+of their own.
+"""
+SCALER = """\
+# The scaler
+
+`from penstock.scaler import …`: policies, what they decide from, and the simulator that judges them. How they are
+used: [the scaler](../scaler.md) and [scaling](../scaling.md).
+"""
+PIPELINE = """\
+# The pipeline
+
+`from penstock.pipeline import …`: the lake, its stages, reports, evidence and backtests. How they are used:
+[pipeline](../pipeline.md), [report](../report.md) and [backtest](../backtest.md).
 """
 
 
 def python() -> str:
     names = [name for name in penstock.__all__ if not is_error(name)]
     ordered = [*FIRST, *(name for name in names if name not in FIRST)]
-    return "".join([PYTHON, *(described(name) for name in ordered if not name.startswith("Async"))])
+    return "".join([PYTHON, *(described(penstock, name) for name in ordered if not name.startswith("Async"))])
+
+
+def scaler() -> str:
+    return "".join([SCALER, *(described(penstock.scaler, name) for name in penstock.scaler.__all__)])
+
+
+def pipeline() -> str:
+    return "".join([PIPELINE, *(described(penstock.pipeline, name) for name in penstock.pipeline.__all__)])
 
 
 def is_error(name: str) -> bool:
@@ -118,27 +177,116 @@ def is_error(name: str) -> bool:
     return isinstance(found, type) and issubclass(found, Exception)
 
 
-def described(name: str) -> str:
-    found = getattr(penstock, name)
-    parts = [f"\n## {name}\n\n```python\n{call(name, found)}\n```\n\n{own_words(found)}\n"]
-    for member, value in public(found):
-        if isinstance(value, property):
-            parts.append(f"\n**`{member}`** {words(value.fget.__doc__)}\n")
-        else:
-            parts.append(f"\n```python\n{call(member, value)}\n```\n\n{words(value.__doc__)}\n")
-    return re.sub(r"\n{3,}", "\n\n", "".join(parts))
+def described(package: ModuleType, name: str, level: str = "##") -> str:
+    """Returns the section of a public name."""
+    found = getattr(package, name)
+    if inspect.ismodule(found):
+        body = [words(found.__doc__), *(signed(f"{name}.{one}", value) for one, value in functions_of(found))]
+    elif inspect.isclass(found) and found.__module__.startswith("penstock"):
+        body = [*shape(name, found), *(member_section(one, value) for one, value in public(found))]
+    elif inspect.isfunction(found):
+        body = [signed(name, found)]
+    else:
+        body = [*alias(package, name)]
+    return re.sub(
+        r"\n{3,}", "\n\n", "\n\n".join([f"\n{level} {name}", *(part.rstrip() for part in body if part)]) + "\n"
+    )
+
+
+def signed(name: str, found: Any) -> str:
+    return f"```python\n{call(name, found)}\n```\n\n{words(found.__doc__)}"
+
+
+def member_section(name: str, found: Any) -> str:
+    return f"**`{name}`** {words(found.fget.__doc__)}" if isinstance(found, property) else signed(name, found)
+
+
+def functions_of(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(module).items():
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_"):
+            yield name, value
+
+
+def shape(name: str, found: Any) -> Iterator[str]:
+    """Yields how a class is made, or, if users only receive it, its fields; and its docstring."""
+    fields = not is_typeddict(found) and (dataclasses.is_dataclass(found) or issubclass(found, tuple))
+    if name in MADE:
+        yield f"```python\n{call(name, found)}\n```"
+    yield own_words(found)
+    if is_typeddict(found):
+        told = SWITCHES | options_of(OPTIONS_OF[name])
+        rows = [(f"`{key}`", f"`{typed(kind)}`", told[key]) for key, kind in found.__annotations__.items()]
+        yield table(("name", "type", "meaning"), rows)
+    elif fields and name not in MADE:
+        told = comments(found)
+        rows = [(f"`{key}`", f"`{typed(kind)}`", told.get(key, "")) for key, kind in fields_of(found).items()]
+        columns = 3 if told else 2
+        yield table(("field", "type", "meaning")[:columns], [row[:columns] for row in rows])
+
+
+def options_of(command: str) -> dict[str, str]:
+    """Returns the help texts of a command's options, by name."""
+    found: Any = typer.main.get_command(shell())
+    for word in command.split():
+        found = found.commands[word]
+    return {one.name: one.help or "" for one in found.params}
+
+
+def fields_of(found: Any) -> dict[str, Any]:
+    """Returns the types of a dataclass's or a named tuple's public fields."""
+    if dataclasses.is_dataclass(found):
+        return {one.name: one.type for one in dataclasses.fields(found) if not one.name.startswith("_")}
+    return {key: kind for key, kind in found.__annotations__.items() if not key.startswith("_")}
+
+
+def comments(found: Any) -> dict[str, str]:
+    """Returns the comments behind the fields in the code."""
+    return dict(re.findall(r"^    (\w+): [^\n#]*#  ?([^\n]*)$", inspect.getsource(found), re.MULTILINE))
+
+
+def alias(package: ModuleType, name: str) -> Iterator[str]:
+    """Yields the definition of a type alias, and the docstring below it."""
+    found = find_alias(package, name)
+    yield f"```python\n{name} = {found.text}\n```"
+    yield found.meaning
+
+
+class Alias(NamedTuple):
+    """A type alias as it is written, the docstring below it, and the module that defines it."""
+
+    text: str
+    meaning: str
+    module: str
+
+
+def find_alias(package: ModuleType, name: str) -> Alias:
+    """Finds where an alias is assigned, by following the imports from the package on."""
+    body = ast.parse(inspect.getsource(package)).body
+    for one, below in zip(body, [*body[1:], None], strict=True):
+        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name) and one.targets[0].id == name:
+            told = below.value if isinstance(below, ast.Expr) else None
+            meaning = words(str(told.value)) if isinstance(told, ast.Constant) else ""
+            return Alias(ast.unparse(one.value), meaning, package.__name__)
+    for node in ast.walk(ast.Module(body, [])):
+        if isinstance(node, ast.ImportFrom) and node.module and name in {one.name for one in node.names}:
+            return find_alias(import_module(node.module), name)
+    raise SystemExit(f"{package.__name__}.{name}: no assignment")
 
 
 def own_words(found: Any) -> str:
-    """Not those that dataclasses and named tuples make up."""
+    """Returns the docstring, unless a dataclass or a named tuple has generated it."""
     text = words(found.__doc__)
     return "" if re.match(rf"{found.__name__}\(", text) else text
 
 
 def public(found: Any) -> Iterator[tuple[str, Any]]:
-    """Methods and properties in the order of the code."""
+    """Yields methods and properties in the order of the code: its own, and then those of its base classes."""
     kinds = (property, classmethod, staticmethod)
-    for name, value in vars(found).items():
+    members: dict[str, Any] = {}
+    for base in found.__mro__:
+        if base.__module__.startswith("penstock"):
+            members = members | {name: value for name, value in vars(base).items() if name not in members}
+    for name, value in members.items():
         if name.startswith("_") or not (inspect.isfunction(value) or isinstance(value, kinds)):
             continue
         yield name, value if isinstance(value, property) else getattr(found, name)
@@ -189,8 +337,8 @@ SQL = """\
 # SQL
 
 All behaviour is functions of the schema `penstock`; any language that speaks to PostgreSQL can call them. Below
-are those that somebody may call, with the roles that may; `penstock_admin` may call all of them, other
-functions are ours alone. Errors have the SQLSTATEs PS400 (validation), PS404, PS409, PS413 and PS422 (payload).
+are the public functions, each with the roles that may call it; `penstock_admin` may call all of them. Other
+functions are internal. Errors have the SQLSTATEs PS400 (validation), PS404, PS409, PS413 and PS422 (payload).
 """
 
 
@@ -260,14 +408,7 @@ def spark() -> str:
         rows = [(f"`{name}`", f"`{field}`", spark_default(defaults.get(field))) for name, (field, _) in known.items()]
         parts.append(f"\n## {title}\n\n{own_words(kind)}\n\n{table(('option', 'in Python', 'default'), rows)}")
     parts.append("\n## Functions\n")
-    module = __import__("penstock.spark", fromlist=["spark"])
-    for name in module.__all__:
-        found = getattr(module, name)
-        if inspect.isfunction(found) or inspect.isclass(found):
-            parts.append(f"\n### {name}\n\n```python\n{call(name, found)}\n```\n\n{own_words(found)}\n")
-        else:
-            alias = re.sub(r"\b(?:typing|collections\.abc|datetime|penstock\.model)\.", "", str(found))
-            parts.append(f"\n### {name}\n\n```python\n{name} = {alias}\n```\n")
+    parts += [described(penstock.spark, name, "###") for name in penstock.spark.__all__]
     return re.sub(r"\n{3,}", "\n\n", "".join(parts))
 
 
@@ -372,22 +513,15 @@ def settings() -> str:
         for one in create.params
         if one.opts[0].startswith("--") and not {*one.opts} & {*SHARED, "--dry-run", "--exist-ok"}
     ]
-    rows += [
-        (
-            "`notify`",
-            "Pushes wake idle workers; off for two-phase commit, which refuses it. By `queue.set`.",
-            "`True`",
-        ),
-        ("`paused`", "Claims answer nothing; pushes go on, what runs may settle. By `pause` and `resume`.", "`False`"),
-    ]
+    rows += [("`notify`", SWITCHES["notify"], "`True`"), ("`paused`", SWITCHES["paused"], "`False`")]
     limits = [
-        ("tasks of one claim", f"{validate.LARGEST_CLAIM:,}"),
-        ("bytes of a subject", validate.LARGEST_SUBJECT),
-        ("bytes of a kind", validate.LARGEST_KIND),
-        ("bytes of a worker's name", validate.LARGEST_WORKER),
-        ("bytes of a payload, unless its queue says otherwise", f"{validate.LARGEST_PAYLOAD:,}"),
-        ("bytes of any payload", f"{validate.LARGEST_EVER:,}"),
-        ("how deep a payload is nested", validate.DEEPEST),
+        ("tasks of one claim", f"{validate.MAX_CLAIM:,}"),
+        ("bytes of a subject", validate.MAX_SUBJECT),
+        ("bytes of a kind", validate.MAX_KIND),
+        ("bytes of a worker's name", validate.MAX_WORKER_NAME),
+        ("bytes of a payload, unless its queue says otherwise", f"{validate.DEFAULT_MAX_PAYLOAD:,}"),
+        ("bytes of any payload", f"{validate.MAX_PAYLOAD:,}"),
+        ("how deep a payload is nested", validate.MAX_DEPTH),
         ("delays and dues ahead", f"{validate.LONGEST_DELAY.days:,} days"),
         ("a queue's name", f"`{validate.NAME.pattern}`"),
         ("tasks of one transaction of a bulk push with subjects", f"{spool.CHUNK:,}"),
@@ -408,7 +542,7 @@ def settings() -> str:
 
 
 def variables() -> list[str]:
-    """Those that the code reads. One that this page does not explain is an error."""
+    """Returns the variables that the code reads. One that this page does not explain is an error."""
     text = "".join(path.read_text("utf-8") for path in sorted(SOURCE.rglob("*.py")))
     found = set(re.findall(r"[\"'](PENSTOCK_[A-Z_]+)[\"']", text))
     unknown = found - {*VARIABLES, *GIVEN}
@@ -421,7 +555,9 @@ PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli,
     "python.md": python,
     "sql.md": sql,
+    "scaler.md": scaler,
     "spark.md": spark,
+    "pipeline.md": pipeline,
     "errors.md": error_page,
     "settings.md": settings,
 }

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests/support"))
 
-from browser import browsing  # noqa: E402 - its place is only known now
-from made_lake import World, make_lake, usual  # noqa: E402 - its place is only known now
+from browser import browsing  # noqa: E402 - found only now that the path is set
+from made_lake import World, make_lake, usual  # noqa: E402 - found only now that the path is set
 from penstock.pipeline.report import make_report  # noqa: E402 - below what it is shown with
 from penstock.spark import session  # noqa: E402 - below what it is shown with
 

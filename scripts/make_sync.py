@@ -1,4 +1,4 @@
-"""Makes the sync client from the async one: `make generate`. A test says that the files are what this would write."""
+"""Makes the sync client from the async one (`make generate`). A test compares the files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent / "src" / "penstock"
-WRITTEN_TWICE = ("concurrency_async.py", "borrowed_async.py")  # what differs between threads and asyncio
+WRITTEN_TWICE = ("concurrency_async.py", "borrowed_async.py")  # for threads and for asyncio
 SOURCES = {
     source: source.with_name(source.name.replace("_async", ""))
     for source in sorted(ROOT.rglob("*_async.py"))
@@ -23,12 +23,12 @@ RULES = (
     (r"\bAwaitable\[(T|bool|dict\[str, int\]|list\[TupleRow\])\]", r"\1"),
     (r"\bAwaitable, ", ""),
     (
-        r"\bAsync(BulkWriter|Claimer|Connection(?:Pool)?|Cursor|Database|Handler|HostConnection|Hosts|Queue|Penstock)\b",
+        r"\bAsync(AdminMethods|BulkWriter|Claimer|Connection(?:Pool)?|Cursor|Database|Handler|HostConnection|Hosts|Items|Penstock|Queue|TaskMethods)\b",
         r"\1",
     ),
     # Modules and functions: x_async has its counterpart in x.
     (r"\b(\w+)_async\b", r"\1"),
-    # A pair of parentheses that only held an await.
+    # A pair of parentheses that was only needed for an await.
     (r"\((\w+(?:\.\w+)*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))\)(?=\.fetch|\.close|\[0\])", r"\1"),
 )
 HEADER = "# Made from {source} by scripts/make_sync.py (`make generate`): edit that, never this.\n"

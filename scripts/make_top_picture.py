@@ -22,9 +22,9 @@ from penstock.cli.terminal.board import SAMPLES
 ROOT = Path(__file__).parent.parent
 WIDTH, HEIGHT = 118, 22
 QUEUES = {"mail": "30s", "invoices": "1m", "reports": "5m"}
-LOOKS = 21  # a second apart: rates are of the last twenty
+LOOKS = 21  # a second apart, because rates are over the last twenty seconds
 
-# Rich's own, without its fonts, which would be fetched. Each piece of text has its length, so any font will do.
+# Rich's template without its fonts, which would be fetched. Each piece of text has its length, so any font will do.
 SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">
 <style>
 .{unique_id}-matrix {{
@@ -73,15 +73,15 @@ def report(day: int) -> None:
 
 def main() -> None:
     with ExitStack() as stack:
-        room = Path(stack.enter_context(TemporaryDirectory()))
-        server = embedded.Server.start(room, environ=os.environ)
+        home = Path(stack.enter_context(TemporaryDirectory()))
+        server = embedded.Server.start(home, environ=os.environ)
         stack.callback(server.stop)
         penstock = stack.enter_context(Penstock(server.dsn))
         penstock.init()
         for name, sla in QUEUES.items():
             penstock.create_queue(name, sla=sla)
-        (room / "shop.py").write_text(SHOP, "utf-8")
-        stack.enter_context(scaler(server.dsn, room))
+        (home / "shop.py").write_text(SHOP, "utf-8")
+        stack.enter_context(scaler(server.dsn, home))
         while len(penstock.board().workers) < len(QUEUES):
             time.sleep(0.2)
         load(penstock)
@@ -89,10 +89,10 @@ def main() -> None:
 
 
 @contextmanager
-def scaler(dsn: str, room: Path) -> Iterator[None]:
+def scaler(dsn: str, home: Path) -> Iterator[None]:
     command = [sys.executable, "-m", "penstock.cli", "scale", "shop:app"]
     command += ["--concurrency", "5", "--max-workers", "6", "--grace", "2s"]
-    environment = {**os.environ, "PENSTOCK_DSN": dsn, "PYTHONPATH": f"{room}:{os.environ.get('PYTHONPATH', '')}"}
+    environment = {**os.environ, "PENSTOCK_DSN": dsn, "PYTHONPATH": f"{home}:{os.environ.get('PYTHONPATH', '')}"}
     process = Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, env=environment)  # noqa: S603 - ours
     try:
         yield
@@ -110,20 +110,20 @@ def load(penstock: Penstock) -> None:
 
 
 def watched(penstock: Penstock) -> BoardPoller:
-    """More comes in meanwhile."""
-    eyes = BoardPoller(lambda: penstock.board(decisions=MAX_DECISIONS, samples=SAMPLES), 1.0)
+    """Watches the queue while more tasks arrive."""
+    poller = BoardPoller(lambda: penstock.board(decisions=MAX_DECISIONS, samples=SAMPLES), 1.0)
     for second in range(LOOKS):
-        eyes.look()
+        poller.poll()
         penstock.queue("mail").push_many(NewTask({"to": second * 100 + n}, kind="welcome") for n in range(50))
         penstock.queue("invoices").push_many(NewTask({"order": n}, kind="bill") for n in range(10))
         time.sleep(1)
-    eyes.look()
-    return eyes
+    poller.poll()
+    return poller
 
 
-def drawn(eyes: BoardPoller) -> str:
+def drawn(poller: BoardPoller) -> str:
     console = Console(record=True, width=WIDTH, height=HEIGHT, file=io.StringIO(), force_terminal=True)
-    console.print(draw_screen(eyes.view, "app at localhost", width=WIDTH, height=HEIGHT))
+    console.print(draw_screen(poller.view, "app at localhost", width=WIDTH, height=HEIGHT))
     svg = console.export_svg(title="penstock top", code_format=SVG, unique_id="top")
     return "".join(f"{line.strip()}\n" for line in svg.splitlines() if line.strip())
 

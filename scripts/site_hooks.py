@@ -1,4 +1,4 @@
-"""What mkdocs is told about this repository: pages that live outside docs/, and links to code, which has no page."""
+"""Hooks of mkdocs for this repository: pages from outside docs/, and links to code, which has no page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINK = re.compile(r"\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
 
 
 def on_config(config: Any) -> Any:
-    """Pages of the navigation that are not written yet are left out; what it does not name comes last."""
+    """Leaves out pages of the navigation that do not exist, and puts pages that it does not name last."""
     named = set(pages_of(config.nav))
     config.nav = [kept for entry in config.nav if (kept := existing(entry))]
     others = [path.name for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in named]
@@ -35,15 +35,14 @@ def existing(entry: dict[str, Any]) -> dict[str, Any] | None:
     ((title, target),) = entry.items()
     if isinstance(target, list):
         return {title: [kept for one in target if (kept := existing(one))]}
-    made = target in {*PAGES.values(), "decisions/index.md"} or target.startswith("examples/")
+    made = target in PAGES.values() or target.startswith("examples/")
     return entry if made or (ROOT / "docs" / target).exists() else None
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """The pages from elsewhere, the list of decisions, and each example as a page that shows it."""
+    """Adds the pages from elsewhere, and a page for each example."""
     for source, target in PAGES.items():
         files.append(File.generated(config, target, content=moved((ROOT / source).read_text("utf-8"))))
-    files.append(File.generated(config, "decisions/index.md", content=decisions()))
     shown = []
     for example in sorted((ROOT / "examples").iterdir()):
         if example.suffix in (".py", ".sql"):
@@ -55,18 +54,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def moved(text: str) -> str:
-    """A page of the root as a page of docs/."""
+    """Returns a page of the root directory with the links of a page in docs/."""
     return LINK.sub(lambda link: f"[{link[1]}](../{link[2]}{link[3] or ''})", text)
-
-
-def decisions() -> str:
-    titles = {
-        path.name: path.read_text("utf-8").partition("\n")[0].lstrip("# ")
-        for path in sorted((ROOT / "docs/decisions").glob("0*.md"))
-    }
-    return "# Decisions\n\nWhy it is as it is, with figures.\n\n" + "".join(
-        f"- [{title}]({name})\n" for name, title in titles.items()
-    )
 
 
 def as_page(example: Path) -> str:
@@ -79,7 +68,7 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
 
 
 def led(link: re.Match[str], source: str, files: Files) -> str:
-    """The link to a page there is; to code, which has none here, only its words."""
+    """Returns the link if its page exists. A link to code, which has no page, becomes plain text."""
     target = posixpath.normpath(posixpath.join("docs", posixpath.dirname(source), link[2]))
     inside = {"docs/" + name for name in files.src_uris}
     page = {source: "docs/" + name for source, name in PAGES.items()}.get(target, target)

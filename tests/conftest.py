@@ -1,9 +1,9 @@
-"""One embedded PostgreSQL for the whole run; a database per test, cloned from a template; a clock that tests own.
+"""One embedded PostgreSQL for the whole run, a database per test, cloned from a template, and a clock that tests set.
 
-Which one, and how it is reached, the environment says:
+The environment can choose another PostgreSQL and another way to it:
     PENSTOCK_PG_BIN         the programs of another PostgreSQL
     PENSTOCK_TEST_SETTINGS  settings of the server: "enable_hashjoin=off enable_mergejoin=off"
-    PENSTOCK_TEST_POOLER    1: through PgBouncer in transaction mode; what needs a session asks for `direct_dsn`
+    PENSTOCK_TEST_POOLER    1: through PgBouncer in transaction mode; tests that need a session use `direct_dsn`
 """
 
 from __future__ import annotations
@@ -20,31 +20,34 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from penstock import Penstock, Queue
 from penstock.client.database import Database
 from penstock.embedded import Server
 from penstock.embedded.settings import memory
 from pooler import Pooler
+from proxy import Lane, Proxy
 
-# Whoever runs us in the background may have Ctrl-C ignored, and every process that a test starts would inherit that.
+# A run in the background may ignore Ctrl-C, and every process that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# On a busy machine any example may take long. All else is as Hypothesis has it, here and where its profile is for CI.
-settings.register_profile("penstock", deadline=None)
+# On a busy machine any example may take long, and so may its values. All else is as Hypothesis has it, here and where
+# its profile is for CI.
+settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("penstock")
 
 TEMPLATE = "penstock_template"
 SERVER = pytest.StashKey[Server]()
 DSN = pytest.StashKey[str]()
 POOLER = pytest.StashKey[Pooler]()
-POOLED = pytest.StashKey[str]()  # the server's DSN through the pooler, or as it is when there is none
+POOLED = pytest.StashKey[str]()  # the server's DSN through the pooler, or the direct one without a pooler
 NUMBER = count()
+LONG = ("faults", "worker")  # directories of tests that start real workers, and wait for them
 
-# The server is thrown away: its files live in memory where there is room for them. To clone and drop a database costs
-# an eighth of what it costs on ext4, where new files are looked for among those that were deleted just before.
+# The server is temporary, so its files are in memory if there is room. There, to clone and drop a database costs an
+# eighth of what it costs on ext4, which searches among the files that were just deleted.
 MEMORY = Path("/dev/shm")
 ROOM = 4 * 1024**3  # bytes; a run needs a tenth of that
 SETTINGS = {
@@ -53,11 +56,11 @@ SETTINGS = {
     "max_connections": "400",  # one test alone has 200 sessions
     "max_wal_size": "512MB",
     "min_wal_size": "80MB",
-    # Who connects and says nothing more holds up every DROP DATABASE of the cluster, for so long.
+    # A client that connects and does not log in holds up every DROP DATABASE of the cluster for this long.
     "authentication_timeout": "5s",
 }
 
-# Time stands where a test puts it: `fixed`, or the real clock, plus `shift`.
+# The time is what a test sets: `fixed`, or the real clock, plus `shift`.
 CLOCK = """
     create schema penstock_test;
     create table penstock_test.clock (fixed timestamptz, shift interval not null);
@@ -68,7 +71,7 @@ CLOCK = """
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The controller starts the server; workers of xdist are told where it is."""
+    """The controller starts the server, and tells the workers of xdist its DSN."""
     if hasattr(config, "workerinput"):
         config.stash[DSN] = config.workerinput["dsn"]
         config.stash[POOLED] = config.workerinput["pooled"]
@@ -106,7 +109,19 @@ def make_template(dsn: str) -> None:
         penstock.upkeep()
     with psycopg.connect(target, autocommit=True) as connection:
         connection.execute(CLOCK)
-        connection.execute("update penstock.chore set done_at = null")  # workers shall find something to do at once
+        connection.execute("update penstock.chore set done_at = null")  # so that workers find chores at once
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spreads the files with long tests evenly over the run: each process begins with a contiguous part of the list,
+    and one with all the long tests would end a minute after the others."""
+    by_file: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        by_file.setdefault(item.path, []).append(item)
+    long = [path for path in by_file if path.parent.name in LONG]
+    short = [path for path in by_file if path.parent.name not in LONG]
+    places = {path: (n + 0.5) / len(some) for some in (long, short) for n, path in enumerate(some)}
+    items[:] = [item for path in sorted(by_file, key=places.__getitem__) for item in by_file[path]]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -130,7 +145,7 @@ def with_database(dsn: str, name: str) -> str:
 
 
 class Clock:
-    """The database's clock, in a test's hands."""
+    """The database's clock, which the test controls."""
 
     def __init__(self, sql: psycopg.Connection) -> None:
         self._sql = sql
@@ -154,19 +169,19 @@ def server_dsn(pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture(scope="session")
 def admin(server_dsn: str) -> Iterator[psycopg.Connection]:
-    """The session that makes and drops databases."""
+    """A session that makes and drops databases."""
     with psycopg.connect(server_dsn, autocommit=True) as connection:
         yield connection
 
 
 @pytest.fixture
 def make_database(server_dsn: str, admin: psycopg.Connection) -> Iterator[Callable[..., str]]:
-    """A new database, by default with the schema in it; answers its DSN."""
+    """Makes a new database, by default with the schema, and returns its DSN."""
     made: list[str] = []
 
     def make(template: str = TEMPLATE) -> str:
         name = f"test_{os.getpid()}_{next(NUMBER)}"
-        # To copy files costs two thirds of writing their pages into the WAL, on a disk half.
+        # Copying files costs two thirds of writing their pages into the WAL, and half on a disk.
         admin.execute(f"create database {name} template {template} strategy file_copy")
         made.append(name)
         return with_database(server_dsn, name)
@@ -178,20 +193,20 @@ def make_database(server_dsn: str, admin: psycopg.Connection) -> Iterator[Callab
 
 @pytest.fixture
 def direct_dsn(make_database: Callable[..., str]) -> str:
-    """The test's database, for what needs a session of its own: LISTEN, SET, prepared statements."""
+    """The DSN of the test's database for uses that need a session: LISTEN, SET, prepared statements."""
     return make_database()
 
 
 @pytest.fixture
 def dsn(direct_dsn: str, pytestconfig: pytest.Config) -> str:
-    """The same database as clients reach it."""
+    """The DSN of the same database that clients use."""
     name = psycopg.conninfo.conninfo_to_dict(direct_dsn)["dbname"]
     return with_database(pytestconfig.stash[POOLED], str(name))
 
 
 @pytest.fixture
 def app(dsn: str, request: pytest.FixtureRequest) -> Iterator[Penstock]:
-    """Whatever a test does, the books must be true afterwards."""
+    """A client whose counters are verified after the test."""
     with Penstock(dsn) as penstock:
         yield penstock
         if request.node.get_closest_marker("unbalanced") is None:
@@ -206,7 +221,7 @@ def queue(app: Penstock) -> Queue:
 
 @pytest.fixture
 def database(dsn: str) -> Iterator[Database]:
-    """The connections of the client, for calls that no public class has."""
+    """The client's connections, for calls that no public class has."""
     with closing(Database(dsn)) as found:
         yield found
 
@@ -222,3 +237,11 @@ def clock(sql: psycopg.Connection) -> Clock:
     clock = Clock(sql)
     clock.freeze()
     return clock
+
+
+@pytest.fixture
+def lane(dsn: str) -> Iterator[Lane]:
+    """A route to the test server that can be made to hang."""
+    port = psycopg.conninfo.conninfo_to_dict(dsn)["port"]
+    with Proxy(int(str(port))) as proxy:
+        yield proxy.add_lane()

@@ -1,4 +1,4 @@
-"""The async client on a real database: every verb, and what only asyncio has: cancellation and event loops."""
+"""The async client on a real database: every verb, and what is special in asyncio: cancellation and event loops."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def run(dsn: str, act: Callable[[AsyncQueue], Awaitable[T]], **options: Any) -> T:
-    """Something done to the queue `work` in an event loop of its own."""
+    """Runs `act` with the queue `work` in an event loop of its own."""
 
     async def main() -> T:
         async with AsyncPenstock(dsn, **options) as client:
@@ -190,7 +190,7 @@ def test_each_outcome(queue: Queue, dsn: str) -> None:
     run(dsn, act)
 
 
-def test_what_people_do_to_tasks(queue: Queue, dsn: str, clock: Clock) -> None:
+def test_verbs_on_existing_tasks(queue: Queue, dsn: str, clock: Clock) -> None:
     later = clock.now() + timedelta(hours=1)
 
     async def act(work: AsyncQueue) -> None:
@@ -221,7 +221,7 @@ def test_what_people_do_to_tasks(queue: Queue, dsn: str, clock: Clock) -> None:
     run(dsn, act)
 
 
-def test_the_books(app: Penstock, queue: Queue, dsn: str) -> None:
+def test_status_and_verify(app: Penstock, queue: Queue, dsn: str) -> None:
     async def main() -> None:
         async with AsyncPenstock(dsn) as client:
             assert repr(client).startswith("<AsyncPenstock <AsyncDatabase test_")
@@ -288,7 +288,8 @@ def test_a_busy_pool_says_so(queue: Queue, dsn: str) -> None:
 
 @contextmanager
 def locked(dsn: str, table: str) -> Iterator[None]:
-    """For five seconds at most: a cancel that comes before its statement is lost, and PostgreSQL goes on waiting."""
+    """Locks a table for five seconds at most: a cancel that comes before its statement is lost, and PostgreSQL still
+    waits."""
     connection = psycopg.connect(dsn, options="-c idle_in_transaction_session_timeout=5000")
     connection.execute(f"lock table penstock.{table} in access exclusive mode".encode())
     try:
@@ -298,7 +299,7 @@ def locked(dsn: str, table: str) -> Iterator[None]:
 
 
 async def all_connections_work(work: AsyncQueue, count: int) -> None:
-    """None of the pool's places is lost: all of them hold a transaction at the same time."""
+    """Checks that the pool has lost no connection: all of them hold a transaction at the same time."""
     async with AsyncExitStack() as stack:
         for _ in range(count):
             connection = await stack.enter_async_context(work._database.transaction())
@@ -317,11 +318,11 @@ VERBS: dict[str, Verb] = {
 
 @pytest.mark.parametrize("name", VERBS)
 def test_cancelled_in_the_middle(queue: Queue, dsn: str, name: str) -> None:
-    """While somebody holds a lock; more often than the pool has connections."""
+    """Calls are cancelled while another session holds a lock, more often than the pool has connections."""
     verb = VERBS[name]
 
     async def cancelled(work: AsyncQueue) -> bool:
-        """Now and then the cancel comes before its statement and is lost: then it is done when the lock goes."""
+        """Whether the call was cancelled. A cancel that comes before its statement is lost, and the call succeeds."""
         with locked(dsn, "agenda"), suppress(TimeoutError):
             await asyncio.wait_for(verb(work), 0.1)
             return False
@@ -340,7 +341,7 @@ def test_cancelled_in_the_middle(queue: Queue, dsn: str, name: str) -> None:
     assert queue.verify().ok
 
 
-def test_a_cancelled_borrower_leaves_the_callers_transaction_to_him(queue: Queue, dsn: str) -> None:
+def test_a_cancelled_push_leaves_the_callers_transaction_open(queue: Queue, dsn: str) -> None:
     async def act(work: AsyncQueue) -> None:
         async with await psycopg.AsyncConnection.connect(dsn) as mine:
             with locked(dsn, "agenda"), pytest.raises(TimeoutError):
@@ -372,7 +373,7 @@ def test_a_storm_of_cancellations_loses_no_connection(queue: Queue, dsn: str) ->
         return kept
 
     kept = run(dsn, act, max_connections=4, timeout=20)
-    assert kept <= queue.status().pending <= 240, "whoever was told so has it; the others may or may not"
+    assert kept <= queue.status().pending <= 240, "pushes that were confirmed are there, the others may be"
 
 
 def test_cancelled_while_connecting(queue: Queue, dsn: str) -> None:
@@ -383,8 +384,8 @@ def test_cancelled_while_connecting(queue: Queue, dsn: str) -> None:
         await all_connections_work(work, 8)
 
     run(dsn, act)
-    # psycopg leaves the socket of a connect that was cancelled to the collector. Until then PostgreSQL waits for its
-    # password, and every DROP DATABASE of the cluster for that: a minute.
+    # psycopg leaves the socket of a cancelled connect to the garbage collector. Until then PostgreSQL waits for the
+    # password, and every DROP DATABASE of the cluster waits too: for a minute.
     gc.collect()
 
 
@@ -403,7 +404,7 @@ def connections(sql: Connection) -> int:
 def test_one_client_in_one_event_loop_after_another(
     queue: Queue, dsn: str, sql: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each has a pool of its own, and those of loops that are gone do not pile up."""
+    """Each loop has a pool of its own, and the pools of closed loops do not pile up."""
     # A captured record of a cancelled connect would keep its traceback, and so its connection, alive.
     caplog.set_level(logging.CRITICAL, logger="psycopg.pool")
     client = AsyncPenstock(dsn, max_connections=3)
@@ -421,7 +422,7 @@ def test_one_client_in_one_event_loop_after_another(
     while connections(sql) - before > 3:
         assert time.monotonic() < until
         time.sleep(0.05)
-        gc.collect()  # psycopg leaves the connection of a cancelled connect to it
+        gc.collect()  # it closes the connections of cancelled connects
     assert queue.status().pending == 160
 
     async def last() -> None:
@@ -435,7 +436,7 @@ def test_one_client_in_one_event_loop_after_another(
 @pytest.mark.usefixtures("queue")
 @pytest.mark.timeout(60)
 def test_a_loop_that_ends_while_connections_are_made_does_end(dsn: str) -> None:
-    """Whoever forgets to close a client: a pool takes a cancellation for an error of the server, and tries again."""
+    """The client is never closed: a pool takes a cancellation for an error of the server, and tries again."""
 
     async def main(client: AsyncPenstock, after: float) -> None:
         pushes = [asyncio.create_task(client.queue("work").push()) for _ in range(20)]
@@ -497,7 +498,7 @@ def test_closing(queue: Queue, dsn: str, sql: Connection) -> None:
             await client.queue("work").push()
             await client.close()
         await client.close()
-        await client.queue("work").push()  # it opens again
+        await client.queue("work").push()  # the pool opens again
         await client.close()
 
     before = connections(sql)
@@ -506,7 +507,7 @@ def test_closing(queue: Queue, dsn: str, sql: Connection) -> None:
     assert queue.status().pending == 2
 
 
-def test_closed_while_somebody_waits(queue: Queue, dsn: str) -> None:
+def test_closed_while_a_call_waits(queue: Queue, dsn: str) -> None:
     async def main() -> None:
         client = AsyncPenstock(dsn, max_connections=1, timeout=5)
         async with client._database.transaction():
@@ -519,13 +520,13 @@ def test_closed_while_somebody_waits(queue: Queue, dsn: str) -> None:
     asyncio.run(main())
 
 
-# --- no way in --------------------------------------------------------------------------------------------------------
+# --- no connection ----------------------------------------------------------------------------------------------------
 
 
-def test_no_way_in(dsn: str) -> None:
+def test_no_connection_can_be_made(dsn: str) -> None:
     cases: list[tuple[str, type[Exception]]] = [
         (make_conninfo(dsn, host="127.0.0.1", port=1), Unavailable),
-        (make_conninfo(dsn, user="penstock_nobody", password="wrong"), AuthError),
+        (make_conninfo(dsn, user="penstock_missing", password="wrong"), AuthError),
         (make_conninfo(dsn, dbname="no_such_database"), ConfigError),
         ("postgresql://me:p@ss@host/db", ConfigError),
         ("no dsn at all", ConfigError),
@@ -556,11 +557,11 @@ def test_an_idle_connection_that_was_cut_is_replaced(queue: Queue, dsn: str, sql
     assert queue.status().pending == 2
 
 
-# --- both colours -----------------------------------------------------------------------------------------------------
+# --- sync and async ---------------------------------------------------------------------------------------------------
 
 
 def shape(kind: type) -> dict[str, str]:
-    """Public names and their signatures, in the words of the sync client."""
+    """Returns the public names and their signatures, with the names of the sync client."""
     found = {}
     for name, member in inspect.getmembers(kind):
         if name.startswith("_") and name not in ("__init__", "__enter__", "__exit__", "__aenter__", "__aexit__"):
@@ -571,10 +572,10 @@ def shape(kind: type) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("one", "other"), [(Penstock, AsyncPenstock), (Queue, AsyncQueue)])
-def test_both_colours_have_the_same_methods(one: type, other: type) -> None:
+def test_both_clients_have_the_same_methods(one: type, other: type) -> None:
     assert shape(one) == shape(other)
     ordinary = {"queue", "dsn", "dsn_source", "name", "settling", "look_afresh"}
-    ordinary |= {"task", "schedule", "on_start", "on_stop", "on_dead", "run_worker"}
+    ordinary |= {"task", "schedule", "on_start", "on_stop", "on_dead", "run_worker", "work", "scale"}
     for name, member in inspect.getmembers(other, inspect.isfunction):
         if not name.startswith("_") and name not in ordinary:
             assert inspect.iscoroutinefunction(member), name

@@ -1,5 +1,5 @@
-"""What we refuse: a case for each line of the list of bad inputs that concerns the verbs there are. A refusal has the
-right class, names the field, and has changed nothing."""
+"""Bad input: a case for each line of the list of bad inputs. A refusal has the right class, names the field, and
+changes nothing."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from shell import COMMAND, COUNTS, each, environment, is_one_block, penstock
 NUMBER = count()
 NAN, INFINITE = float("nan"), float("inf")
 
-# What any write would change.
-BOOKS = """
+# Any write would change this.
+CONTENTS = """
     select (select jsonb_agg(to_jsonb(s) - 'at' - 'oldest_pending_age') from penstock.status() as s),
            (select count(*) from penstock.task),
            (select count(*) from penstock.agenda),
@@ -56,7 +56,7 @@ BOOKS = """
 
 @pytest.fixture(scope="module")
 def dsn(server_dsn: str) -> Iterator[str]:
-    """One database for all: what is refused leaves nothing behind. A queue per test."""
+    """One database for all tests, because refused input leaves nothing behind. Each test has its own queue."""
     name = f"bad_input_{os.getpid()}"
     with psycopg.connect(server_dsn, autocommit=True) as connection:
         connection.execute(f"create database {name} template {TEMPLATE}")
@@ -86,13 +86,13 @@ def queue(app: Penstock) -> Iterator[Queue]:
 
 @contextmanager
 def nothing_changes(sql: Connection) -> Iterator[None]:
-    before = sql.execute(BOOKS).fetchone()
+    before = sql.execute(CONTENTS).fetchone()
     yield
-    assert sql.execute(BOOKS).fetchone() == before
+    assert sql.execute(CONTENTS).fetchone() == before
 
 
 def refusal(kind_: type[Exception], field_: str, act: Callable[..., object], *given: Any, **named: Any) -> Any:
-    """What it says when it refuses: exactly this class, and the field by name."""
+    """Calls `act`, checks that it raises exactly this class and names the field, and returns the error."""
     with pytest.raises(kind_) as refused:
         act(*given, **named)
     assert refused.type is kind_, refused.value
@@ -141,7 +141,7 @@ PAYLOADS: dict[str, tuple[Any, ...]] = {
     "B09": (nested(101), nested(100_000)),
     "B10": (in_itself(),),
     "B11": ({"a": b"x"}, {b"x": 1}),
-    "B12": ({"a": datetime(2030, 1, 1)}, {"a": datetime.now(UTC)}),  # noqa: DTZ001 - naive is the point
+    "B12": ({"a": datetime(2030, 1, 1)}, {"a": datetime.now(UTC)}),  # noqa: DTZ001 - naive on purpose
     "B13": ({"a": Decimal("1.5")},),
     "B14": ({"a": {1, 2}},),
     "B15": ({"a": Plain(1)}, Plain(1)),
@@ -178,7 +178,7 @@ def test_payloads_at_the_limit_are_taken(queue: Queue) -> None:
 
 
 def test_numbers_of_any_length_are_read(queue: Queue, sql: Connection) -> None:
-    """Only SQL can push them; a claim must not die of them."""
+    """Only SQL can push them, and a claim must be able to read them."""
     sql.execute("select penstock.push(%s, '{\"n\": 1e9999}')", (queue.name,))
     assert queue.claim().tasks[0].payload == {"n": 10**9999}
 
@@ -291,7 +291,7 @@ DUE: tuple[Act, ...] = (
     *pushing("due"),
     lambda queue, claim, value: queue.settle(claim, {claim.ids[0]: Outcome.again(value)}),
 )
-OUTSIDE = timezone(timedelta(hours=14))  # where the first day begins before the calendar does, seen from UTC
+OUTSIDE = timezone(timedelta(hours=14))  # in UTC, its first day begins before the calendar does
 
 NUMBERS: dict[str, tuple[str, tuple[Act, ...], tuple[Any, ...]]] = {
     "B34": ("priority", pushing("priority"), (2**31, 2**15, 10, -1, 10**400)),
@@ -301,7 +301,7 @@ NUMBERS: dict[str, tuple[str, tuple[Act, ...], tuple[Any, ...]]] = {
         DELAYING,
         (-1, NAN, 1e12, INFINITE, -INFINITE, 10**400, "-1s", timedelta(days=-1), timedelta.max, True),
     ),
-    "B37": ("due", DUE, (datetime(2030, 1, 1), "2030-01-01T00:00:00")),  # noqa: DTZ001 - naive is the point
+    "B37": ("due", DUE, (datetime(2030, 1, 1), "2030-01-01T00:00:00")),  # noqa: DTZ001 - naive on purpose
     "B38": (
         "due",
         DUE,
@@ -363,7 +363,7 @@ def test_settings_of_a_queue(line: str, app: Penstock, sql: Connection) -> None:
 
 # --- the same through SQL ---------------------------------------------------------------------------------------------
 
-# Call, SQLSTATE, what the message names. {q}: the queue; {t}: the token of a lease; {i}: the id in it.
+# Call, SQLSTATE, words of the message. {q}: the queue; {t}: the token of a lease; {i}: the id in it.
 IN_SQL: dict[str, tuple[tuple[str, str, str], ...]] = {
     "B01": (("push_many('{q}', array['{{\"a\": \"\\u0000\"}}'])", "22P05", "Unicode"),),
     "B04": (("push_many('{q}', array['{{\"a\": \"\\ud800\"}}'])", "22P02", "json"),),
@@ -490,7 +490,7 @@ def test_sql_functions(line: str, queue: Queue, sql: Connection) -> None:
     queue.settle(claim)
 
 
-# Of each verb its arguments: a good value, and what NULL means: a refusal that names it, or the default.
+# The arguments of each verb, with a good value and the meaning of NULL: a refusal that names it, or the default.
 NULLS: dict[str, dict[str, tuple[str, str]]] = {
     "push": {
         "p_queue": ("'{q}'", "PS404 queue"),
@@ -516,7 +516,7 @@ NULLS: dict[str, dict[str, tuple[str, str]]] = {
         "p_lease": ("'1 min'::interval", "default"),
         "p_worker": ("'w'", "PS400 worker"),
         "p_hint": ("null::penstock.place", "default"),
-        "p_may_alone": ("true", "PS400 may_alone"),
+        "p_quarantined": ("true", "PS400 quarantined"),
         "p_durable": ("true", "PS400 durable"),
     },
     "extend": {"p_token": ("'{t}'::uuid", "PS400 token"), "p_lease": ("'1 h'::interval", "default")},
@@ -760,7 +760,7 @@ def test_a_token_that_is_not_ours(line: str, queue: Queue, sql: Connection) -> N
 
 
 @pytest.mark.parametrize("line", ["B48"])
-def test_a_bare_token_that_is_lost_is_told_so_by_release(line: str, queue: Queue, sql: Connection) -> None:
+def test_release_refuses_a_bare_token_that_is_lost(line: str, queue: Queue, sql: Connection) -> None:
     queue.push()
     claim = queue.claim()
     queue.settle(claim)
@@ -901,7 +901,7 @@ def test_a_claim_of_another_queue(line: str, queue: Queue, app: Penstock, sql: C
 
 
 @pytest.mark.parametrize("line", ["B18"])
-def test_what_again_brings_along_is_held_to_the_limit(line: str, app: Penstock, sql: Connection) -> None:
+def test_the_payload_of_again_is_held_to_the_limit(line: str, app: Penstock, sql: Connection) -> None:
     queue = app.create_queue(f"bad-{next(NUMBER)}", max_payload=20)
     pushed = queue.push()
     claim = queue.claim()
@@ -931,13 +931,13 @@ def test_texts_that_choose_tasks(line: str, queue: Queue, app: Penstock, sql: Co
         for after in (-1, 2**63, "1", True):
             refusal(ValidationError, "after", queue.tasks, after=after)
     pushed = queue.push()
-    assert queue.cancel([pushed.id], reason="\ud800 \x00") == {pushed.id: "cancelled"}, "a reason is spelt out"
+    assert queue.cancel([pushed.id], reason="\ud800 \x00") == {pushed.id: "cancelled"}, "the reason is stored escaped"
 
 
 @pytest.mark.parametrize("line", ["B62"])
 def test_an_empty_batch_is_no_error(line: str, queue: Queue, sql: Connection) -> None:
     with nothing_changes(sql):
-        nowhere = Penstock("host=127.0.0.1 port=1").queue("nowhere")  # where any SQL would fail
+        nowhere = Penstock("host=127.0.0.1 port=1").queue("nowhere")  # any SQL would fail here
         assert nowhere.push_many([]).total == 0
         assert nowhere.push_many(iter(())).counts == dict.fromkeys(COUNTS, 0)
         assert nowhere.settle(uuid4(), []) == {}
@@ -977,7 +977,7 @@ def test_unknown_commands_and_options_name_the_nearest(line: str) -> None:
 
 SECRET = "s3kr3t"
 DSNS: tuple[tuple[str, int, str], ...] = (
-    # DSN, exit code, error code; {dsn} is a good one
+    # DSN, exit code, error code; {dsn} is a valid DSN
     ("{dsn} password=s3kr3t", 3, AuthError.code),
     ("{dsn} dbname=nowhere password=''", 3, ConfigError.code),
     ("password=s3kr3t hots=x", 3, ConfigError.code),
@@ -1000,7 +1000,7 @@ def test_a_dsn_that_leads_nowhere(line: str, dsn: str) -> None:
 
 @pytest.mark.parametrize("line", ["B80"])
 def test_a_password_with_marks_in_it_is_not_echoed(line: str) -> None:
-    """What is not percent-encoded ends up in the host or the database's name, for libpq and in our messages."""
+    """Marks that are not percent-encoded end up in the host or the database's name, in libpq and in our messages."""
     given = (
         "postgresql://u:a@s3kr3t@127.0.0.1:1/x",
         "postgresql://u:a/s3kr3t@127.0.0.1:1/x",
@@ -1020,7 +1020,7 @@ def test_a_port_that_is_none_is_configuration(line: str) -> None:
 
 @pytest.mark.parametrize("line", ["B81"])
 def test_closed_streams(line: str, dsn: str, queue: Queue) -> None:
-    """`| head` that left, `<&-`, `>&-`."""
+    """Standard streams are closed: `| head` that has ended, `<&-`, `>&-`."""
     for arguments in (("status",), ("status", "--json")):
         reader, writer = os.pipe()
         os.close(reader)
@@ -1098,7 +1098,7 @@ def test_line_ends_marks_and_long_lines(line: str, dsn: str, queue: Queue, tmp_p
 
 
 def small_but_large(directory: Path) -> Path:
-    """A line we read, with a payload we do not take."""
+    """Writes a line that can be read, with a payload that is too large."""
     file = directory / "large.jsonl"
     file.write_bytes(b'{"payload": {"a": "' + b"x" * (2 << 20) + b'"}}\n')
     return file

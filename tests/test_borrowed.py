@@ -1,4 +1,4 @@
-"""Pushing on the caller's own connection, with the real libraries: the task is there exactly if his transaction is."""
+"""Pushes on the caller's own connection, with the real libraries: the task exists if and only if the caller commits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from penstock import (
 )
 from penstock.client.borrowed import refusal
 
-NOWHERE = "postgresql://127.0.0.1:1/nowhere"  # a push on the caller's connection needs none of ours
+NOWHERE = "postgresql://127.0.0.1:1/nowhere"  # a push on the caller's connection opens no other
 
 if not django.conf.settings.configured:
     EMPTY = {"ENGINE": "django.db.backends.postgresql", "NAME": "unused"}
@@ -61,7 +61,7 @@ if not django.conf.settings.configured:
 
 
 class Loan:
-    """What the caller gives us, and what he does with it himself. Everything is awaited, sync or not."""
+    """The caller's connection, and what the caller does with it. All calls are awaited, sync or not."""
 
     def __init__(self, given: object, *, work: Any, ask: Any, begin: Any, commit: Any, rollback: Any) -> None:
         self.given = given
@@ -81,7 +81,7 @@ async def call(what: Any, *given: Any, **named: Any) -> Any:
 
 
 def nothing() -> None:
-    """The library begins by itself."""
+    """Does nothing: the library begins by itself."""
 
 
 Lender = Callable[[str], AbstractAsyncContextManager[Loan]]
@@ -116,7 +116,7 @@ async def of_async_psycopg(dsn: str, **options: Any) -> AsyncIterator[Loan]:
 
 
 def parts(dsn: str) -> dict[str, Any]:
-    """A DSN as asyncpg takes it."""
+    """Returns the parts of a DSN as asyncpg takes them."""
     found = psycopg.conninfo.conninfo_to_dict(dsn)
     found["database"] = found.pop("dbname")
     return {key: value for key, value in found.items() if key in ("host", "port", "user", "passfile", "database")}
@@ -279,7 +279,7 @@ LENDERS: dict[str, Lender] = {
     "session, async, asyncpg": partial(of_async_session, driver="asyncpg"),
     "django": of_django,
 }
-# The same libraries, set up in ways that change what a statement answers or how it is written.
+# The same libraries, configured in ways that change the answers or the texts of statements.
 VARIANTS: dict[str, Lender] = {
     "psycopg, dict_row": partial(of_psycopg, row_factory=dict_row),
     "psycopg, namedtuple_row": partial(of_psycopg, row_factory=namedtuple_row),
@@ -306,7 +306,7 @@ def lent(dsn: str, lender: Lender, act: Callable[[Loan], Coroutine[Any, Any, Non
         async with lender(dsn) as loan:
             await act(loan)
 
-    # Django refuses to work inside an event loop; to it, this is none.
+    # Django refuses to work inside an event loop, and takes this for none.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
         asyncio.run(main())
@@ -323,7 +323,7 @@ def mine(queue: Queue, sql: Connection) -> None:
 
 
 def state_of(error: BaseException) -> str | None:
-    """The SQLSTATE of a driver's own error, through whatever wraps it."""
+    """Returns the SQLSTATE of a driver's own error, even if the error is wrapped."""
     link: Any = error
     while link is not None:
         if getattr(link, "sqlstate", None):
@@ -334,7 +334,7 @@ def state_of(error: BaseException) -> str | None:
 
 @contextmanager
 def passed_through(state: str) -> Iterator[None]:
-    """The driver's own error, not one of ours."""
+    """Checks that the block raises the driver's own error, not one of Penstock's."""
     with pytest.raises(Exception) as raised:
         yield
     assert not isinstance(raised.value, PenstockError), raised.value
@@ -362,7 +362,7 @@ def test_a_task_is_there_exactly_if_the_transaction_is(
                 "updated": 1,
             }
             assert await loan.ask("select pg_current_xact_id()::text") == before, "it is still the same transaction"
-            assert queue.status().totals["pushed"] == 0, "and nobody else sees it"
+            assert queue.status().totals["pushed"] == 0, "no other session sees it"
             assert sql.execute("select n from mine").fetchall() == []
             await end()
         assert sql.execute("select n from mine").fetchall() == [(1,)]
@@ -445,7 +445,7 @@ def test_subjects_within_the_transaction(mine: None, queue: Queue, dsn: str, len
         with pytest.raises(Conflict, match=r"^item 1: subject 'new' is taken in queue 'work'$") as taken:
             await loan.push_many([NewTask({}, "x"), NewTask({}, "new")], on_conflict="error")
         assert taken.type is Conflict
-        assert state_of(taken.value.__cause__ or taken.value) == "PS409", "the driver's error is behind it"
+        assert state_of(taken.value.__cause__ or taken.value) == "PS409", "the driver's error is its cause"
         with passed_through("25P02"):
             await loan.ask("select 1")
         await loan.rollback()
@@ -460,7 +460,7 @@ def test_subjects_within_the_transaction(mine: None, queue: Queue, dsn: str, len
 
 @every
 def test_an_aborted_transaction_is_not_hidden(mine: None, queue: Queue, dsn: str, lender: Lender) -> None:
-    """B59"""
+    """B59: the error of the aborted transaction reaches the caller."""
 
     async def act(loan: Loan) -> None:
         await loan.begin()
@@ -506,7 +506,7 @@ def test_a_savepoint_saves_the_transaction(mine: None, queue: Queue, dsn: str) -
     assert queue.status().pending == 4
 
 
-# --- what arrives -----------------------------------------------------------------------------------------------------
+# --- values -----------------------------------------------------------------------------------------------------------
 
 # fmt: off
 TEXTS = [
@@ -600,7 +600,7 @@ def test_the_async_client_takes_async_items_too(mine: None, queue: Queue, dsn: s
 
 @pytest.mark.parametrize("name", ["psycopg", "asyncpg", "session", "django"])
 def test_a_repeated_batch_doubles_nothing(mine: None, queue: Queue, dsn: str, name: str) -> None:
-    """For those who did not hear whether their COMMIT came through."""
+    """This is for callers that do not know whether their COMMIT succeeded."""
     batch = uuid4()
     items = [NewTask({"n": n}, f"s{n}") for n in range(10_010)]
 
@@ -635,7 +635,7 @@ AUTOCOMMIT: dict[str, Lender] = {
 
 @pytest.mark.parametrize("lender", AUTOCOMMIT.values(), ids=AUTOCOMMIT)
 def test_on_autocommit_it_is_written_at_once(app: Penstock, queue: Queue, dsn: str, lender: Lender) -> None:
-    """B60. Chunk by chunk: what the queue's limit does not allow is refused before the first one."""
+    """B60: it is written chunk by chunk. A payload above the queue's limit is refused before the first chunk."""
     queue.set(max_payload=100)
 
     async def act(loan: Loan) -> None:
@@ -696,7 +696,7 @@ def test_a_connection_that_was_cut_is_the_drivers_own_error(
     assert queue.status().totals["pushed"] == 0
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @every
@@ -707,7 +707,7 @@ def test_our_own_checks_come_before_anything_is_sent(mine: None, queue: Queue, d
         cases: list[tuple[str, Any]] = [
             (r"payload\.n", partial(loan.push, {"n": object()})),
             ("subject", partial(loan.push, subject="")),
-            ("due", partial(loan.push, due=datetime(2020, 1, 1))),  # noqa: DTZ001 - that is what is wrong with it
+            ("due", partial(loan.push, due=datetime(2020, 1, 1))),  # noqa: DTZ001 - naive on purpose
             ("on_conflict", partial(loan.push, on_conflict="replace")),
             ("on_conflict", partial(loan.push_many, [{}], on_conflict="replace")),
             ("item 10500: kind", partial(loan.push_many, [{}] * 10_500 + [NewTask(kind="")])),
@@ -724,7 +724,7 @@ def test_our_own_checks_come_before_anything_is_sent(mine: None, queue: Queue, d
 
 
 @every
-def test_what_our_sql_refuses_is_our_error(app: Penstock, queue: Queue, dsn: str, lender: Lender) -> None:
+def test_a_refusal_by_our_sql_is_our_error(app: Penstock, queue: Queue, dsn: str, lender: Lender) -> None:
     queue.set(max_payload=50)
 
     async def act(loan: Loan) -> None:
@@ -747,7 +747,7 @@ def test_what_our_sql_refuses_is_our_error(app: Penstock, queue: Queue, dsn: str
 def test_all_other_errors_are_the_drivers(make_database: Callable[..., str], lender: Lender) -> None:
     async def act(loan: Loan) -> None:
         await loan.begin()
-        with passed_through("3F000"):  # there is no schema of ours
+        with passed_through("3F000"):  # the schema is missing
             await loan.push()
         await loan.rollback()
 
@@ -770,7 +770,7 @@ def test_a_snapshot_too_old_is_the_drivers_error(mine: None, queue: Queue, dsn: 
 
 
 def test_a_deadlock_is_the_callers_to_repeat(mine: None, queue: Queue, dsn: str) -> None:
-    """Several upserts in one transaction, in another order each: PostgreSQL ends one of the two."""
+    """Two transactions upsert the same subjects in different orders: PostgreSQL ends one of the two."""
     both, ended = threading.Barrier(2), list[str]()
 
     def write(first: str, second: str) -> None:
@@ -801,7 +801,7 @@ def refusal_of(connection: object, client: Any = SYNC) -> ValidationError:
     return refused.value
 
 
-def test_a_connection_of_the_other_colour(mine: None, dsn: str) -> None:
+def test_a_sync_connection_in_an_async_client_and_the_reverse(mine: None, dsn: str) -> None:
     with closing(psycopg.connect(dsn)) as connection:
         refused = refusal_of(connection, ASYNC)
         assert str(refused) == "connection: 'psycopg.Connection' is for Penstock, this is AsyncPenstock"
@@ -827,7 +827,7 @@ def test_a_connection_of_the_other_colour(mine: None, dsn: str) -> None:
     assert len(asyncio.run(main())) == 8
 
 
-def test_what_is_no_connection(mine: None, dsn: str) -> None:
+def test_objects_that_are_not_connections(mine: None, dsn: str) -> None:
     pool: psycopg_pool.ConnectionPool[Any] = psycopg_pool.ConnectionPool(dsn, open=False)
     for one in (object(), 5, b"default", psycopg.Connection, pool, {"dbname": "x"}):
         for client in (SYNC, ASYNC):
@@ -870,7 +870,7 @@ def test_a_dsn_in_the_place_of_a_connection_is_not_shown(monkeypatch: pytest.Mon
 
 
 def test_errors_of_psycopg2_are_read_too() -> None:
-    """It is not installed here, but SQLAlchemy and Django may be on it: their errors carry `pgcode` and `diag`."""
+    """It is not installed here, but SQLAlchemy and Django may use it. Its errors carry `pgcode` and `diag`."""
 
     class Said:
         message_primary = "subject 's' is taken"
@@ -895,7 +895,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "connections.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 URL = "://me@db.example.com/app"
 
-# What a Django project has around it.
+# The settings of a Django project.
 PROJECT = """
 import sys, types
 import django
@@ -955,7 +955,7 @@ def test_every_example_of_the_page_runs(app: Penstock, sql: Connection, dsn: str
         )
 
 
-# --- what the caller's session has set --------------------------------------------------------------------------------
+# --- settings of the caller's session ---------------------------------------------------------------------------------
 
 ELEPHANT = "Zoë 🐘"
 SET = (
@@ -1006,7 +1006,7 @@ def test_the_callers_settings_change_nothing(dsn: str, queue: Queue, sql: Connec
 def test_another_encoding_is_right_or_refused(
     dsn: str, queue: Queue, sql: Connection, lender: Lender, encoding: str
 ) -> None:
-    """Libraries write texts in the encoding of the session. What it does not have is told, not garbled."""
+    """Libraries write texts in the encoding of the session. A character that it does not have is an error."""
     refused: dict[str, ValidationError] = {}
 
     async def act(loan: Loan) -> None:

@@ -1,4 +1,4 @@
-"""Many at once: nothing twice, nothing lost, nothing in two places, no deadlock, counters exact in every snapshot."""
+"""Many clients at once: no task is doubled, lost or in two places, there is no deadlock, and counters are exact."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_two_hundred_claimers_share_a_queue(queue: Queue, dsn: str) -> None:
 
 
 def watch(dsn: str, stop: threading.Event, wrong: list[object]) -> None:
-    """REPEATABLE READ snapshots, all the while: in each of them the books are true."""
+    """Verifies the counters in REPEATABLE READ snapshots until `stop` is set."""
     with psycopg.connect(dsn) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         while not stop.is_set():
@@ -62,7 +62,7 @@ def watch(dsn: str, stop: threading.Event, wrong: list[object]) -> None:
 
 
 def disturb(dsn: str, clients: list[multiprocessing.process.BaseProcess], dice: random.Random) -> int:
-    """Now and then a backend is terminated, now and then a client is killed. Answers the pid of a killed client."""
+    """Sometimes terminates a backend, sometimes kills a client. Returns the pid of a killed client."""
     if dice.random() < 0.2:
         victim = dice.choice(clients)
         if victim.pid is not None and victim.is_alive():
@@ -89,29 +89,29 @@ def test_the_lock_rule_over_hot_subjects(app: Penstock, dsn: str, direct_dsn: st
     watcher = threading.Thread(target=watch, args=(direct_dsn, stop, wrong))
     watcher.start()
 
-    def hire(n: int) -> tuple[multiprocessing.process.BaseProcess, Pipe]:
+    def start_client(n: int) -> tuple[multiprocessing.process.BaseProcess, Pipe]:
         ours, theirs = SPAWN.Pipe(duplex=False)
         client = SPAWN.Process(target=hot_client.run, args=(dsn, seed + n, seconds, theirs))
         client.start()
         theirs.close()
         return client, ours
 
-    crew = [hire(n) for n in range(12)]
-    for _, report in crew:
+    started = [start_client(n) for n in range(12)]
+    for _, report in started:
         assert report.recv() == "ready"
     until = time.monotonic() + seconds
     total: Counter[str] = Counter()
-    n = len(crew)
+    n = len(started)
     while time.monotonic() < until:
         time.sleep(0.5)
-        killed = disturb(direct_dsn, [client for client, _ in crew], dice)
-        for place, (client, _) in enumerate(crew):
+        killed = disturb(direct_dsn, [client for client, _ in started], dice)
+        for index, (client, _) in enumerate(started):
             if killed and client.pid == killed and time.monotonic() < until - 2:
                 client.join()
-                crew[place] = hire(n := n + 1)
+                started[index] = start_client(n := n + 1)
                 total["killed"] += 1
-    for client, report in crew:
-        total.update(last_words(report))
+    for client, report in started:
+        total.update(read_counts(report))
         client.join(60)
     stop.set()
     watcher.join()
@@ -121,7 +121,7 @@ def test_the_lock_rule_over_hot_subjects(app: Penstock, dsn: str, direct_dsn: st
     assert not [word for word in total if word.startswith("unexpected")], total
     assert min(total[verb] for verb in hot_client.WEIGHTS) > 0, total
     with psycopg.connect(dsn) as connection:
-        # A push that met one would be repeated and tell nobody; the server has counted it.
+        # A push that meets a deadlock is repeated silently, but the server counts it.
         (deadlocks,) = connection.execute(DEADLOCKS).fetchone() or (None,)
     assert deadlocks == 0
     drained(app)
@@ -138,9 +138,9 @@ MOVES = {
 }
 
 
-def test_who_skips_what_is_locked_still_locks_in_order(app: Penstock, dsn: str) -> None:
-    """SKIP LOCKED waits where a row is updated and then locked by the next session at once (decision 38). So every verb
-    must lock documents in the order in which pushes lock them."""
+def test_verbs_that_skip_locked_rows_still_lock_in_order(app: Penstock, dsn: str) -> None:
+    """SKIP LOCKED can wait if a row is updated and at once locked by the next session (decision 38). So every verb must
+    lock documents in the order in which pushes lock them."""
     app.create_queue("hot", lease="100ms", keep_cancelled="100ms")
     subjects = [f"s{n:02}" for n in range(24)]
     until = time.monotonic() + 6
@@ -168,8 +168,8 @@ def test_who_skips_what_is_locked_still_locks_in_order(app: Penstock, dsn: str) 
     assert total.keys() == {"push", *MOVES}
 
 
-def last_words(report: Pipe) -> dict[str, int]:
-    """What a client counted; nothing, if it was killed."""
+def read_counts(report: Pipe) -> dict[str, int]:
+    """Returns the counts of a client, or none if it was killed."""
     try:
         while report.poll(120):
             said = report.recv()
@@ -181,7 +181,7 @@ def last_words(report: Pipe) -> dict[str, int]:
 
 
 def drained(app: Penstock) -> None:
-    """Liveness: once all is quiet, everything that waits can be done."""
+    """Checks liveness: when all clients have ended, every waiting task can be done."""
     queue = app.queue("hot")
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:

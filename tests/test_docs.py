@@ -1,4 +1,4 @@
-"""Every block of README and docs runs as it stands. Those that need Spark are in tests/spark/test_docs.py."""
+"""Runs every block of README and docs as it is written. The pages that need Spark are in tests/spark/test_docs.py."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_reference_is_what_the_code_says(tmp_path: Path) -> None:
 
 
 def test_every_variable_of_the_environment_is_explained() -> None:
-    """Their names are found in the code by their text, so none is put together from parts."""
+    """Their names are found in the code as texts, so no name may be composed from parts."""
     code = {path: path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py")}
     assert [path for path, text in code.items() if "PENSTOCK_{" in text] == []
     page = make_reference.settings()
@@ -48,7 +48,7 @@ def test_every_variable_of_the_environment_is_explained() -> None:
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    """Strict: a link that leads nowhere, to a page or within one, is an error."""
+    """The build is strict: a link to a missing page or section is an error."""
     pytest.importorskip("mkdocs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -63,7 +63,7 @@ def test_every_stage_has_its_page() -> None:
     assert {*STAGES, *SPARK} <= {name_of(page) for page in PAGES}
 
 
-def test_what_is_compared_and_what_is_not() -> None:
+def test_how_output_is_compared() -> None:
     assert agrees("mail  1  2.1s\n", "mail 7 30ms")
     assert agrees("a\nb\nc\n", "a\n…\nc")
     assert agrees("index on x\n", "index on …")

@@ -1,19 +1,15 @@
-"""Class, message and traceback of an error: stored together, found together, shown together."""
+"""The class, message and traceback of an error are stored, found and shown together."""
 
 from __future__ import annotations
 
-import os
-import pty
-import subprocess
 import traceback
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from psycopg import Connection
 
 from penstock import Context, NewTask, NotFound, Outcome, Penstock, Queue, TaskDetails, ValidationError
-from shell import COMMAND, each, environment, penstock
+from shell import COMMAND, each, in_a_terminal, penstock
 from workers import work, write_app
 
 
@@ -35,8 +31,8 @@ def test_class_message_and_traceback_are_stored(app: Penstock, queue: Queue, sql
     assert (task.error_class, task.message, task.attempts) == ("KeyError", "'k'", 1)
     assert task.traceback is not None
     assert task.traceback.startswith("Traceback (most recent call last):\n  File ")
-    assert 'return payload["k"]' in task.traceback, "lines of the source"
-    assert "hunter2" not in (task.error or ""), "no values of variables"
+    assert 'return payload["k"]' in task.traceback, "it has lines of the source"
+    assert "hunter2" not in (task.error or ""), "it has no values of variables"
     (row,) = sql.execute("select error_class, error from penstock.history").fetchall()
     assert row == ("KeyError", task.error)
     assert (task.error or "").splitlines()[0] == "'k'"
@@ -161,7 +157,7 @@ def test_the_shell_shows_them(app: Penstock, queue: Queue, dsn: str) -> None:
     assert redriven.json["tasks"] == {str(pushed.id): "redriven"}
 
 
-def test_one_task_of_any_queue_and_who_works_on_it(app: Penstock, queue: Queue) -> None:
+def test_one_task_of_any_queue_and_its_worker(app: Penstock, queue: Queue) -> None:
     queue.push_many([NewTask({"n": n}, f"s{n}") for n in range(3)])
     claim = queue.claim(2, worker="me")
     found = app.find_task(claim.ids[1])
@@ -194,26 +190,11 @@ def look_up(k: str) -> None:
 """
 
 
-def in_a_terminal(home: Path, dsn: str, *words: str) -> str:
-    """What a command says there."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environment(dsn), cwd=home
-    )
-    os.close(theirs)
-    said = b""
-    with suppress(OSError):  # the other end is closed
-        while some := os.read(ours, 4096):
-            said += some
-    os.close(ours)
-    assert process.wait(60) == 1, said  # every task failed
-    return said.decode().replace("\r\n", "\n")
-
-
 def test_a_worker_says_it_in_a_terminal(queue: Queue, dsn: str, tmp_path: Path) -> None:
     queue.push({"k": "hunter2"}, kind="look_up")
     write_app(tmp_path, FAILS)
-    said = in_a_terminal(tmp_path, dsn, "work", "jobs:app", "--until-empty")
+    code, said = in_a_terminal([*COMMAND, "work", "jobs:app", "--until-empty"], dsn, tmp_path)
+    assert code == 1, "every task failed"
     (line,) = [one for one in said.splitlines() if " warning " in one]
     assert line.endswith(r"KeyError: 'a\x1b[31mb'")
     assert "kind=look_up" in line
@@ -265,7 +246,7 @@ def test_a_done_task_is_found_in_history(app: Penstock, queue: Queue, dsn: str) 
     queue.drop(force=True)
     assert app.find_task(claim.ids[0]).task.queue == "work"
     with pytest.raises(NotFound):
-        app.find_task(claim.ids[1])  # its attempt failed, and then it was dropped
+        app.find_task(claim.ids[1])  # its attempt failed, and then its queue was dropped
 
 
 def test_history_finds_a_task_by_its_index(app: Penstock, queue: Queue, sql: Connection) -> None:

@@ -1,4 +1,4 @@
-"""Each example runs alone. Those of the queue itself are in test_walks.py, those with Spark in tests/spark."""
+"""Each example runs by itself. Those of the queue are tested in test_walks.py, those with Spark in tests/spark."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_crawler_comes_to_each_address_once(app: Penstock, dsn: str) -> None
     assert "40 pages visited, 5 pictures downloaded" in said
 
 
-def test_the_strategy_of_ones_own(app: Penstock, dsn: str, sql: psycopg.Connection) -> None:
+def test_a_custom_strategy(app: Penstock, dsn: str, sql: psycopg.Connection) -> None:
     said = run(dsn, str(EXAMPLES / "retry_strategy.py"))
     assert all(part in said for part in ("'done': 1", "'planned': 2", "'dead': 1")), said
     assert re.search(r"planned: .*too many calls.* \(again in (89|90) s\)", said)
@@ -98,7 +98,7 @@ def test_the_strategy_of_ones_own(app: Penstock, dsn: str, sql: psycopg.Connecti
     assert stored == ({"type": "fixed", "delay": 300},)
 
 
-def test_the_policy_of_ones_own_is_judged(dsn: str) -> None:
+def test_a_custom_policy_is_judged(dsn: str) -> None:
     said = run(dsn, str(EXAMPLES / "policy.py"))
     rows = re.findall(r"^(\S+) +([\d.]+)% +([\d.]+)", said, re.MULTILINE)
     assert {name for name, _, _ in rows} == {"half-the-time", "a-fifth", "deadline"}

@@ -1,4 +1,4 @@
-"""Several hosts in a DSN, of which one is the primary: a host that is silent, closed or a standby holds nobody up."""
+"""DSNs with several hosts, one of which is the primary: a silent host, a closed port or a standby delays no client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.client.conninfo import each_host
 from penstock.client.database import Database
 from relay import Relay
 
-PATIENCE = 30  # seconds; what is broken waits for the minute that these clients allow
+PATIENCE = 30  # seconds; a broken client would wait for the minute that these clients allow
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def closed_port() -> int:
 
 
 def push_sync(dsn: str, then: Callable[[], None] | None = None) -> None:
-    """Push; and once more with the same client, after `then`."""
+    """Pushes, and pushes again with the same client after `then`."""
     with Penstock(dsn, timeout=60) as app:
         app.queue("work").push()
         if then is not None:
@@ -74,7 +74,7 @@ CLIENTS = pytest.mark.parametrize("push", [push_sync, push_async], ids=["sync", 
 
 
 def in_time(work: Callable[[], object]) -> None:
-    """Run it in a thread and raise what it raises; fail if it takes longer than anything here should."""
+    """Runs `work` in a thread and raises its error. Fails if it takes too long."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -91,7 +91,7 @@ def in_time(work: Callable[[], object]) -> None:
         raise errors[0]
 
 
-# --- which host -----------------------------------------------------------------------------------------------------
+# --- choice of the host ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def in_time(work: Callable[[], object]) -> None:
         ),
         ("host=a,b target_session_attrs=any", ["host=a,b target_session_attrs=any"]),
         ("host=a,b target_session_attrs=prefer-standby", ["host=a,b target_session_attrs=prefer-standby"]),
-        ("host=a,b port=1,2,3", ["host=a,b port=1,2,3"]),  # libpq says that this is wrong
+        ("host=a,b port=1,2,3", ["host=a,b port=1,2,3"]),  # libpq refuses this
     ],
 )
 def test_each_host_has_a_dsn_of_its_own(dsn: str, expected: list[str]) -> None:
@@ -133,7 +133,7 @@ def test_hosts_of_the_environment_count(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @CLIENTS
-def test_a_silent_host_keeps_nobody_from_the_next(push: Push, queue: Queue, direct_dsn: str, relay: Relay) -> None:
+def test_a_silent_host_does_not_block_the_next(push: Push, queue: Queue, direct_dsn: str, relay: Relay) -> None:
     relay.silence()
     in_time(lambda: push(through(direct_dsn, relay.port, port_of(direct_dsn))))
     assert queue.status().pending == 1
@@ -176,7 +176,7 @@ def test_a_mistake_is_an_error_at_once_only_if_no_host_may_come_back(direct_dsn:
 def test_a_push_that_waits_is_done_as_soon_as_postgresql_is_back(
     push: Push, queue: Queue, direct_dsn: str, relay: Relay
 ) -> None:
-    """The pool gives up trying to connect after a moment; the push that waits for a connection does not."""
+    """The pool soon gives up connecting, but the push that waits for a connection does not."""
 
     def away_for_a_while() -> None:
         relay.close()
@@ -186,7 +186,7 @@ def test_a_push_that_waits_is_done_as_soon_as_postgresql_is_back(
     assert queue.status().pending == 2
 
 
-def test_whoever_waited_in_vain_is_told_why(queue: Queue, direct_dsn: str, relay: Relay) -> None:
+def test_a_call_that_waited_in_vain_reports_the_reason(queue: Queue, direct_dsn: str, relay: Relay) -> None:
     with Penstock(through(direct_dsn, relay.port), timeout=2) as app:
         app.status()
         relay.close()
@@ -197,13 +197,13 @@ def test_whoever_waited_in_vain_is_told_why(queue: Queue, direct_dsn: str, relay
 
 
 @pytest.mark.parametrize("verb", ["transaction", "once"])
-def test_a_connection_that_can_not_write_is_not_used_again(
+def test_a_connection_that_cannot_write_is_not_used_again(
     verb: str, queue: Queue, direct_dsn: str, sql: psycopg.Connection
 ) -> None:
     database = conninfo_to_dict(direct_dsn)["dbname"]
     queue.push()
     with Penstock(direct_dsn) as app:
-        app.status()  # one of its connections is there before
+        app.status()  # so that one of its connections is open
         sql.execute(f"alter database {database} set default_transaction_read_only = on")
         used = app.queue("work")
         with Penstock(direct_dsn) as other:
@@ -215,7 +215,7 @@ def test_a_connection_that_can_not_write_is_not_used_again(
                 assert error.value.reason == "read_only"
             sql.execute(f"alter database {database} reset default_transaction_read_only")
             with suppress(Unavailable):
-                act()  # by a connection that was opened in place of the last one before that
+                act()  # on a connection that replaced the last one earlier
             act()
         used.push()
 
@@ -227,14 +227,14 @@ def test_a_connection_that_can_not_write_is_not_used_again(
 def test_a_statement_without_an_answer_goes_on_elsewhere(
     push: Push, queue: Queue, direct_dsn: str, relay: Relay
 ) -> None:
-    """The silent host accepts everything and answers nothing; another host is the primary. The second push has not even
-    begun its transaction, so it is simply done there."""
+    """The silent host accepts everything and answers nothing, and another host is the primary. The second push has not
+    begun its transaction yet, so it is done there."""
     in_time(lambda: push(through(direct_dsn, relay.port, port_of(direct_dsn)), relay.silence))
     assert queue.status().pending == 2
 
 
-def test_what_was_said_to_a_silent_host_may_have_happened(queue: Queue, direct_dsn: str, relay: Relay) -> None:
-    """A claim is one statement: nobody knows whether it was heard. The next one works."""
+def test_a_claim_on_a_silent_host_may_have_happened(queue: Queue, direct_dsn: str, relay: Relay) -> None:
+    """A claim is one statement, and its end is not known. The next claim works."""
     queue.push()
     with Penstock(through(direct_dsn, relay.port, port_of(direct_dsn)), timeout=60) as app:
         used = app.queue("work")
@@ -246,7 +246,7 @@ def test_what_was_said_to_a_silent_host_may_have_happened(queue: Queue, direct_d
 
 
 def test_a_long_statement_is_left_alone(direct_dsn: str, relay: Relay) -> None:
-    """Both ports lead to a server that can write, as two poolers do: that one of them is slow is no reason to leave."""
+    """Both ports lead to a server that can write, as two poolers do: a slow one is no reason to change."""
     database = Database(through(direct_dsn, relay.port, port_of(direct_dsn)))
     try:
         with database.transaction() as connection:

@@ -1,7 +1,7 @@
-"""The lease protocol as a small model, searched to the end: one task, two workers, and everything that can go wrong.
+"""A small model of the lease protocol, searched completely: one task, two workers, and everything that can go wrong.
 
 Time is left out: a lease may expire at any moment. A frozen worker is one that holds an old claim and settles it later.
-The real protocol has no counter-example; each shortcut keeps its shortest one here (the push counts as the first step).
+The real protocol has no counter-example. For each shortcut the shortest one is kept here; the push is its first step.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import pytest
 
 MAX_ATTEMPTS = 2
 
-# -- What there is ----------------------------------------------------------------------------------------------------
+# -- The state --------------------------------------------------------------------------------------------------------
 
 
 class Lease(NamedTuple):
-    """A row of `lease`; the worker keeps a copy of what it was given."""
+    """A row of `lease`. The worker keeps a copy of the lease that it was given."""
 
     token: int
     worker: str
     attempt: int
-    version: int  # of the payload its claim read
-    claim: int  # which claim it was: the truth, which a fence cannot see
+    version: int  # of the payload that its claim read
+    claim: int  # the number of its claim, which a fence cannot see
     revoked: bool = False
 
 
 class Database(NamedTuple):
-    """What a crash may take back. `attempts` is the agenda row: the task waits while it is there."""
+    """The state that a crash may undo. `attempts` is the agenda row: the task waits while it is there."""
 
     ended: str = ""
     version: int = 1
@@ -59,12 +59,12 @@ class Database(NamedTuple):
 class Worker(NamedTuple):
     name: str
     held: Lease | None = None
-    snapshot: int = 0  # the payload version its claim saw before it locked anything; 0: no claim is under way
-    checked: bool = False  # only where settle takes no lock: the fence is passed, the write still to come
+    snapshot: int = 0  # the payload version that its claim saw before it locked anything; 0: no claim is under way
+    checked: bool = False  # only if settle takes no lock: it has passed the fence and not written yet
 
 
 class Seen(NamedTuple):
-    """What the promises are about; no verb reads it."""
+    """The observations that the promises are about. No verb reads them."""
 
     acknowledged: int = 1  # the newest payload version that a push reported as taken
     ran: int = 0  # the payload version of the attempt that ended the task
@@ -74,7 +74,7 @@ class Seen(NamedTuple):
 
 
 class Left(NamedTuple):
-    """How often each may still happen: what bounds the search."""
+    """How often each event may still happen, which bounds the search."""
 
     claims: int = 3
     upserts: int = 0
@@ -91,16 +91,16 @@ class State(NamedTuple):
     left: Left
     workers: tuple[Worker, Worker]
     db: Database = Database()
-    disk: Database = Database()  # what PostgreSQL would come back with
+    disk: Database = Database()  # the state after a crash of PostgreSQL
     seen: Seen = Seen()
-    upsert_under_way: bool = False  # only where it leaves the agenda row alone: document locked, not yet written
+    upsert_under_way: bool = False  # only if it leaves the agenda row alone: the document is locked and not written yet
 
     def write(self, db: Database) -> State:
-        """Committed, not yet flushed."""
+        """Commits without a flush."""
         return self._replace(db=db)
 
     def flush(self) -> State:
-        """There is one WAL: a synchronous commit also makes every commit before it durable."""
+        """Makes all commits durable: there is one WAL, so a synchronous commit flushes those before it too."""
         return self._replace(disk=self.db)
 
     def put(self, at: int, worker: Worker) -> State:
@@ -110,12 +110,12 @@ class State(NamedTuple):
         return self._replace(left=self.left._replace(**{what: getattr(self.left, what) - 1}))
 
     def forget_snapshots(self) -> State:
-        """The agenda row is gone: a claim that had seen it does not find it again."""
+        """Ends claims under way, because the agenda row that they have seen is gone."""
         first, second = (worker._replace(snapshot=0) for worker in self.workers)
         return self._replace(workers=(first, second))
 
 
-# May this worker settle? From no fence at all to ours.
+# May this worker settle? From no fence at all to the real one.
 FENCES: Mapping[str, Callable[[Database, Lease], bool]] = {
     "id": lambda _db, _held: True,
     "state": lambda db, _held: bool(db.open()),
@@ -148,9 +148,9 @@ Steps = Iterator[tuple[str, State]]
 
 
 def begin_claim(state: State, protocol: Protocol) -> Steps:
-    """A claim in one statement has its snapshot, and others commit before it locks the agenda row.
+    """Takes the snapshot of a claim in one statement; others may commit before it locks the agenda row.
 
-    Ours has that moment too, but what its first statement saw is never used: not worth the states.
+    The real claim has that moment too, but never uses what its first statement saw, so the model leaves it out.
     """
     for at, worker in enumerate(state.workers):
         if protocol.claim_in_one_statement and state.db.attempts is not None and not (worker.held or worker.snapshot):
@@ -158,10 +158,10 @@ def begin_claim(state: State, protocol: Protocol) -> Steps:
 
 
 def claim(state: State, protocol: Protocol) -> Steps:
-    """Agenda row deleted, lease written; then the document, in a new snapshot.
+    """Deletes the agenda row and writes the lease, then reads the document in a new snapshot.
 
-    Nothing comes between: upsert writes the agenda row too, so it waits for us or we skip it. The workers are alike,
-    so the first claim may as well be A's.
+    Nothing comes between: upsert writes the agenda row too, so it waits for the claim or the claim skips the row. The
+    workers are alike, so the first claim may be that of A.
     """
     db, number = state.db, protocol.most.claims - state.left.claims + 1
     for at, worker in enumerate(state.workers[:number]):
@@ -174,7 +174,7 @@ def claim(state: State, protocol: Protocol) -> Steps:
 
 
 def expire(state: State, protocol: Protocol) -> Steps:
-    """A claim does it, so it may be lost with that claim. Only a lease claimed alone burns the attempt."""
+    """Expires a lease within a claim, so that it may be lost with it. Only a lease of a lone task costs an attempt."""
     for lease in state.db.leases:
         if lease.revoked or state.db.ended:
             yield "an empty lease expires", state.write(state.db.without(lease))
@@ -185,7 +185,7 @@ def expire(state: State, protocol: Protocol) -> Steps:
 
 
 def check(state: State, protocol: Protocol) -> Steps:
-    """Without the lock, the lease is looked at in one step and acted upon in another."""
+    """Without the lock, one step checks the lease and another one acts."""
     for at, worker in enumerate(state.workers):
         if not protocol.settle_locks_lease and worker.held and FENCES[protocol.fence](state.db, worker.held):
             yield f"{'AB'[at]} checks its lease", state.put(at, worker._replace(checked=True))
@@ -201,8 +201,8 @@ def settle(state: State, protocol: Protocol) -> Steps:
                 yield f"{'AB'[at]} settles {outcome}", accept(told, worker.held, outcome)
                 if state.left.lost_replies:
                     untold = state.spend("lost_replies")
-                    yield f"{'AB'[at]} settles {outcome}, unheard", accept(untold, worker.held, outcome)
-        elif not passed:  # nothing changes, except that a lease whose task was revoked is now empty and goes
+                    yield f"{'AB'[at]} settles {outcome}, unanswered", accept(untold, worker.held, outcome)
+        elif not passed:  # nothing changes, except that a lease whose task was revoked is now empty and is removed
             yield f"{'AB'[at]} is refused", told.write(state.db.without(worker.held._replace(revoked=True)))
 
 
@@ -217,7 +217,7 @@ def accept(state: State, held: Lease, outcome: str) -> State:
 
 
 def attempt_over(state: State, lease: Lease, outcome: str) -> State:
-    """Where the task goes: renewed beats every outcome; release gives the attempt back."""
+    """Decides where the task goes: a renewal overrides every outcome, and a release gives the attempt back."""
     db = state.db.without(lease)
     if db.renew:
         return state.write(db._replace(renew=False, attempts=0))._replace(seen=state.seen._replace(completed=False))
@@ -228,7 +228,7 @@ def attempt_over(state: State, lease: Lease, outcome: str) -> State:
 
 
 def upsert(state: State, protocol: Protocol) -> Steps:
-    """One step, because it holds the document and then writes the agenda row; without that it is two."""
+    """Is one step, because it holds the document and then writes the agenda row. Without that it is two steps."""
     if not state.left.upserts:
         return
     if not protocol.upsert_writes_agenda and state.db.attempts is not None and not state.upsert_under_way:
@@ -271,7 +271,7 @@ def wal_is_written(state: State, protocol: Protocol) -> Steps:
 
 
 def database_crashes(state: State, protocol: Protocol) -> Steps:
-    """Claims not yet flushed never were, sequence numbers included; the workers still hold them."""
+    """Undoes claims that were not flushed, sequence numbers included, while the workers still hold them."""
     if state.disk != state.db and state.left.database_crashes:
         first, second = (Worker(worker.name, worker.held) for worker in state.workers)
         after = state.write(state.disk)._replace(workers=(first, second), upsert_under_way=False)
@@ -291,7 +291,7 @@ PROMISES: Mapping[str, Callable[[State], bool]] = {
     ),
 }
 
-# -- The search: breadth first, so the first broken promise comes with a shortest trace -------------------------------
+# -- The search is breadth first, so the first broken promise comes with a shortest trace -----------------------------
 
 
 class Result(NamedTuple):
@@ -306,7 +306,7 @@ class Result(NamedTuple):
 
 
 def search(protocol: Protocol, promises: Mapping[str, Callable[[State], bool]] = PROMISES) -> Result:
-    # The worst case is the real one: A was taken for dead, and B replaced it under the same name.
+    # The worst case is a real one: A was taken for dead, and B replaced it under the same name.
     start = State(protocol.most, (Worker("w1"), Worker("w1" if protocol.names_are_reused else "w2")))
     came_from: dict[State, tuple[State, str] | None] = {start: None}
     happened: set[str] = set()
@@ -316,7 +316,7 @@ def search(protocol: Protocol, promises: Mapping[str, Callable[[State], bool]] =
         actions = ACTIONS if state.upsert_under_way else NEED_THE_DOCUMENT + ACTIONS
         for what, reached in (step for action in actions for step in action(state, protocol)):
             happened.add(what)
-            # With no crash to come the disk no longer matters.
+            # If no crash can come, the disk no longer matters.
             after, step = reached if reached.left.database_crashes else reached.flush(), (state, what)
             if came_from.setdefault(after, step) is not step:
                 continue
@@ -352,12 +352,14 @@ def test_a_safe_protocol_keeps_every_promise(protocol: Protocol) -> None:
     print(result)
     assert result.broken is None, str(result)
     by_both = {"claims", "is refused", "crashes and starts again"}
-    by_both |= {f"settles {outcome}{heard}" for outcome in ("done", "failed", "release") for heard in ("", ", unheard")}
+    by_both |= {
+        f"settles {outcome}{answered}" for outcome in ("done", "failed", "release") for answered in ("", ", unanswered")
+    }
     assert result.happened == {f"{worker} {what}" for worker in "AB" for what in by_both} | {
         *("a lease expires, attempt burnt", "a lease expires, attempt given back", "an empty lease expires"),
         *("a push is told updated", "a push is told renewed", "a push is told reopened"),
         *("the task is cancelled", "the dead task is redriven", "the WAL is flushed", "PostgreSQL crashes"),
-    }, "a search that never gets there proves nothing"
+    }, "a search that does not reach these states proves nothing"
 
 
 STALE, TWICE, PLACE, ENDED, LOST = PROMISES
@@ -402,12 +404,12 @@ def test_each_shortcut_has_its_counter_example(protocol: Protocol, broken: str, 
         (LOST, Protocol(upsert_renews=False), 4),
     ],
 )
-def test_each_promise_is_watched_by_itself(promise: str, protocol: Protocol, steps: int) -> None:
+def test_each_promise_is_checked_by_itself(promise: str, protocol: Protocol, steps: int) -> None:
     result = search(protocol, {promise: PROMISES[promise]})
     assert (result.broken, len(result.trace)) == (promise, steps), str(result)
 
 
-def test_a_shortcut_would_pass_were_its_promise_not_watched() -> None:
+def test_a_shortcut_passes_if_its_promise_is_not_checked() -> None:
     shortcut = Protocol(upsert_renews=False, most=Left(claims=2, upserts=1))
     others = {promise: kept for promise, kept in PROMISES.items() if promise != LOST}
     assert search(shortcut).broken == LOST

@@ -1,4 +1,4 @@
-"""init: once, again, from many processes, onto what is older, newer or edited; and the dump that reviewers read."""
+"""`init`: once, again, from many processes, on older, newer and edited schemas; and the dump that reviewers read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def empty(make_database: Callable[..., str]) -> str:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A cluster where nobody has made our roles."""
+    """A cluster without our roles."""
     home = tmp_path_factory.mktemp("bare") / "pg"
     server = Server.start(home, environ=os.environ, settings={"shared_buffers": "64MB", "fsync": "off"})
     yield server
@@ -44,7 +44,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def apart(bare: Server) -> str:
-    """An empty database where transactions may stay open: elsewhere no other test could squeeze meanwhile."""
+    """An empty database in a cluster where transactions may stay open, which would hold up squeezes of other tests."""
     name = f"apart_{next(NUMBER)}"
     with psycopg.connect(bare.dsn, autocommit=True) as sql:
         sql.execute(f"create database {name}")
@@ -77,17 +77,17 @@ def test_many_at_once_do_everything_once(empty: str) -> None:
 
 
 def test_the_first_step_of_another_init_ends_between_two_looks(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The schema is there by then, so that to create it waits for nothing: the lock on the table must be taken."""
-    recorded = migrate.recorded
+    """The schema exists by then, so creating it waits for nothing, and the lock on the table must be taken."""
+    recorded = migrate.read_checksums
 
     def look(connection: Connection) -> dict[int, str]:
-        monkeypatch.setattr(migrate, "recorded", recorded)
+        monkeypatch.setattr(migrate, "read_checksums", recorded)
         found = recorded(connection)
         with psycopg.connect(empty, autocommit=True) as other:
             assert migrate.advance(other, False) == "0001_tables.sql"
         return found
 
-    monkeypatch.setattr(migrate, "recorded", look)
+    monkeypatch.setattr(migrate, "read_checksums", look)
     with psycopg.connect(empty, autocommit=True) as sql, sql.transaction():
         migrate.exclude_others(sql)
         locks = "select mode from pg_locks where relation = 'penstock.migration'::regclass and pid = pg_backend_pid()"
@@ -114,7 +114,7 @@ def test_a_second_init_touches_nothing(empty: str) -> None:
 
 
 def test_init_leaves_no_lock_behind(dsn: str, sql: Connection) -> None:
-    """Behind a pooler the session goes on when we have gone, and the next init would wait for it for ever."""
+    """Behind a pooler the session outlives the client, and the next init would wait for its lock for ever."""
     for _ in range(3):
         sql.execute("update penstock.migration set checksum = 'older' where number = 0")
         assert init(dsn) == ["functions"]
@@ -127,7 +127,7 @@ def test_functions_are_applied_when_their_text_changed(empty: str) -> None:
     with Penstock(empty) as penstock, psycopg.connect(empty, autocommit=True) as sql:
         penstock.init()
         sql.execute("drop function penstock.claim")
-        assert penstock.init() == [], "nobody edits a database by hand and expects us to notice"
+        assert penstock.init() == [], "changes by hand in a database are not noticed"
         sql.execute("update penstock.migration set checksum = 'older' where number = 0")
         assert penstock.init() == ["functions"]
         penstock.create_queue("work").claim()
@@ -165,7 +165,7 @@ def test_every_statement_of_a_failed_step_is_undone(empty: str, tmp_path: Path) 
 
 
 def test_functions_pin_their_search_path(sql: Connection) -> None:
-    """Every function of ours pins its search_path, or has a body that was parsed when it was created."""
+    """Each function pins its search_path, or has a body that was parsed when it was created."""
     loose = sql.execute(
         "select proname from pg_proc where pronamespace = 'penstock'::regnamespace and prokind = 'f'"
         " and not coalesce(proconfig::text like '%%search_path%%', false) and prosqlbody is null and proname <> 'clock'"
@@ -180,7 +180,7 @@ SAID = {"missing": "penstock init", "older": "penstock init", "newer": "pip inst
 
 
 @pytest.mark.parametrize("version", SAID)
-def test_another_version_is_told_apart_at_once(version: str, make_database: Callable[..., str]) -> None:
+def test_another_version_is_recognised_at_once(version: str, make_database: Callable[..., str]) -> None:
     dsn = make_database("template0" if version == "missing" else "penstock_template")
     if version != "missing":
         with psycopg.connect(dsn) as sql:
@@ -204,7 +204,7 @@ def test_another_version_is_told_apart_at_once(version: str, make_database: Call
         assert SAID[version] in ran.err
 
 
-def test_an_old_client_does_not_take_new_functions_back(empty: str) -> None:
+def test_an_old_client_does_not_replace_new_functions(empty: str) -> None:
     with Penstock(empty) as app, psycopg.connect(empty, autocommit=True) as sql:
         app.init()
         sql.execute(OTHER.format(99).encode())
@@ -225,7 +225,7 @@ def test_an_old_schema_is_brought_up_to_date(empty: str) -> None:
 
 
 def test_functions_come_anew_after_a_migration(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their text is the same, but the migration may have made what they grant."""
+    """Their text is the same, but the migration may have made the objects that they use."""
     with Penstock(empty) as app, psycopg.connect(empty, autocommit=True) as sql:
         app.init()
         known = migrate.migrations()
@@ -238,7 +238,7 @@ def test_functions_come_anew_after_a_migration(empty: str, monkeypatch: pytest.M
         assert app.init() == []
 
 
-# --- onto a busy queue ------------------------------------------------------------------------------------------------
+# --- on a busy queue --------------------------------------------------------------------------------------------------
 
 
 def change_functions(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
@@ -247,8 +247,7 @@ def change_functions(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
 
 
 class Busy:
-    """Clients that do the same thing over and over, each in a thread of its own; how long the longest took, and what
-    went wrong."""
+    """Clients that repeat a call, each in a thread of its own. Keeps how long the longest call took, and the errors."""
 
     def __init__(self, *acts: Callable[[], object]) -> None:
         self.turns: Counter[int] = Counter()
@@ -279,7 +278,7 @@ class Busy:
             self.turns[n] += 1
 
     def go_on(self, turns: int) -> None:
-        """Returns when everybody has had so many more turns."""
+        """Returns when every client has made `turns` more calls."""
         goal = {n: self.turns[n] + turns for n in range(len(self._threads))}
         await_(lambda: bool(self.errors) or all(self.turns[n] >= goal[n] for n in goal))
 
@@ -287,11 +286,11 @@ class Busy:
 def await_(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it never came"
+        assert time.monotonic() < deadline, "the condition never held"
         time.sleep(0.005)
 
 
-def test_new_functions_under_load_stop_nobody(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_functions_under_load_stop_no_client(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Penstock(empty) as app, Penstock(empty, max_connections=12) as crowd:
         app.init()
         app.create_queue("work", lease="5s", max_attempts=None)
@@ -317,7 +316,7 @@ def test_new_functions_under_load_stop_nobody(empty: str, monkeypatch: pytest.Mo
 
 
 def test_new_functions_wait_for_no_transaction(apart: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They lock no table, so there is nothing to wait for, and nobody to keep waiting."""
+    """They lock no table, so init waits for no transaction and keeps none waiting."""
     monkeypatch.setattr(migrate, "PAUSES", ())
     with Penstock(apart) as app, psycopg.connect(apart) as long:
         app.init(roles=False)
@@ -329,8 +328,8 @@ def test_new_functions_wait_for_no_transaction(apart: str, monkeypatch: pytest.M
 
 
 def test_init_gives_way_to_a_long_transaction(apart: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody's open transaction is in its way: it waits for two seconds, lets everybody pass who queued up behind it,
-    and comes again, until the way is free."""
+    """An open transaction is in its way: init waits for two seconds, lets the sessions behind it pass, and tries again
+    until it succeeds."""
     monkeypatch.setattr(migrate, "PAUSES", (0.3,) * 100)
     waiting = (
         "select count(*) from pg_locks"
@@ -356,7 +355,7 @@ def test_init_gives_way_to_a_long_transaction(apart: str, monkeypatch: pytest.Mo
         for _ in range(2):
             await_(init_waits)
             began = time.monotonic()
-            queue.push()  # behind init, which is behind the long transaction
+            queue.push()  # it waits behind init, which waits behind the long transaction
             assert time.monotonic() - began < migrate.LOCK_SECONDS + 10
             await_(lambda: not init_waits())
         assert not under_way.done()
@@ -365,7 +364,7 @@ def test_init_gives_way_to_a_long_transaction(apart: str, monkeypatch: pytest.Mo
         assert queue.status().pending == 3
 
 
-def test_init_names_who_is_in_its_way(apart: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_names_the_session_in_its_way(apart: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrate, "PAUSES", ())
     monkeypatch.setattr(migrate, "LOCK_SECONDS", 0.2)
     with Penstock(apart) as app, psycopg.connect(apart, application_name="night job") as long:
@@ -385,20 +384,20 @@ def test_init_names_who_is_in_its_way(apart: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "upgrade"])
 def test_no_login_can_stop_init_with_an_advisory_lock(empty: str, monkeypatch: pytest.MonkeyPatch, fresh: bool) -> None:
-    with Penstock(empty) as app, psycopg.connect(empty, autocommit=True) as stranger:
+    with Penstock(empty) as app, psycopg.connect(empty, autocommit=True) as other_session:
         if not fresh:
             app.init()
             change_functions(monkeypatch, "new")
-        stranger.execute("select pg_advisory_lock(1346719315)")
+        other_session.execute("select pg_advisory_lock(1346719315)")
         with ThreadPoolExecutor(1) as pool:
             under_way = pool.submit(app.init)
             try:
                 assert under_way.result(20) == (["0001_tables.sql", "functions"] if fresh else ["functions"])
             finally:
-                stranger.close()
+                other_session.close()
 
 
-def test_whoever_may_only_read_is_told_that_nothing_is_missing(empty: str, server_dsn: str) -> None:
+def test_a_role_that_may_only_read_is_told_that_nothing_is_missing(empty: str, server_dsn: str) -> None:
     init(empty)
     name = f"viewer_{os.getpid()}"
     with psycopg.connect(server_dsn, autocommit=True) as sql:
@@ -409,7 +408,7 @@ def test_whoever_may_only_read_is_told_that_nothing_is_missing(empty: str, serve
             sql.execute(f"drop role {name}")
 
 
-# --- what the database and the session have set -----------------------------------------------------------------------
+# --- settings of the database and the session -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
@@ -459,7 +458,7 @@ def test_the_installers_settings_change_nothing(make_database: Callable[..., str
     assert dumped(pg_dump, unusual) == dumped(pg_dump, usual)
 
 
-# --- other ways in ----------------------------------------------------------------------------------------------------
+# --- other ways to install --------------------------------------------------------------------------------------------
 
 
 def psql(dsn: str, text: str) -> None:
@@ -489,7 +488,7 @@ def noted(dsn: str) -> list[tuple[object, ...]]:
 
 
 def test_the_installers_search_path_captures_nothing(empty: str) -> None:
-    """Better matches than PostgreSQL's own functions and operators, in a schema that comes first."""
+    """A schema that comes first has better matches than PostgreSQL's own functions and operators."""
     with psycopg.connect(empty, autocommit=True) as sql:
         sql.execute("""
             create schema evil;
@@ -510,7 +509,7 @@ def test_the_installers_search_path_captures_nothing(empty: str) -> None:
 
 
 def dumped_elsewhere(dsn: str) -> str:
-    """What init makes of a database with nothing in it, beside this one."""
+    """Returns the dump of a new database after init."""
     with psycopg.connect(dsn, autocommit=True) as sql:
         sql.execute("drop schema penstock cascade")
     init(dsn)
@@ -536,7 +535,7 @@ def test_the_owner_of_a_database_needs_no_right_to_make_roles(bare: Server, monk
         assert app.init(roles=False) == []
         live(app)
 
-        # An administrator makes the roles later: init gives them their rights, and goes on without being one.
+        # An administrator makes the roles later: init grants their rights, and needs no more for itself.
         with Penstock(make_conninfo(bare.dsn, dbname="tenancy")) as admin:
             assert admin.init() == ["roles", "functions"]
         assert sql.execute("select has_schema_privilege('penstock_worker', 'penstock', 'usage')").fetchone() == (True,)
@@ -549,7 +548,7 @@ def test_the_owner_of_a_database_needs_no_right_to_make_roles(bare: Server, monk
 
 
 def live(app: Penstock) -> None:
-    """All a queue is for."""
+    """Uses a queue in all basic ways."""
     queue = app.create_queue("work", exist_ok=True)
     queue.push_many([{}] * 3)
     queue.push_many([NewTask({}, f"s{n}") for n in range(3)])

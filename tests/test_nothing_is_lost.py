@@ -1,7 +1,7 @@
-"""A push that was reported is followed by a run with its payload, however it meets claims, settles and other pushes.
+"""A reported push is followed by a run with its payload, whatever claims, settles and pushes happen at the same time.
 
-And proof that this test would notice: with `renew` broken, and with a claim that reads documents in the snapshot in
-which it chose them, it finds pushes that nobody ever ran.
+The test would notice errors: with `renew` broken, and with a claim that reads documents in the snapshot in which it
+chose them, it finds pushes that were never run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PRODUCERS, WORKERS = 4, 4
 
 
 class Storm:
-    """Producers push versions of subjects of their own; workers note which version of a subject they were given."""
+    """Producers push versions of their own subjects, and workers record which version of a subject they got."""
 
     def __init__(self, queue: Queue, seconds: float) -> None:
         self.queue = queue
@@ -58,11 +58,11 @@ class Storm:
             self.work(1 + worker)
 
     def run(self) -> list[str]:
-        """Subjects whose last version nobody ever ran."""
+        """Runs the storm and returns the subjects whose last version was never run."""
         with ThreadPoolExecutor(PRODUCERS + WORKERS) as pool:
-            crew = [pool.submit(self.produce, n) for n in range(PRODUCERS)]
-            crew += [pool.submit(self.keep_working, n) for n in range(WORKERS)]
-            for one in crew:
+            running = [pool.submit(self.produce, n) for n in range(PRODUCERS)]
+            running += [pool.submit(self.keep_working, n) for n in range(WORKERS)]
+            for one in running:
                 one.result()
         while self.work(100):
             pass
@@ -94,12 +94,12 @@ def test_a_broken_renew_is_noticed(dsn: str, sql: Connection) -> None:
         assert Storm(queue, 3).run() != []
 
 
-# What claim would be in one statement. The pause widens the window between its snapshot and its locks; it does the same
-# to the real one below, which takes no harm.
+# A claim in one statement. The pause widens the window between its snapshot and its locks. The real claim below has the
+# same pause and is not harmed.
 ONE_STATEMENT = """
     create or replace function penstock.claim(
         p_queue text, p_limit int default 1, p_lease interval default null, p_worker text default '',
-        p_hint penstock.place default null, p_may_alone boolean default true, p_durable boolean default true
+        p_hint penstock.place default null, p_quarantined boolean default true, p_durable boolean default true
     ) returns table (
         token uuid, until timestamptz, id bigint, kind text, subject text, payload jsonb, priority smallint,
         due timestamptz, attempt int, iterations int, created timestamptz,
@@ -134,7 +134,7 @@ def test_a_claim_in_one_statement_is_noticed(dsn: str, sql: Connection) -> None:
         assert Storm(queue, 5).run() != []
 
 
-def test_a_slow_claim_in_two_statements_takes_no_harm(dsn: str, sql: Connection) -> None:
+def test_a_slow_claim_in_two_statements_is_not_harmed(dsn: str, sql: Connection) -> None:
     app, queue = make_queue(dsn)
     (body,) = sql.execute("select pg_get_functiondef('penstock._pick'::regproc)").fetchone() or ("",)
     slow = body.replace(

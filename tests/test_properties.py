@@ -1,7 +1,7 @@
-"""The queue against a model of it: random verbs of two clients on the real SQL, and the same on a few pages of Python.
+"""The queue against a model of it: random verbs of two clients run on the real SQL and on a few pages of Python.
 
 The model is written from the design, not from the SQL. After every step the documents, the agenda, the leases, history,
-counters and the oldest age must be what the model says, and the books must be true. Time is the database's, and stands.
+counters and the oldest age must equal the model, and `verify` must find nothing. The database's clock is fixed.
 
 When it fails, Hypothesis prints the steps and a `@reproduce_failure(…)`: put that on `QueueMachine` to run them again.
 """
@@ -50,14 +50,14 @@ from penstock import (
 )
 from penstock.retry import Strategy
 
-MOST_CRASHES = 20
+MAX_CRASHES = 20
 Place = tuple[int, datetime, int]
 
-# -- The model: what the design says of one queue ---------------------------------------------------------------------
+# -- The model of one queue, by the design ----------------------------------------------------------------------------
 
 
 class Terms(NamedTuple):
-    """What a queue, or a kind in it, was told about trying again."""
+    """The retry settings of a queue, or of a kind in it."""
 
     max_attempts: int | None
     retry: Strategy
@@ -65,7 +65,7 @@ class Terms(NamedTuple):
 
 @dataclass
 class Doc:
-    """A task. Where it waits (or waited, when it is leased) is kept beside it."""
+    """A task, with the place where it waits (or waited, if it is leased)."""
 
     id: int
     kind: str
@@ -77,11 +77,11 @@ class Doc:
     due: datetime
     state: str  # planned, pending, active, done, dead, cancelled
     attempts: int = 0
-    company: int = 0  # the largest lease it may share; 0: any
+    quarantine: int = 0  # the size of the largest lease that it may be in; 0: any
     crashes: int = 0
     iterations: int = 0
     reason: str | None = None
-    renew: datetime | None = None  # pushed again while somebody worked on it: when it shall run again
+    renew: datetime | None = None  # when it is to run again, if it was pushed again while it ran
 
     @property
     def place(self) -> Place:
@@ -95,7 +95,7 @@ class Lease:
     claimed_at: datetime
     until: datetime
     alone: bool
-    was: tuple[Doc, ...]  # as they were when claimed, in order
+    was: tuple[Doc, ...]  # the tasks as they were when claimed, in order
     open: set[int]
     revoked: set[int] = field(default_factory=set)
 
@@ -105,7 +105,7 @@ class Lease:
 
 
 class Said(NamedTuple):
-    """An outcome, as the model hears it."""
+    """An outcome, as the model receives it."""
 
     word: str
     due: datetime | None = None
@@ -130,7 +130,7 @@ class Noted(NamedTuple):
 
 @dataclass
 class Model:
-    """One queue."""
+    """The model of one queue."""
 
     terms: Terms
     keeps_done: bool
@@ -139,7 +139,7 @@ class Model:
     totals: Counter[str] = field(default_factory=Counter)
     history: list[Noted] = field(default_factory=list)
 
-    # Push: a task with a due is born planned, whatever the clock says; a task without one pending.
+    # Push: a task with a due starts as planned, whatever the time is; a task without one starts as pending.
 
     def subject(self, subject: str | None) -> Doc | None:
         return next((doc for doc in self.docs.values() if subject is not None and doc.subject == subject), None)
@@ -159,7 +159,7 @@ class Model:
         self.totals["pushed"] += 1
 
     def upsert(self, id_: int, task: NewTask, now: datetime) -> str:
-        """What waits is brought up to date, what runs will run again, what has ended begins anew."""
+        """Updates a waiting task, lets a running task run again, and re-opens an ended one."""
         doc = self.subject(task.subject)
         if doc is None:
             self.push(id_, task, now)
@@ -177,11 +177,11 @@ class Model:
 
     def reopen(self, doc: Doc, due: datetime | None, now: datetime) -> None:
         doc.due, doc.state = due or now, "pending" if due is None else "planned"
-        doc.attempts = doc.company = doc.crashes = 0
+        doc.attempts = doc.quarantine = doc.crashes = 0
         doc.since, doc.reason = now, None
 
     def cancel(self, ids: list[int], now: datetime) -> dict[int, str]:
-        """Somebody who works on it is told later; the task ends now."""
+        """Ends the tasks now; a worker that runs one of them is told later."""
         answer = {}
         for id_ in ids:
             doc = self.docs.get(id_)
@@ -213,47 +213,47 @@ class Model:
         return answer
 
     def foresee(self, tasks: list[NewTask]) -> list[str]:
-        """What a batch reports of each: the last of equal subjects wins, and is skipped when its subject is taken."""
+        """Returns the results of a batch: the last of equal subjects wins, and is skipped if its subject is taken."""
         last = {task.subject: n for n, task in enumerate(tasks)}
         winners = [n for n, task in enumerate(tasks) if task.subject is None or last[task.subject] == n]
         taken = ["skipped" if self.subject(task.subject) else "created" for task in tasks]
         return [result if n in winners else "superseded" for n, result in enumerate(taken)]
 
-    # Claim: by (priority, due, id), and never more tasks than the smallest company among them. Who has nothing to lose
-    # takes first what must be alone.
+    # Claim: by (priority, due, id), and never more tasks than the smallest limit (`quarantine`) among them. A worker
+    # without other tasks first takes a task that must be alone.
 
-    def eligible(self, may_alone: bool, hint: Place | None = None, held: Collection[int] = ()) -> list[Doc]:
+    def eligible(self, quarantined: bool, hint: Place | None = None, held: Collection[int] = ()) -> list[Doc]:
         pending = (doc for doc in self.docs.values() if doc.state == "pending" and doc.id not in held)
-        found = (doc for doc in pending if (may_alone or doc.company != 1) and (hint is None or doc.place >= hint))
+        found = (doc for doc in pending if (quarantined or doc.quarantine != 1) and (hint is None or doc.place >= hint))
         return sorted(found, key=lambda doc: doc.place)
 
-    def within_reach(self, limit: int, may_alone: bool, hint: Place | None, held: Collection[int] = ()) -> list[Doc]:
-        found = self.eligible(may_alone, hint, held)
-        alone = [doc for doc in found if doc.company == 1] if hint is None else []
+    def within_reach(self, limit: int, quarantined: bool, hint: Place | None, held: Collection[int] = ()) -> list[Doc]:
+        found = self.eligible(quarantined, hint, held)
+        alone = [doc for doc in found if doc.quarantine == 1] if hint is None else []
         return alone[:1] or found[:limit]
 
     def choose(
         self,
         now: datetime,
         limit: int,
-        may_alone: bool,
+        quarantined: bool,
         hint: Place | None = None,
         held: Collection[int] = (),
         settling: UUID | None = None,
     ) -> list[Doc]:
-        """A hinted claim that finds too few looks from the start, and only that one expires and promotes. Rows and
-        leases that another transaction holds are passed over."""
-        found = self.within_reach(limit, may_alone, hint, held)
+        """Chooses the tasks of a claim. A hinted claim that finds too few looks again from the start, and only then
+        expires and promotes. Rows and leases that another transaction holds are skipped."""
+        found = self.within_reach(limit, quarantined, hint, held)
         if hint is None or len(found) < limit:
             self.expire(now, [lease.token for lease in self.overdue(now) if lease.token != settling])
             self.promote(now)
-            found = self.within_reach(limit, may_alone, None, held)
-        while found and len(found) > min((doc.company for doc in found if doc.company), default=len(found)):
+            found = self.within_reach(limit, quarantined, None, held)
+        while found and len(found) > min((doc.quarantine for doc in found if doc.quarantine), default=len(found)):
             found.pop()
         return found
 
     def take(self, token: UUID, worker: str, now: datetime, until: datetime, docs: list[Doc], exclusive: bool) -> Lease:
-        """A lease is alone when it holds one task, and the worker has, and takes, nothing else."""
+        """Makes a lease. It counts as alone if it holds one task and the worker has and takes no other."""
         was = tuple(replace(doc) for doc in docs)
         for doc in docs:
             doc.state = "active"
@@ -262,18 +262,18 @@ class Model:
         )
         return self.leases[token]
 
-    # Expiry, promotion: what time does.
+    # Expiry and promotion, as time passes.
 
     def overdue(self, now: datetime) -> list[Lease]:
         return sorted((lease for lease in self.leases.values() if lease.until < now), key=lambda lease: lease.until)
 
     def expire(self, now: datetime, tokens: list[UUID] | None = None) -> int:
-        """These leases, or all that have ended."""
+        """Expires these leases, or all that have ended."""
         count = 0
         for token in [lease.token for lease in self.overdue(now)] if tokens is None else tokens:
             count += len(self.leases[token].open)
             self.conclude(self.leases[token], dict.fromkeys(self.leases[token].open, Said("expired")), now)
-            self.leases.pop(token, None)  # one whose every task was cancelled had nothing to conclude
+            self.leases.pop(token, None)  # a lease whose tasks were all cancelled has nothing to conclude
         return count
 
     def ripe(self, now: datetime) -> list[Doc]:
@@ -290,8 +290,8 @@ class Model:
     # Settle.
 
     def settle(self, token: UUID, said: Mapping[int, Said], now: datetime) -> dict[int, str]:
-        """Per id: the state it is in now; refused, when it is no longer ours; revoked, when it was cancelled under us;
-        unknown, when it never was ours."""
+        """Returns per id its state now, or refused if the lease no longer has it, revoked if it was cancelled while it
+        ran, and unknown if the lease never had it."""
         lease = self.leases.get(token)
         if lease is None:
             return dict.fromkeys(said, "refused")
@@ -317,7 +317,7 @@ class Model:
         return answer
 
     def note(self, doc: Doc, lease: Lease, outcome: str, now: datetime) -> None:
-        """A row of history, of the attempt that the lease was for."""
+        """Adds a row of history for the attempt of this lease."""
         self.totals[outcome] += 1
         was = next(one for one in lease.was if one.id == doc.id)
         self.history.append(
@@ -328,33 +328,33 @@ class Model:
         )
 
     def judge(self, doc: Doc, lease: Lease, said: Said, now: datetime, still_open: int) -> None:
-        """Where one attempt leaves its task. A push that came meanwhile beats them all."""
+        """Applies an outcome to its task. A push that came meanwhile overrides every outcome."""
         if doc.renew is not None:
             due, doc.renew = doc.renew, None
             doc.iterations += said.word in {"done", "again"}
-            doc.attempts = doc.company = doc.crashes = 0
+            doc.attempts = doc.quarantine = doc.crashes = 0
             doc.since = now
             self.wait(doc, due, now)
             return
         terms = KINDS.get(doc.kind, self.terms)
         most = self.terms.max_attempts if terms.max_attempts is None else terms.max_attempts
         strategy = terms.retry.delay(doc.attempts + 1, now - doc.since, doc.id)
-        if said.word == "expired" and not lease.alone:  # given back, to be tried in smaller company
-            doc.company = max(1, max(still_open, doc.company or 64) // 8)
+        if said.word == "expired" and not lease.alone:  # given back, to be tried in a smaller lease
+            doc.quarantine = max(1, max(still_open, doc.quarantine or 64) // 8)
             self.wait(doc, now, now)
-        elif said.word == "expired":  # alone: it is the one that took its worker down
-            again = doc.company == 1  # it was alone because of a crash before
-            doc.attempts, doc.crashes, doc.company = doc.attempts + 1, doc.crashes + 1, 1
-            if strategy is None or doc.crashes >= MOST_CRASHES or (most is not None and doc.attempts >= most):
+        elif said.word == "expired":  # alone, so this task took its worker down
+            again = doc.quarantine == 1  # it was alone because of an earlier crash
+            doc.attempts, doc.crashes, doc.quarantine = doc.attempts + 1, doc.crashes + 1, 1
+            if strategy is None or doc.crashes >= MAX_CRASHES or (most is not None and doc.attempts >= most):
                 self.end(doc, "dead", "crashed")
-            else:  # the first time the strategy is only asked whether to stop
+            else:  # the first time, the strategy is only asked whether to stop
                 self.wait(doc, now + strategy if again else now, now)
-        elif said.word == "release":  # as it was
+        elif said.word == "release":  # unchanged
             doc.state = "pending"
             if said.delay is not None:
                 self.wait(doc, now + said.delay, now)
         else:
-            doc.company = doc.crashes = 0
+            doc.quarantine = doc.crashes = 0
             if said.word == "failed":
                 doc.attempts += 1
                 delay = strategy if said.delay is None else said.delay
@@ -380,14 +380,14 @@ class Model:
     def end(self, doc: Doc, state: str, reason: str | None) -> None:
         doc.state, doc.reason = state, reason
 
-    # What people see.
+    # The status.
 
     def gauges(self) -> dict[str, int]:
         states = Counter(doc.state for doc in self.docs.values())
         return {state: states[state] for state in ("planned", "pending", "active", "done", "dead", "cancelled")}
 
     def oldest_age(self, now: datetime) -> float | None:
-        """Overdue planned tasks wait, even if nobody has promoted them yet."""
+        """Returns the age of the oldest waiting task; overdue planned tasks count, promoted or not."""
         waiting = [doc.due for doc in self.docs.values() if doc.state in {"planned", "pending"} and doc.due <= now]
         return (now - min(waiting)).total_seconds() if waiting else None
 
@@ -397,7 +397,7 @@ def version_of(task: NewTask) -> int:
     return int(task.payload["v"])
 
 
-# -- The world: one database, two clients, somebody who watches -------------------------------------------------------
+# -- The world: one database, two clients and an observer -------------------------------------------------------------
 
 START = datetime(2030, 1, 1, 23, 58, tzinfo=UTC)  # two minutes before history begins another day
 LEASE = timedelta(seconds=10)
@@ -414,11 +414,11 @@ TASKS = """
     select t.queue_id, t.id,
            coalesce(t.ended, case when a.pending then 'pending' when not a.pending then 'planned' else 'active' end),
            t.kind, t.subject, (t.payload->>'v')::int, t.priority, t.created, coalesce(t.since, t.created), t.iterations,
-           t.reason, a.due, a.attempts, a.company, a.crashes, a.priority
+           t.reason, a.due, a.attempts, a.quarantine, a.crashes, a.priority
     from penstock.task as t left join penstock.agenda as a on a.task_id = t.id
 """
 LEASES = """
-    select queue_id, token, worker, claimed_at, until, open::text, ids, dues, attempts, companies, crashes
+    select queue_id, token, worker, claimed_at, until, open::text, ids, dues, attempts, quarantines, crashes
     from penstock.lease
 """
 HISTORY = """
@@ -427,7 +427,7 @@ HISTORY = """
 """
 CLAIM = """
     select token, until, id
-    from penstock.claim(%s, %s, p_worker => %s, p_hint => penstock.at_place(%s::smallint, %s, %s), p_may_alone => %s)
+    from penstock.claim(%s, %s, p_worker => %s, p_hint => penstock.at_place(%s::smallint, %s, %s), p_quarantined => %s)
 """
 PUSH = """
     select n, id, result, state
@@ -440,7 +440,7 @@ SETTLE = """
 
 
 class Told:
-    """In the place of a client's own hint, which goes by the wall clock: the test says it."""
+    """A hint that the test sets, in place of a client's own hint, which goes by the wall clock."""
 
     place: Place | None = None
 
@@ -451,16 +451,16 @@ class Told:
 
 
 class World:
-    """Connections, kept from one example to the next: what a session has planned stays planned."""
+    """Connections that are kept from one example to the next, so that statements stay prepared."""
 
     def __init__(self, dsn: str) -> None:
-        patient = psycopg.conninfo.make_conninfo(dsn, options="-c lock_timeout=3s")  # nothing here may wait for a lock
+        patient = psycopg.conninfo.make_conninfo(dsn, options="-c lock_timeout=3s")  # no statement may wait for a lock
         self.apps = [Penstock(patient, max_connections=1) for _ in range(2)]
         self.raw = [psycopg.connect(patient, autocommit=True) for _ in range(3)]
         self.watcher = self.raw[2]
         self.set_clock(START)
         while any(self.apps[0].upkeep().get(part) for part in ("history days made", "history days dropped")):
-            pass  # partitions for these days, and none for today's
+            pass  # partitions for these days, and none for the real today
 
     def set_clock(self, now: datetime) -> None:
         self.watcher.execute("update penstock_test.clock set fixed = %s, shift = '0'", (now,))
@@ -479,7 +479,7 @@ def world(dsn: str) -> Iterator[World]:
     world.close()
 
 
-# -- What may happen ---------------------------------------------------------------------------------------------------
+# -- Inputs ------------------------------------------------------------------------------------------------------------
 
 QUEUES: Mapping[str, tuple[Terms, bool]] = {  # and whether done tasks are kept
     "spent": (Terms(3, Exponential("4s", factor=2, cap="30s", jitter=0.1)), False),
@@ -492,7 +492,7 @@ KINDS = {"brittle": Terms(2, Fixed("1s")), "patient": Terms(None, Delays([3, 3])
 
 
 class Ask(NamedTuple):
-    """A push, before its payload and moment are known."""
+    """A push, before its payload and time are known."""
 
     subject: str | None = None
     due: float | None = None
@@ -501,7 +501,7 @@ class Ask(NamedTuple):
 
 
 class Say(NamedTuple):
-    """An outcome, before its payload and moment are known."""
+    """An outcome, before its payload and time are known."""
 
     word: str
     due: float | None = None
@@ -525,14 +525,14 @@ OUTCOMES = {  # due, delay, whether with a payload
     "again": (st.sampled_from([None, None, -5.0, 0.0, 8.0]), NOW_OR_LATER, st.booleans()),
 }
 SAYINGS = st.one_of([st.tuples(st.just(word), *rest).map(Say._make) for word, rest in OUTCOMES.items()])
-GIVEN = attrgetter("kind", "subject", "priority", "due", "iterations", "created")  # alike in a task and a document
+GIVEN = attrgetter("kind", "subject", "priority", "due", "iterations", "created")  # equal in a task and its document
 LIMITS = st.integers(1, 5) | st.sampled_from([16, 40])
 EITHER = st.integers(0, 1)
 MOSTLY_FIRST = st.sampled_from([0, 0, 0, 1])
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Two queues, two clients. A rule asks the model first or after, but always both, and compares their answers."""
+    """Two queues and two clients. Each rule calls the queue and the model, and compares their answers."""
 
     world: ClassVar[World]
 
@@ -545,8 +545,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.names: list[str] = []
         self.models: list[Model] = []
         self.queue_ids: list[int] = []
-        self.claims: list[tuple[int, Claim]] = []  # all that were ever given: the queue's number, and the claim
-        self.last: dict[tuple[int, int], Place] = {}  # by client and queue: where its last claim ended
+        self.claims: list[tuple[int, Claim]] = []  # all claims so far, with the number of their queue
+        self.last: dict[tuple[int, int], Place] = {}  # where the last claim of a client in a queue ended
 
     @initialize(
         names=st.lists(st.sampled_from(sorted(QUEUES)), min_size=2, max_size=2, unique=True),
@@ -633,7 +633,7 @@ class QueueMachine(RuleBasedStateMachine):
             model.push(ids[version_of(task)], task, self.now)
 
     def push_in_sql(self, client: int, at: int, tasks: list[NewTask]) -> None:
-        """Each row's id, result and state."""
+        """Pushes in SQL and compares each row's id, result and state."""
         model = self.models[at]
         foreseen = model.foresee(tasks)
         rows = self.pushed_in_sql(client, at, tasks)
@@ -648,7 +648,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(client=EITHER, at=MOSTLY_FIRST, count=st.integers(16, 40), priority=st.sampled_from([5, 5, 0]))
     def push_many_alike(self, client: int, at: int, count: int, priority: int) -> None:
-        """Enough for a company of more than one."""
+        """Pushes enough tasks for a lease of more than one."""
         self.push_in_bulk(client, at, [self.asked(Ask(priority=priority)) for _ in range(count)])
 
     @rule(client=EITHER, at=MOSTLY_FIRST, asks=st.lists(ASKS, min_size=1, max_size=6))
@@ -665,7 +665,7 @@ class QueueMachine(RuleBasedStateMachine):
             doc = model.subject(task.subject) or model.docs[id_]
             assert (id_, state) == (doc.id, doc.state)
 
-    # -- What people do to tasks that are there
+    # -- Verbs on existing tasks
 
     def draw_ids(self, data: st.DataObject, at: int, *but: str) -> list[int]:
         known = [doc.id for doc in self.models[at].docs.values() if doc.state not in but]
@@ -714,11 +714,11 @@ class QueueMachine(RuleBasedStateMachine):
     # -- Claim, extend
 
     def place(self, data: st.DataObject, client: int, at: int) -> Place | None:
-        """None, where this client's last claim ended, or where some task waits."""
+        """Draws no place, the place where this client's last claim ended, or that of a waiting task."""
         choices: list[Place | None] = [None]
         if (client, at) in self.last:
             choices += [self.last[client, at]] * 2
-        choices += [doc.place for doc in self.models[at].eligible(may_alone=True)]
+        choices += [doc.place for doc in self.models[at].eligible(quarantined=True)]
         n = data.draw(st.integers(0, len(choices) - 1), label="hint")
         return choices[n]
 
@@ -726,31 +726,31 @@ class QueueMachine(RuleBasedStateMachine):
         client=EITHER,
         at=MOSTLY_FIRST,
         limit=LIMITS,
-        may_alone=st.booleans(),
+        quarantined=st.booleans(),
         lease=st.sampled_from([None, None, 0.1, 45]),
         data=st.data(),
     )
     def claim(
-        self, client: int, at: int, limit: int, may_alone: bool, lease: float | None, data: st.DataObject
+        self, client: int, at: int, limit: int, quarantined: bool, lease: float | None, data: st.DataObject
     ) -> None:
-        self.do_claim(client, at, limit, may_alone, lease, self.place(data, client, at))
+        self.do_claim(client, at, limit, quarantined, lease, self.place(data, client, at))
 
     def do_claim(
         self,
         client: int,
         at: int,
         limit: int,
-        may_alone: bool,
+        quarantined: bool,
         lease: float | None = None,
         hint: Place | None = None,
         held: Collection[int] = (),
         settling: UUID | None = None,
     ) -> list[int]:
         model, queue = self.models[at], self.queue(client, at)
-        chosen = model.choose(self.now, limit, may_alone, hint, held, settling)
+        chosen = model.choose(self.now, limit, quarantined, hint, held, settling)
         queue._claimer._hint.place = hint  # type: ignore[attr-defined]
         worker = f"w{client}"
-        claim = queue.claim(limit, lease=lease, worker=worker, may_alone=may_alone)
+        claim = queue.claim(limit, lease=lease, worker=worker, quarantined=quarantined)
         assert claim.ids == [doc.id for doc in chosen]
         if not claim:
             return []
@@ -759,23 +759,23 @@ class QueueMachine(RuleBasedStateMachine):
         assert [(GIVEN(task), task.payload, task.attempt) for task in claim.tasks] == [
             (GIVEN(doc), {"v": doc.version}, doc.attempts + 1) for doc in chosen
         ]
-        assert_companions(chosen, limit, may_alone)
+        assert_companions(chosen, limit, quarantined)
         self.last[client, at] = chosen[-1].place
         assert token(claim) not in model.leases
-        exclusive = may_alone and (limit == 1 or chosen[0].company == 1)
+        exclusive = quarantined and (limit == 1 or chosen[0].quarantine == 1)
         assert claim.alone == (exclusive and len(chosen) == 1)
         model.take(token(claim), worker, self.now, until, chosen, exclusive)
         self.claims.append((at, claim))
         return claim.ids
 
     def draw_claim(self, data: st.DataObject, wanted: Callable[[int, Claim], bool]) -> tuple[int, Claim]:
-        """The newest first: that is what examples shrink to."""
+        """Draws a claim, the newest first, because examples shrink to the first."""
         found = [(at, claim) for at, claim in reversed(self.claims) if wanted(at, claim)]
         n = data.draw(st.integers(0, len(found) - 1), label="claim")
         return found[n]
 
     def is_live(self, at: int, claim: Claim) -> bool:
-        """It is there, and not every task of it was cancelled."""
+        """Whether the lease is there and not all of its tasks were cancelled."""
         lease = self.models[at].leases.get(token(claim))
         return lease is not None and bool(lease.open)
 
@@ -791,7 +791,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.claims)
     @rule(client=EITHER, lease=st.sampled_from([None, 0.1, 30]), data=st.data())
     def extend(self, client: int, lease: float | None, data: st.DataObject) -> None:
-        """A lease is lost when it was expired, not when its end has passed."""
+        """Extends a lease, which is lost if it was expired, not if its end has passed."""
         at, claim = self.draw_claim(data, lambda *_: True)
         until = self.now + (LEASE if lease is None else timedelta(seconds=lease))
         held = self.models[at].leases.get(token(claim))
@@ -810,7 +810,7 @@ class QueueMachine(RuleBasedStateMachine):
     # -- Settle
 
     def said(self, say: Say) -> tuple[Outcome, Said]:
-        """The same for both sides."""
+        """Returns the same outcome for the queue and for the model."""
         version = None
         if say.payload:
             version = self.version = self.version + 1
@@ -841,21 +841,21 @@ class QueueMachine(RuleBasedStateMachine):
             assert dict(settle()) == expected
 
     @precondition(any_live)
-    @rule(client=EITHER, data=st.data(), stranger=st.sampled_from([None, None, None, "waiting", "nobody"]))
-    def settle_some(self, client: int, data: st.DataObject, stranger: str | None) -> None:
-        """Each with an outcome of its own. What was settled before is refused, who was never in the lease unknown."""
+    @rule(client=EITHER, data=st.data(), extra=st.sampled_from([None, None, None, "waiting", "unknown"]))
+    def settle_some(self, client: int, data: st.DataObject, extra: str | None) -> None:
+        """Settles tasks with an outcome each. Those settled before are refused, those not in the lease unknown."""
         at, claim = self.draw_claim(data, self.is_live)
         ids = data.draw(st.lists(st.sampled_from(claim.ids), min_size=1, max_size=6, unique=True), label="ids")
-        if stranger == "nobody":
+        if extra == "unknown":
             ids.insert(0, 10**12)
-        elif stranger == "waiting":
+        elif extra == "waiting":
             ids += [doc.id for doc in self.models[at].docs.values() if doc.id not in claim.ids][:1]
         self.do_settle(client, at, claim, {id_: data.draw(SAYINGS, label="outcome") for id_ in ids})
 
     @precondition(any_live)
     @rule(client=EITHER, data=st.data(), say=SAYINGS, reverse=st.booleans())
     def settle_rest(self, client: int, data: st.DataObject, say: Say, reverse: bool) -> None:
-        """All that is open at once; in the order it was given that is the fast path."""
+        """Settles all open tasks at once. In the order of the claim this is the fast path."""
         at, claim = self.draw_claim(data, self.is_live)
         opened = self.models[at].leases[token(claim)].open
         ids = [id_ for id_ in claim.ids if id_ in opened]
@@ -881,7 +881,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(any_lost)
     @rule(client=EITHER, data=st.data(), say=SAYINGS)
     def settle_what_was_lost(self, client: int, data: st.DataObject, say: Say) -> None:
-        """The model does not change; the check after this step sees that nothing else did."""
+        """Settles a lost claim. The model does not change, and the check after this step sees that nothing else did."""
         at, claim = self.draw_claim(data, self.is_lost)
         outcome, _ = self.said(say)
         with pytest.raises(LeaseLost) as lost:
@@ -916,7 +916,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert parts["promoted"] == sum(model.promote(self.now) for model in self.models)
 
     def expire(self, client: int, at: int, limit: int | None) -> None:
-        """Bounded: the longest overdue first, whole leases, until that many tasks are back."""
+        """Expires whole leases, the longest overdue first, until `limit` tasks are back."""
         model, sql = self.models[at], self.world.raw[client]
         overdue = model.overdue(self.now)
         most = 10_000 if limit is None else limit
@@ -929,7 +929,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert count == model.expire(self.now, [lease.token for lease in gone])
 
     def promote(self, client: int, at: int, limit: int | None) -> None:
-        """Bounded: the longest overdue first."""
+        """Promotes up to `limit` tasks, the longest overdue first."""
         model, sql = self.models[at], self.world.raw[client]
         ripe = model.ripe(self.now)
         most = 10_000 if limit is None else limit
@@ -941,25 +941,25 @@ class QueueMachine(RuleBasedStateMachine):
         for doc in moved:
             doc.state = "pending"
 
-    # -- What takes many steps in a row, in one
+    # -- Many steps in one
 
-    @rule(client=EITHER, at=MOSTLY_FIRST, limit=LIMITS, may_alone=st.booleans(), times=st.integers(1, 5))
-    def crash(self, client: int, at: int, limit: int, may_alone: bool, times: int) -> None:
-        """A worker that takes some tasks and dies; and the next one."""
+    @rule(client=EITHER, at=MOSTLY_FIRST, limit=LIMITS, quarantined=st.booleans(), times=st.integers(1, 5))
+    def crash(self, client: int, at: int, limit: int, quarantined: bool, times: int) -> None:
+        """Lets one worker after another claim some tasks and die."""
         for _ in range(times):
-            if not self.do_claim(client, at, limit, may_alone):
+            if not self.do_claim(client, at, limit, quarantined):
                 return
             self.advance(11)
 
     @precondition(lambda self: not self.haunted)
     @rule(client=EITHER, at=MOSTLY_FIRST, kind=st.sampled_from(["default", "default", *KINDS]))
     def crash_to_the_end(self, client: int, at: int, kind: str) -> None:
-        """A task that takes down whoever takes it, alone, again and again. Once: it takes long."""
+        """Lets a task kill each worker that claims it alone, until it is dead. It runs once, because it is slow."""
         self.haunted = True
         self.push(client, at, [Ask(due=-(10.0**6), priority=0, kind=kind)], "in SQL")
         dead = self.models[at].totals["dead"]
-        for _ in range(3 * MOST_CRASHES):
-            claimed = self.do_claim(client, at, 1, may_alone=True)
+        for _ in range(3 * MAX_CRASHES):
+            claimed = self.do_claim(client, at, 1, quarantined=True)
             if self.models[at].totals["dead"] > dead:
                 return
             self.advance(11 if claimed else 3600)  # its retry delay
@@ -973,29 +973,29 @@ class QueueMachine(RuleBasedStateMachine):
         times=st.integers(1, 4),
     )
     def work(self, client: int, at: int, limit: int, says: list[Say], seconds: float, times: int) -> None:
-        """A worker as it should be, whatever becomes of its tasks."""
+        """Lets a worker claim and settle as it should, with any outcomes."""
         for _ in range(times):
-            if not self.do_claim(client, at, limit, may_alone=True):
+            if not self.do_claim(client, at, limit, quarantined=True):
                 return
             claim = self.claims[-1][1]
             self.do_settle(client, at, claim, dict(zip(claim.ids, cycle(says), strict=False)))
             self.advance(seconds)
 
-    # -- Transactions that others do not see yet, and never will when they are rolled back
+    # -- Transactions that other sessions do not see yet
 
     @rule(client=EITHER, at=MOSTLY_FIRST, verb=st.sampled_from(["push", "claim", "settle"]), data=st.data())
     def roll_back(self, client: int, at: int, verb: str, data: st.DataObject) -> None:
-        """It answers as always, nobody else sees it, and then it never was."""
+        """Rolls a verb back: it answers as usual, no other session sees it, and afterwards nothing has changed."""
         with self.world.raw[client].transaction(force_rollback=True):
             if verb == "push":
                 tasks = [self.asked(ask) for ask in data.draw(st.lists(ASKS, min_size=1, max_size=3), label="asks")]
                 answer = [row[2] for row in self.pushed_in_sql(client, at, tasks)]
                 assert answer == self.models[at].foresee(tasks)
             elif verb == "claim":
-                limit, may_alone = data.draw(LIMITS, label="limit"), data.draw(st.booleans(), label="may_alone")
+                limit, quarantined = data.draw(LIMITS, label="limit"), data.draw(st.booleans(), label="quarantined")
                 hint = self.place(data, client, at)
-                foreseen = copy.deepcopy(self.models[at]).choose(self.now, limit, may_alone, hint)
-                rows = self.claimed_in_sql(client, at, limit, may_alone, hint)
+                foreseen = copy.deepcopy(self.models[at]).choose(self.now, limit, quarantined, hint)
+                rows = self.claimed_in_sql(client, at, limit, quarantined, hint)
                 assert [row[2] for row in rows] == [doc.id for doc in foreseen]
             elif self.claims:
                 at, claim = self.draw_claim(data, lambda *_: True)
@@ -1004,31 +1004,33 @@ class QueueMachine(RuleBasedStateMachine):
                 assert self.settled_in_sql(client, token(claim), dict.fromkeys(claim.ids, outcome)) == settled
             self.check()
 
-    @rule(at=MOSTLY_FIRST, first=LIMITS, second=LIMITS, may_alone=st.booleans(), commits=st.booleans())
-    def claim_beside_a_claim(self, at: int, first: int, second: int, may_alone: bool, commits: bool) -> None:
-        """Two at once: what one has in its hands the other passes over, and nobody waits."""
+    @rule(at=MOSTLY_FIRST, first=LIMITS, second=LIMITS, quarantined=st.booleans(), commits=st.booleans())
+    def claim_beside_a_claim(self, at: int, first: int, second: int, quarantined: bool, commits: bool) -> None:
+        """Makes two claims at once: each skips the tasks of the other, and neither waits."""
         model, sql = self.models[at], self.world.raw[0]
         self.expire(1, at, None)
         self.promote(1, at, None)
-        held = {doc.id for doc in model.within_reach(first, may_alone, None)}
-        chosen = model.choose(self.now, first, may_alone)
+        held = {doc.id for doc in model.within_reach(first, quarantined, None)}
+        chosen = model.choose(self.now, first, quarantined)
         sql.execute("begin")
-        rows = self.claimed_in_sql(0, at, first, may_alone, None)
+        rows = self.claimed_in_sql(0, at, first, quarantined, None)
         assert [row[2] for row in rows] == [doc.id for doc in chosen]
-        self.do_claim(1, at, second, may_alone, held=held)
+        self.do_claim(1, at, second, quarantined, held=held)
         self.check()
         sql.execute("commit" if commits else "rollback")
         if commits and rows:
-            exclusive = may_alone and (first == 1 or chosen[0].company == 1)
+            exclusive = quarantined and (first == 1 or chosen[0].quarantine == 1)
             model.take(rows[0][0], "w0", self.now, rows[0][1], chosen, exclusive)
             unread = [None] * (len(Task._fields) - 1)  # only ids are needed
             tasks = tuple(Task._make((row[2], *unread)) for row in rows)
             self.claims.append((at, Claim(self.names[at], rows[0][0], rows[0][1], tasks)))
 
     @precondition(any_live)
-    @rule(limit=LIMITS, may_alone=st.booleans(), say=SAYINGS, commits=st.booleans(), data=st.data())
-    def claim_beside_a_settle(self, limit: int, may_alone: bool, say: Say, commits: bool, data: st.DataObject) -> None:
-        """Whoever settles holds the lease: it is not expired under him, even when it has ended."""
+    @rule(limit=LIMITS, quarantined=st.booleans(), say=SAYINGS, commits=st.booleans(), data=st.data())
+    def claim_beside_a_settle(
+        self, limit: int, quarantined: bool, say: Say, commits: bool, data: st.DataObject
+    ) -> None:
+        """A settle that is under way keeps the lease: expiry leaves it alone, even if it has ended."""
         at, claim = self.draw_claim(data, self.is_live)
         model, sql = self.models[at], self.world.raw[0]
         sql.execute("select penstock._make_history((penstock.clock() at time zone 'UTC')::date)")
@@ -1037,17 +1039,17 @@ class QueueMachine(RuleBasedStateMachine):
         foreseen = copy.deepcopy(model).settle(token(claim), dict.fromkeys(ids, said), self.now)
         sql.execute("begin")
         assert self.settled_in_sql(0, token(claim), dict.fromkeys(ids, outcome)) == foreseen
-        self.do_claim(1, at, limit, may_alone, settling=token(claim))
+        self.do_claim(1, at, limit, quarantined, settling=token(claim))
         self.check()
         sql.execute("commit" if commits else "rollback")
         if commits:
             assert model.settle(token(claim), dict.fromkeys(ids, said), self.now) == foreseen
 
     def claimed_in_sql(
-        self, client: int, at: int, limit: int, may_alone: bool, hint: Place | None
+        self, client: int, at: int, limit: int, quarantined: bool, hint: Place | None
     ) -> list[tuple[Any, ...]]:
         priority, due, id_ = hint or (None, None, None)
-        arguments = (self.names[at], limit, f"w{client}", priority, due, id_, may_alone)
+        arguments = (self.names[at], limit, f"w{client}", priority, due, id_, quarantined)
         return self.world.raw[client].execute(CLAIM, arguments).fetchall()
 
     def settled_in_sql(self, client: int, token: UUID, outcomes: Mapping[int, Outcome]) -> dict[int, str]:
@@ -1058,17 +1060,17 @@ class QueueMachine(RuleBasedStateMachine):
         assert len(rows) == len(outcomes)
         return dict(rows)
 
-    # -- What must hold
+    # -- Checks
 
     @invariant()
     def check(self) -> None:
         if self.models:
-            self.check_books()
+            self.check_counters()
             self.check_tasks()
             self.check_leases()
             self.check_history()
 
-    def check_books(self) -> None:
+    def check_counters(self) -> None:
         app = self.world.apps[self.version % 2]
         found = app.verify()
         assert found.ok, found.findings
@@ -1082,7 +1084,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert status.at == self.now
 
     def check_tasks(self) -> None:
-        """Every document, and where it waits."""
+        """Compares every document and the place where it waits."""
         expected = {}
         for queue_id, model in zip(self.queue_ids, self.models, strict=True):
             for doc in model.docs.values():
@@ -1090,18 +1092,18 @@ class QueueMachine(RuleBasedStateMachine):
                 expected[doc.id] = (
                     *(queue_id, doc.id, doc.state, doc.kind, doc.subject, doc.version, doc.priority),
                     *(doc.created, doc.since, doc.iterations, doc.reason),
-                    *((doc.due, doc.attempts, doc.company, doc.crashes, doc.priority) if waits else (None,) * 5),
+                    *((doc.due, doc.attempts, doc.quarantine, doc.crashes, doc.priority) if waits else (None,) * 5),
                 )
         assert {row[1]: row for row in self.world.watcher.execute(TASKS).fetchall()} == expected
 
     def check_leases(self) -> None:
-        """Every lease, as it was given; and nobody has what somebody else has."""
+        """Compares every lease, and checks that no task is in two leases."""
         expected = {}
         for queue_id, model in zip(self.queue_ids, self.models, strict=True):
             for lease in model.leases.values():
                 opened = "".join("1" if id_ in lease.open else "0" for id_ in lease.ids)
                 head = (queue_id, lease.token, lease.worker, lease.claimed_at, lease.until, opened, lease.ids)
-                columns = ("due", "attempts", "company", "crashes")
+                columns = ("due", "attempts", "quarantine", "crashes")
                 expected[lease.token] = (*head, *([getattr(doc, name) for doc in lease.was] for name in columns))
         found, given = {}, []
         for row in self.world.watcher.execute(LEASES).fetchall():
@@ -1112,7 +1114,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert len(given) == len(set(given))
 
     def check_history(self) -> None:
-        """What was added since the last look. Ids are no cursor; time is, while it is ours."""
+        """Compares the rows since the last check, found by time, which the test controls. Ids are not in order."""
         expected = [
             (queue_id, *row)
             for queue_id, model in zip(self.queue_ids, self.models, strict=True)
@@ -1138,13 +1140,13 @@ def one(row: tuple[Any, ...] | None) -> tuple[Any, ...]:
     return row
 
 
-def assert_companions(chosen: list[Doc], limit: int, may_alone: bool) -> None:
-    """Said once more, in the design's words."""
+def assert_companions(chosen: list[Doc], limit: int, quarantined: bool) -> None:
+    """Checks the rule for tasks that share a lease once more, as the design states it."""
     assert len(chosen) <= limit
     assert [doc.place for doc in chosen] == sorted(doc.place for doc in chosen)
-    companies = [doc.company for doc in chosen if doc.company]
-    assert all(len(chosen) <= company for company in companies)
-    assert may_alone or 1 not in companies
+    quarantines = [doc.quarantine for doc in chosen if doc.quarantine]
+    assert all(len(chosen) <= quarantine for quarantine in quarantines)
+    assert quarantined or 1 not in quarantines
 
 
 @pytest.fixture
@@ -1155,7 +1157,7 @@ def machine(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[QueueMach
     machine.teardown()
 
 
-# -- The search, and some ways that chance seldom takes --------------------------------------------------------------
+# -- The search, and some paths that random examples seldom take -----------------------------------------------------
 
 
 @pytest.mark.usefixtures("machine")
@@ -1173,8 +1175,8 @@ def test_the_queue_does_what_the_model_does() -> None:
 
 
 @pytest.mark.parametrize(("name", "crashes"), [("endless", 20), ("many", 20), ("spent", 3), ("listed", 4)])
-def test_who_crashes_alone_dies_in_the_end(machine: QueueMachine, name: str, crashes: int) -> None:
-    """After max_attempts, when its strategy stops, and after 20 whatever they say."""
+def test_a_task_that_crashes_alone_is_dead_in_the_end(machine: QueueMachine, name: str, crashes: int) -> None:
+    """It is dead after max_attempts, when its strategy stops, and in any case after 20 crashes."""
     machine.begin([name, "aging"], [])
     machine.crash_to_the_end(0, 0, "default")
     machine.check()
@@ -1183,19 +1185,19 @@ def test_who_crashes_alone_dies_in_the_end(machine: QueueMachine, name: str, cra
 
 
 def after_its_delay(machine: QueueMachine) -> list[int]:
-    """What can be claimed when the retry delay of a task that crashed alone has passed."""
+    """Returns what can be claimed after the retry delay of a task that crashed alone."""
     machine.advance(3600)
-    return machine.do_claim(0, 0, 40, may_alone=True)
+    return machine.do_claim(0, 0, 40, quarantined=True)
 
 
-def test_who_kills_its_worker_is_found_and_the_others_live(machine: QueueMachine) -> None:
-    """40 together, then 8, then each alone: its batch-mates burn no attempt."""
+def test_a_task_that_kills_its_worker_is_found_and_the_others_live(machine: QueueMachine) -> None:
+    """Leases have 40 tasks, then 8, then 1: the other tasks lose no attempt."""
     machine.begin(["endless", "spent"], [])
     machine.push_many_alike(0, 0, 40, 5)
     docs = machine.models[0].docs
     killer = sorted(docs)[17]
     sizes: list[int] = []
-    while ids := machine.do_claim(len(sizes) % 2, 0, 40, may_alone=True) or after_its_delay(machine):
+    while ids := machine.do_claim(len(sizes) % 2, 0, 40, quarantined=True) or after_its_delay(machine):
         assert all(docs[id_].attempts == 0 for id_ in ids if id_ != killer)
         if killer in ids:
             sizes.append(len(ids))
@@ -1203,7 +1205,7 @@ def test_who_kills_its_worker_is_found_and_the_others_live(machine: QueueMachine
         else:
             machine.do_settle(0, 0, machine.claims[-1][1], dict.fromkeys(ids, Say("done")))
         machine.check()
-    assert sizes == [40, 8] + [1] * MOST_CRASHES
+    assert sizes == [40, 8] + [1] * MAX_CRASHES
     assert [(doc.id, doc.reason) for doc in docs.values()] == [(killer, "crashed")]
 
 
@@ -1217,8 +1219,10 @@ def test_who_kills_its_worker_is_found_and_the_others_live(machine: QueueMachine
         ("spent", "patient", 3, "attempts spent"),
     ],
 )
-def test_who_fails_dies_in_the_end(machine: QueueMachine, name: str, kind: str, attempts: int, reason: str) -> None:
-    """By the kind's word if it has one, else by the queue's."""
+def test_a_task_that_fails_is_dead_in_the_end(
+    machine: QueueMachine, name: str, kind: str, attempts: int, reason: str
+) -> None:
+    """The retry settings of the kind count if there are any, otherwise those of the queue."""
     machine.begin([name, "aging"], [Ask(kind=kind)])
     for _ in range(attempts):
         machine.work(0, 0, 1, [Say("failed")], 40.0, 1)
@@ -1227,7 +1231,7 @@ def test_who_fails_dies_in_the_end(machine: QueueMachine, name: str, kind: str, 
     assert (doc.state, doc.reason, doc.attempts) == ("dead", reason, attempts)
 
 
-def test_who_is_too_old_dies_at_the_next_failure(machine: QueueMachine) -> None:
+def test_a_task_that_is_too_old_is_dead_after_the_next_failure(machine: QueueMachine) -> None:
     """A success makes a task young again."""
     machine.begin(["aging", "spent"], [Ask()])
     (doc,) = machine.models[0].docs.values()

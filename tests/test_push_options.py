@@ -1,4 +1,4 @@
-"""Pushes as people write them: a delay, a subject that is dead, JSON of any type in SQL."""
+"""Options of a push: a delay, a subject whose task is dead, and JSON of any type in SQL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shell import penstock
 
 @pytest.fixture
 def due(queue: Queue) -> Iterator[Callable[[], float]]:
-    """Seconds from before the push until the only task is due."""
+    """Returns the seconds from before the push until the only task is due."""
     before = datetime.now(UTC)
 
     def seconds() -> float:
@@ -114,7 +114,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "message"), BAD)
-def test_a_delay_that_is_none_is_refused(queue: Queue, options: dict[str, Any], message: str) -> None:
+def test_an_invalid_delay_is_refused(queue: Queue, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as single:
         queue.push(**options)
     assert single.value.message.startswith(message)
@@ -144,7 +144,7 @@ def test_a_batch_with_delays_can_be_repeated(queue: Queue) -> None:
     assert queue.status().planned == 3
 
 
-def test_the_shell_refuses_what_is_no_delay(queue: Queue, dsn: str) -> None:
+def test_the_shell_refuses_an_invalid_delay(queue: Queue, dsn: str) -> None:
     line = '{"payload": {}}'
     wrong = penstock("push", "work", "--delay", "soon", dsn=dsn, stdin=line)
     assert (wrong.code, "delay: 'soon'" in wrong.err) == (2, True)
@@ -153,7 +153,7 @@ def test_the_shell_refuses_what_is_no_delay(queue: Queue, dsn: str) -> None:
     own = penstock("push", "work", "--delay", "1h", dsn=dsn, stdin='{"payload": {}, "due": "2030-01-01T00:00:00Z"}')
     assert own.code == 0
     (task,) = queue.tasks()
-    assert task.due == datetime(2030, 1, 1, tzinfo=UTC), "a due of its own stands above"
+    assert task.due == datetime(2030, 1, 1, tzinfo=UTC), "a due of its own goes before the delay"
 
 
 # --- a subject whose task is dead ------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def test_any_json_is_a_parameter(queue: Queue, sql: Connection, value: Any) -> N
 
 
 @pytest.mark.parametrize("bad", ["null", "null::json", "'[1]'::json", "'[1]'", "'nonsense'", "'{'"])
-def test_what_is_no_object_is_refused(queue: Queue, sql: Connection, bad: str) -> None:
+def test_json_that_is_no_object_is_refused(queue: Queue, sql: Connection, bad: str) -> None:
     with pytest.raises(psycopg.Error) as refused:
         sql.execute(f"select penstock.push('work', {bad})".encode())
     assert refused.value.sqlstate in ("PS422", "22P02")

@@ -1,4 +1,4 @@
-"""The seam: each verb through Python, against a real PostgreSQL."""
+"""Each verb of the Python client, with a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_push_many_without_subjects_is_one_transaction(queue: Queue, sql: Connec
 
 
 def test_documents_are_copied_many_at_once(queue: Queue, sql: Connection) -> None:
-    """A volatile default would have COPY write them one by one: a fifth slower, and 50 bytes of WAL more for each."""
+    """With a volatile default COPY would write them one by one: a fifth slower, with 50 bytes of WAL more for each."""
     if sql.info.server_version < 180000:
         pytest.skip("a session's own WAL can be told since PostgreSQL 18")
 
@@ -84,7 +84,7 @@ def test_documents_are_copied_many_at_once(queue: Queue, sql: Connection) -> Non
     each = (records() - before) / 1000
     assert each < 4.5, "three index entries, the agenda's row, and now and then a page of documents"
     found = sql.execute("select count(*), count(distinct created) > 1 from penstock.task").fetchone()
-    assert found == (1010, True), "each has a moment of its own"
+    assert found == (1010, True), "each has a time of its own"
 
 
 def test_push_many_with_subjects_reports_every_row(queue: Queue) -> None:
@@ -181,7 +181,7 @@ def test_order_is_priority_then_due_then_id(queue: Queue, clock: Clock) -> None:
 
 
 def test_the_first_given_runs_first(queue: Queue) -> None:
-    """By the real clock, which moves while a batch is written in the order of subjects."""
+    """The real clock moves while a batch is written in the order of its subjects."""
     given = [f"s{n:03}" for n in range(200, 0, -1)]
     queue.push_many([NewTask({}, name) for name in given])
     queue.push(subject="s000")
@@ -292,7 +292,7 @@ def test_a_stale_token_is_refused_for_every_verb(queue: Queue, clock: Clock) -> 
     queue.settle(fresh)
 
 
-def test_settling_twice_or_somebody_elses(queue: Queue) -> None:
+def test_settling_twice_or_another_claims_task(queue: Queue) -> None:
     queue.push_many([{}, {}, {}])
     mine, other = queue.claim(2), queue.claim(1)
     queue.settle(mine, [mine.ids[0]])
@@ -340,7 +340,7 @@ def test_integers_outside_64_bits_are_read_exactly(queue: Queue, sql: Connection
 
 
 def test_a_payload_too_deep_for_python_holds_nothing_up(queue: Queue, sql: Connection) -> None:
-    """Only SQL can push one. It ends dead, with the reason, and its batch-mates are given out."""
+    """Only SQL can push one. It ends dead with the reason, and the other tasks of the batch are claimed."""
     deep = '{"a": ' * 5000 + "1" + "}" * 5000
     deeper_than_orjson = '{"a": ' * 1100 + "1" + "}" * 1100
     sql.execute("set max_stack_depth = '6MB'")
@@ -422,7 +422,7 @@ def test_settle_needs_outcomes_for_a_bare_token(queue: Queue) -> None:
 
 
 def test_statements_are_prepared_only_in_a_session_of_our_own(queue: Queue, dsn: str, direct_dsn: str) -> None:
-    """A pooler gives the session to others between two transactions: what was prepared in it is gone, or theirs."""
+    """Between two transactions a pooler gives the session to other clients, with its prepared statements."""
     for _ in range(3):
         queue.push()
         queue.settle(queue.claim())

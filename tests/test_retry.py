@@ -1,4 +1,4 @@
-"""When a failed task is tried again: SQL and Python say the same, to the microsecond, and what the design says."""
+"""When a failed task is tried again: SQL and Python agree to the microsecond, and both follow the design."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from penstock import Delays, Exponential, Fibonacci, Fixed, Penstock, Progressiv
 from penstock.retry import Strategy, from_json, parse
 
 LONGEST = timedelta(days=3650)
-MOST_FAILURES = 32_767
+MAX_FAILURES = 32_767
 
-# -- Both sides say the same ------------------------------------------------------------------------------------------
+# -- SQL and Python agree ---------------------------------------------------------------------------------------------
 
 Asked = tuple[int, timedelta, int]  # failures, age, seed
 
@@ -36,17 +36,17 @@ SPREADS = st.sampled_from([0, 0.1, 1]) | st.floats(0, 1)
 FIBONACCI = st.builds(Fibonacci, WAITS, st.none() | WAITS)
 EXPONENTIAL = st.builds(Exponential, WAITS, FACTORS, st.none() | WAITS, SPREADS)
 FIXED = st.builds(Fixed, WAITS)
-SCHEDULE = st.builds(Delays, st.lists(WAITS, min_size=1, max_size=12))
+DELAYS = st.builds(Delays, st.lists(WAITS, min_size=1, max_size=12))
 PROGRESSIVE = st.just(Progressive.default()) | st.lists(st.tuples(AGES, WAITS), min_size=1, max_size=8).map(
     lambda tiers: Progressive(sorted({age: (age, every) for age, every in tiers}.values(), key=lambda tier: tier[0]))
 )
-STRATEGIES = st.one_of(FIBONACCI, EXPONENTIAL, FIXED, SCHEDULE, PROGRESSIVE)
+STRATEGIES = st.one_of(FIBONACCI, EXPONENTIAL, FIXED, DELAYS, PROGRESSIVE)
 
-# Few failures, many, and all that fit; ages at a tier's edge and on both sides of it; ids as they come, and any number.
+# Few failures, many, and the most that fit; ages at a tier's edge and on both sides of it; usual ids, and any number.
 EDGES = [timedelta(days=days) for days in (1, 7, 14, 30, 180, 360)]
 ASKED: st.SearchStrategy[list[Asked]] = st.lists(
     st.tuples(
-        st.integers(1, 12) | st.integers(1, 100) | st.integers(1, MOST_FAILURES),
+        st.integers(1, 12) | st.integers(1, 100) | st.integers(1, MAX_FAILURES),
         st.builds(lambda edge, by: edge + timedelta(microseconds=by), st.sampled_from(EDGES), st.integers(-1, 1))
         | st.timedeltas(timedelta(days=-1), timedelta(days=40_000)),
         st.integers(1, 10_000) | st.integers(-(2**63) + 1, 2**63 - 1),
@@ -58,14 +58,14 @@ BATCHES = settings(
     max_examples=30,
     deadline=None,
     print_blob=True,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # the message names the few that differ: nothing to shrink
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # the message names those that differ: no need to shrink
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-PLAIN: list[Asked] = [(failures, timedelta(), 7) for failures in (1, 2, 3, 31, 32, 1023, 1024, 1025, MOST_FAILURES)]
+PLAIN: list[Asked] = [(failures, timedelta(), 7) for failures in (1, 2, 3, 31, 32, 1023, 1024, 1025, MAX_FAILURES)]
 
 
 def in_sql(sql: Connection, strategy: Strategy, asked: list[Asked]) -> list[int | None]:
-    """Microseconds, one per question."""
+    """Returns the delays in microseconds."""
     failures, ages, seeds = (list(column) for column in zip(*asked, strict=True))
     rows = sql.execute(
         "select (extract(epoch from penstock.retry_delay(%s::jsonb, a.failures, a.age, a.seed)) * 1000000)::bigint"
@@ -111,8 +111,8 @@ def test_fixed_is_the_same_in_sql(sql: Connection, strategy: Fixed, asked: list[
 
 
 @BATCHES
-@given(SCHEDULE, ASKED)
-def test_schedule_is_the_same_in_sql(sql: Connection, strategy: Delays, asked: list[Asked]) -> None:
+@given(DELAYS, ASKED)
+def test_delays_are_the_same_in_sql(sql: Connection, strategy: Delays, asked: list[Asked]) -> None:
     assert_equal(sql, strategy, asked)
 
 
@@ -124,13 +124,13 @@ def test_progressive_is_the_same_in_sql(sql: Connection, strategy: Progressive, 
 
 
 @settings(max_examples=200, deadline=None)
-@given(STRATEGIES, st.integers(1, MOST_FAILURES), AGES, st.integers(1, 2**63 - 1))
+@given(STRATEGIES, st.integers(1, MAX_FAILURES), AGES, st.integers(1, 2**63 - 1))
 def test_a_wait_is_never_negative_nor_endless(strategy: Strategy, failures: int, age: timedelta, seed: int) -> None:
     wait = strategy.delay(failures, age, seed)
     assert wait is None or timedelta() <= wait <= 2 * LONGEST  # at most, with a jitter of 1 above the cap
 
 
-# -- What the design says ---------------------------------------------------------------------------------------------
+# -- The design -------------------------------------------------------------------------------------------------------
 
 
 def minutes(strategy: Strategy, failures: int) -> list[float | None]:
@@ -139,11 +139,11 @@ def minutes(strategy: Strategy, failures: int) -> list[float | None]:
 
 
 def test_fibonacci_by_failures() -> None:
-    """One or two failures wait 1 unit, six wait 8."""
+    """After one or two failures a task waits 1 unit, after six it waits 8."""
     assert minutes(Fibonacci("1m"), 8) == [1, 1, 2, 3, 5, 8, 13, 21]
     assert minutes(Fibonacci("10m", cap="1h"), 6) == [10, 10, 20, 30, 50, 60]
     assert minutes(Fibonacci("2h", cap="1h"), 2) == [60, 60]
-    assert Fibonacci("1m").delay(MOST_FAILURES) == LONGEST
+    assert Fibonacci("1m").delay(MAX_FAILURES) == LONGEST
 
 
 @pytest.mark.parametrize(
@@ -164,13 +164,13 @@ def test_fibonacci_by_failures() -> None:
     ],
 )
 def test_progressive_by_age(sql: Connection, age: timedelta, every: timedelta | None) -> None:
-    """Under 1 day every 5 min, 7 days 1 h, 14 days 12 h, 30 days 24 h, 180 days 96 h, 360 days 192 h, then dead."""
+    """Up to an age of 1 day every 5 min, 7 days 1 h, 14 days 12 h, 30 days 24 h, 180 days 96 h, 360 days 192 h."""
     strategy = Progressive.default()
-    assert {strategy.delay(failures, age) for failures in (1, 2, 500, MOST_FAILURES)} == {every}
-    assert_equal(sql, strategy, [(failures, age, 3) for failures in (1, 2, 500, MOST_FAILURES)])
+    assert {strategy.delay(failures, age) for failures in (1, 2, 500, MAX_FAILURES)} == {every}
+    assert_equal(sql, strategy, [(failures, age, 3) for failures in (1, 2, 500, MAX_FAILURES)])
 
 
-def test_progressive_with_tiers_of_ones_own() -> None:
+def test_progressive_with_custom_tiers() -> None:
     strategy = Progressive([("1h", "1m"), (timedelta(days=2), 600)])
     ages = (timedelta(minutes=59), timedelta(hours=1), timedelta(days=2))
     assert [strategy.delay(9, age) for age in ages] == [timedelta(minutes=1), timedelta(minutes=10), None]
@@ -178,21 +178,21 @@ def test_progressive_with_tiers_of_ones_own() -> None:
 
 def test_exponential_doubles_up_to_its_cap() -> None:
     strategy = Exponential("5s", factor=2, cap="1h", jitter=0)
-    waits = [strategy.delay(failures) for failures in (1, 2, 3, 10, 11, 12, MOST_FAILURES)]
+    waits = [strategy.delay(failures) for failures in (1, 2, 3, 10, 11, 12, MAX_FAILURES)]
     assert waits == [timedelta(seconds=s) for s in (5, 10, 20, 2560, 3600, 3600, 3600)]
-    assert Exponential("5s", factor=1000, cap=None, jitter=0).delay(MOST_FAILURES) == LONGEST
+    assert Exponential("5s", factor=1000, cap=None, jitter=0).delay(MAX_FAILURES) == LONGEST
     assert Exponential("2h", cap="1h", jitter=0).delay(1) == timedelta(hours=1)
 
 
 def test_the_default_of_a_queue(app: Penstock) -> None:
-    """Exponential (5 s, × 2, cap 1 h, jitter 10 %) and max_attempts 20."""
+    """The default is exponential (5 s, × 2, cap 1 h, jitter 10 %) with max_attempts 20."""
     app.create_queue("plain")
     (stored,) = app.queues()
     assert stored.max_attempts == 20
     assert from_json(stored.retry) == Exponential() == Exponential("5s", factor=2, cap="1h", jitter=0.1)
 
 
-@given(st.integers(1, MOST_FAILURES), st.integers(1, 2**63 - 1))
+@given(st.integers(1, MAX_FAILURES), st.integers(1, 2**63 - 1))
 def test_jitter_stays_within_its_tenth(failures: int, seed: int) -> None:
     wait, middle = Exponential().delay(failures, seed=seed), Exponential(jitter=0).delay(failures)
     assert wait is not None
@@ -201,7 +201,7 @@ def test_jitter_stays_within_its_tenth(failures: int, seed: int) -> None:
 
 
 def test_jitter_is_a_hash_of_id_and_attempts() -> None:
-    """The same every time, and tasks that failed together do not come back together."""
+    """It is the same every time, and tasks that failed together do not come back together."""
     waits = [Exponential("1h", jitter=0.1).delay(1, seed=seed) for seed in range(1, 1001)]
     assert waits == [Exponential("1h", jitter=0.1).delay(1, seed=seed) for seed in range(1, 1001)]
     tenths = [sum(1 for wait in waits if wait and wait // timedelta(seconds=72) == tenth) for tenth in range(45, 55)]
@@ -210,7 +210,7 @@ def test_jitter_is_a_hash_of_id_and_attempts() -> None:
     assert len(same_cap) == 10
 
 
-def test_schedule_stops_after_its_last() -> None:
+def test_delays_stop_after_the_last() -> None:
     assert minutes(Delays(["1m", "5m", "1h"]), 5) == [1, 5, 60, None, None]
     assert minutes(Fixed("30s"), 3) == [0.5, 0.5, 0.5]
 
@@ -228,7 +228,7 @@ def test_what_is_stored_is_read_back(strategy: Strategy) -> None:
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(strategy=STRATEGIES)
 def test_what_a_queue_stores_is_read_back(app: Penstock, sql: Connection, strategy: Strategy) -> None:
-    """Through jsonb, whose numbers are decimal."""
+    """It goes through jsonb, whose numbers are decimal."""
     row = sql.execute("select %s::jsonb::text", (orjson.dumps(strategy.to_json()).decode(),)).fetchone()
     assert row is not None
     assert from_json(orjson.loads(row[0])) == strategy
@@ -251,7 +251,7 @@ def test_what_is_not_stored_has_a_default() -> None:
         ("exponential:factor=3", Exponential(factor=3)),
         ("fixed:30s", Fixed(30)),
         ("fixed:250ms", Fixed(0.25)),
-        ("schedule:1m,5m,1h", Delays([60, 300, 3600])),
+        ("delays:1m,5m,1h", Delays([60, 300, 3600])),
         ("progressive", Progressive.default()),
         ("progressive:1d=5m,7d=1h", Progressive([("1d", "5m"), ("7d", "1h")])),
     ],
@@ -283,16 +283,16 @@ def test_a_strategy_as_one_writes_it_in_a_shell(text: str, strategy: Strategy) -
         ("exponential:5s,jitter=nan", "jitter: nan is not between 0 and 1"),
         ("exponential:-5s", "base: '-5s' is not a duration"),
         ("exponential:5s,speed=3", "is not a strategy"),
-        ("schedule", "is not a strategy"),
-        ("schedule:", "is not a strategy"),
-        ("schedule:1m,a=5m", "is not a strategy"),
-        ("schedule:1m,later", "delays: 'later' is not a duration"),
+        ("delays", "is not a strategy"),
+        ("delays:", "is not a strategy"),
+        ("delays:1m,a=5m", "is not a strategy"),
+        ("delays:1m,later", "delays: 'later' is not a duration"),
         ("progressive:5m", "is not a strategy"),
         ("progressive:7d=1h,1d=5m", "do not grow by age"),
         ("progressive:1d=x", "tiers: 'x' is not a duration"),
     ],
 )
-def test_a_strategy_that_can_not_be_read(text: str, said: str) -> None:
+def test_a_strategy_that_cannot_be_read(text: str, said: str) -> None:
     with pytest.raises(ValidationError, match=r"^retry: ") as refused:
         parse(text)
     assert said in refused.value.message
@@ -352,7 +352,7 @@ def test_failures_are_counted_from_one(strategy: Strategy, failures: Any) -> Non
 
 
 @pytest.mark.parametrize("stored", [{}, {"type": None}, {"type": "linear"}])
-def test_a_type_nobody_knows(sql: Connection, stored: dict[str, Any]) -> None:
+def test_an_unknown_type(sql: Connection, stored: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=r"^retry: type") as refused:
         from_json(stored)
     assert refused.value.field == "retry"

@@ -1,4 +1,4 @@
-"""What each role may do, and what it may not; and whose functions are called when somebody sets a trap (B90 to B94)."""
+"""What each role may and may not do, and that no role can replace the functions that are called (B90 to B94)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from penstock.model import Json
 from shell import penstock
 
 ROLES = ("producer", "worker", "reader", "admin")
-STRANGER = "stranger"  # may connect, and has no role of ours
+OUTSIDER = "outsider"  # may connect, but has none of our roles
 LATER = datetime.now(UTC) + timedelta(days=1)
 
 
 class World:
-    """A database of its own, with a queue in it, and a way in for everybody."""
+    """A database with a queue, and clients for every role."""
 
     def __init__(self, owner_dsn: str, users: dict[str, str]) -> None:
         self.owner_dsn = owner_dsn
@@ -54,12 +54,12 @@ class World:
 
 @pytest.fixture(scope="module")
 def users(server_dsn: str) -> Iterator[dict[str, str]]:
-    """People who log in, each a member of one role: a verb that looks at who is there sees them."""
-    names = {role: f"test_{os.getpid()}_{role}" for role in (*ROLES, STRANGER)}
+    """Login roles, each a member of one role of ours, because some verbs look at logins."""
+    names = {role: f"test_{os.getpid()}_{role}" for role in (*ROLES, OUTSIDER)}
     with psycopg.connect(server_dsn, autocommit=True) as sql:
         for role, name in names.items():
             sql.execute(f"create role {name} login password 'secret'")
-            if role != STRANGER:
+            if role != OUTSIDER:
                 sql.execute(f"grant penstock_{role} to {name}")
         yield names
         for name in names.values():
@@ -68,7 +68,7 @@ def users(server_dsn: str) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def world(users: dict[str, str], make_database: Callable[..., str]) -> Iterator[World]:
-    """As init makes it, the clock included: the one of other tests reads a table that roles know nothing of."""
+    """A database as init makes it, with its clock: the clock of other tests reads a table that the roles may not."""
     world = World(make_database("template0"), users)
     with world.app("owner") as app:
         app.init()
@@ -77,7 +77,7 @@ def world(users: dict[str, str], make_database: Callable[..., str]) -> Iterator[
         assert app.verify().ok, app.verify().findings
 
 
-# --- what they may do -------------------------------------------------------------------------------------------------
+# --- what roles may do ------------------------------------------------------------------------------------------------
 
 
 def test_a_producer_pushes_in_every_way(world: World) -> None:
@@ -103,7 +103,7 @@ def test_a_producer_pushes_in_every_way(world: World) -> None:
         status = queue.status()
     assert (status.pending, status.planned, status.totals["pushed"]) == (57, 16, 73)
     with world.client("worker") as queue:
-        assert len(queue.claim(100)) == 57, "what was copied in waits like everything else"
+        assert len(queue.claim(100)) == 57, "copied tasks wait like all others"
 
 
 def test_a_worker_claims_and_settles(world: World) -> None:
@@ -216,14 +216,14 @@ def test_an_admin_may_do_everything(world: World, users: dict[str, str]) -> None
         assert queue.drop(force=True) == 1
     with world.sql("reader") as sql:
         actors = sql.execute("select distinct actor from penstock.audit where queue = 'second'").fetchall()
-        assert actors == [(users["admin"],)], "the book of who did what names people, not roles"
+        assert actors == [(users["admin"],)], "the audit names logins, not roles"
 
 
-def test_whoever_only_reads_keeps_nothing_of_history(world: World) -> None:
-    """A registered reader holds back the days that it has not passed, for ever: who may only look registers none."""
+def test_a_role_that_only_reads_holds_back_no_history(world: World) -> None:
+    """A registered reader holds back the days that it has not read for ever, so such a role may not register one."""
     database = Database(world.dsn("reader"))
     with pytest.raises(AuthError, match="note_reader"):
-        history.note_reader(database, "lake", history.horizon(database))
+        history.note_reader(database, "lake", history.read_horizon(database))
     database.close()
     with world.sql("reader") as sql:
         assert sql.execute("select count(*) from penstock.history_reader").fetchone() == (0,)
@@ -232,12 +232,12 @@ def test_whoever_only_reads_keeps_nothing_of_history(world: World) -> None:
         sql.execute("select penstock.note_reader('lake', %s, %s, %s, 0)", mark)
 
 
-# --- past the verbs: what a producer may INSERT and COPY --------------------------------------------------------------
+# --- without the verbs: what a producer may INSERT and COPY -----------------------------------------------------------
 
 MIB = 1 << 20
 QUOTES = '\\"'
 WIDE = {
-    "text": f'{{"a": "{"x" * (MIB + 100)}"}}',  # PostgreSQL stores it in a hundredth of that
+    "text": f'{{"a": "{"x" * (MIB + 100)}"}}',  # PostgreSQL stores it in a hundredth of this size
     "many": f'{{"a": [{",".join(map(str, range(100_000, 300_000)))}]}}',
     "zeros": f'{{"a": "{"0" * (6 * MIB + 100)}"}}',
     "blanks": f'{{"a": "{", " * MIB}x", "b": [0, 0, 0]}}',
@@ -258,7 +258,7 @@ def copied(sql: Connection, *payloads: str) -> None:
 
 @pytest.mark.parametrize("payload", WIDE.values(), ids=WIDE.keys())
 @pytest.mark.parametrize("write", [inserted, copied])
-def test_no_way_round_the_largest_payload(world: World, write: Callable[..., None], payload: str) -> None:
+def test_no_role_can_exceed_the_largest_payload(world: World, write: Callable[..., None], payload: str) -> None:
     with world.sql("producer") as sql:
         with pytest.raises(psycopg.Error, match=r"payload: .* bytes are more than 1048576") as refused:
             write(sql, "{}", payload, "{}")
@@ -267,7 +267,7 @@ def test_no_way_round_the_largest_payload(world: World, write: Callable[..., Non
         assert queue.status().pending == 0
 
 
-def test_the_queues_own_limit_holds_for_everybody(world: World) -> None:
+def test_the_queues_own_limit_holds_for_every_role(world: World) -> None:
     with world.client("owner") as queue:
         queue.set(max_payload=100)
     with world.sql("producer") as sql:
@@ -281,7 +281,7 @@ def test_the_queues_own_limit_holds_for_everybody(world: World) -> None:
 
 
 LARGE: dict[str, Json] = {
-    "digits": {"a": [n % 10 for n in range(MIB // 2 - 10)]},  # stored it takes six times as much
+    "digits": {"a": [n % 10 for n in range(MIB // 2 - 10)]},  # stored it takes six times this size
     "zeros": {"a": [1e300, 1e-300, 1e5, 1e22] * (MIB // 30)},  # 1e300 is written with 300 zeros when it is read
     "objects": {"a": [{"b": [], "c": {}} for _ in range(MIB // 20)]},
     "text": {"a": "x" * (MIB - 10)},
@@ -291,8 +291,8 @@ LARGE: dict[str, Json] = {
 
 
 @pytest.mark.parametrize("payload", LARGE.values(), ids=LARGE.keys())
-def test_what_is_small_enough_to_be_sent_is_small_enough_to_be_stored(world: World, payload: Json) -> None:
-    """A push by COPY is judged by what it sends, whatever PostgreSQL makes of it."""
+def test_a_payload_that_is_small_enough_to_send_is_small_enough_to_store(world: World, payload: Json) -> None:
+    """A push by COPY is checked by what it sends, whatever the stored size."""
     assert 0.75 * MIB < len(orjson.dumps(payload)) <= MIB
     with world.client("producer") as queue:
         assert queue.push_many([{}, payload]).created == 2
@@ -303,9 +303,9 @@ def test_what_is_small_enough_to_be_sent_is_small_enough_to_be_stored(world: Wor
 WAITS = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
 
 
-def test_a_push_whose_ids_somebody_took_takes_others(world: World) -> None:
-    """A bulk push draws its ids before it writes them. Another producer may write a task with one of them meanwhile;
-    nothing is lost by that."""
+def test_a_push_whose_ids_are_taken_draws_others(world: World) -> None:
+    """A bulk push draws its ids before it writes them. If another producer writes a task with one of them meanwhile,
+    nothing is lost."""
     tasks = [NewTask({"n": n}, f"s{n}") for n in range(20)]
     with (
         world.client("producer") as queue,
@@ -313,7 +313,7 @@ def test_a_push_whose_ids_somebody_took_takes_others(world: World) -> None:
         psycopg.connect(world.dsn("producer")) as first,
         ThreadPoolExecutor(1) as pool,
     ):
-        first.execute("select * from penstock.push('work', '{}', 's0')")  # the first that it writes: it has to wait
+        first.execute("select * from penstock.push('work', '{}', 's0')")  # its first subject, so that it has to wait
         pushing = pool.submit(queue.push_many, tasks)
         while not sql.execute(WAITS).fetchone():
             assert not pushing.done(), pushing.result()
@@ -325,9 +325,41 @@ def test_a_push_whose_ids_somebody_took_takes_others(world: World) -> None:
         assert queue.status().pending == 21
 
 
-# --- what they may not do: B90 ----------------------------------------------------------------------------------------
+def test_a_push_of_one_task_whose_id_is_taken_draws_another(world: World) -> None:
+    """It waits for a subject after it has drawn its id, and meanwhile another producer writes a task with that id."""
+    with (
+        world.client("producer") as queue,
+        world.sql("owner") as sql,
+        psycopg.connect(world.dsn("producer")) as first,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        first.execute("select * from penstock.push('work', '{}', 's')")
+        pushing = pool.submit(queue.push, {"n": 1}, subject="s")
+        while not sql.execute(WAITS).fetchone():
+            assert not pushing.done(), pushing.result()
+        with world.sql("producer") as thief:
+            last = sql.execute("select last_value from penstock.task_id_seq").fetchone()
+            thief.execute("insert into penstock.task (id, queue_id) values (%s, 1)", last)
+        first.rollback()
+        pushed = pushing.result(30)
+        assert pushed.result == "created"
+        assert pushed.id > last[0]  # type: ignore[index]
+        assert queue.status().pending == 2
 
-EVERYBODY = {"producer", "worker", "reader", "admin"}
+
+def test_a_push_of_one_task_draws_at_most_six_ids(world: World) -> None:
+    with world.client("producer") as queue, world.sql("owner") as sql:
+        queue.push_many([{}] * 11)
+        sql.execute("alter sequence penstock.task_id_seq restart")  # so that each of these ids is given once more
+        with pytest.raises(Unavailable, match="task_pkey") as refused:
+            queue.push()
+        assert (refused.value.reason, queue.status().pending) == ("retry", 11)
+        assert (queue.push().id, queue.status().pending) == (12, 12)
+
+
+# --- what roles may not do: B90 ---------------------------------------------------------------------------------------
+
+ALL_ROLES = {"producer", "worker", "reader", "admin"}
 VERBS: dict[str, tuple[set[str], Callable[[Penstock, Queue], object]]] = {
     "push": ({"producer", "admin"}, lambda _, queue: queue.push()),
     "push, update": ({"producer", "admin"}, lambda _, queue: queue.push(subject="s", on_conflict="update")),
@@ -346,7 +378,7 @@ VERBS: dict[str, tuple[set[str], Callable[[Penstock, Queue], object]]] = {
     "pause_schedule": ({"admin"}, lambda app, _: app.pause_schedule("s")),
     "resume_schedule": ({"admin"}, lambda app, _: app.resume_schedule("s")),
     "drop_schedule": ({"admin"}, lambda app, _: app.drop_schedule("s")),
-    "status": (EVERYBODY, lambda _, queue: queue.status()),
+    "status": (ALL_ROLES, lambda _, queue: queue.status()),
     "verify": ({"reader", "admin"}, lambda app, _: app.verify()),
     "tasks": ({"reader", "admin"}, lambda _, queue: queue.tasks()),
     "task": ({"reader", "admin"}, lambda _, queue: queue.task(1)),
@@ -366,7 +398,7 @@ VERBS: dict[str, tuple[set[str], Callable[[Penstock, Queue], object]]] = {
 
 
 def permitted(app: Penstock, act: Callable[[Penstock, Queue], object]) -> bool:
-    """Lost leases and unknown tasks are fine: somebody has looked."""
+    """Whether a role may call a verb. Errors about lost leases and unknown tasks mean that it may."""
     try:
         with suppress(LeaseLost, NotFound):
             act(app, app.queue("work"))
@@ -375,24 +407,25 @@ def permitted(app: Penstock, act: Callable[[Penstock, Queue], object]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("role", [*ROLES, STRANGER])
-def test_every_verb_is_for_somebody(world: World, role: str) -> None:
+@pytest.mark.parametrize("role", [*ROLES, OUTSIDER])
+def test_the_verbs_of_each_role(world: World, role: str) -> None:
     with world.app(role) as app:
         found = {verb for verb, (_, act) in VERBS.items() if permitted(app, act)}
-    assert found == {verb for verb, (who, _) in VERBS.items() if role in who}
+    assert found == {verb for verb, (roles, _) in VERBS.items() if role in roles}
 
 
 FUNCTIONS = {
     "producer": {
         "clock", "contract", "enter_part", "enter_partition", "job_report", "judge_payloads", "largest_payload",
-        "moment", "note_rejects", "note_report", "push", "push_many", "seal_job", "status", "take_place", "the_queue",
+        "moment", "note_rejects", "note_report", "push", "push_many", "seal_job", "status", "take_job_slot",
+        "the_queue",
     },
     "worker": {
-        "at_place", "batch_leases", "beat", "beat_all", "begin_hand", "begin_walk", "board", "claim", "clock",
-        "contract", "decide", "decisions", "dismiss", "due_schedules", "end_hands", "end_leases", "expire_leases",
+        "at_place", "batch_leases", "beat", "beat_all", "begin_pass", "begin_walk", "board", "claim", "clock",
+        "contract", "decide", "decisions", "dismiss", "due_schedules", "end_passes", "end_leases", "expire_leases",
         "extend", "extend_many", "find_work", "fire", "forget_records", "hold_scaling", "hold_stream", "keep_stream",
         "largest_payload", "leave", "leave_scaling", "leave_stream", "scaler_snapshot", "mark_adopted", "next_batch",
-        "next_epoch", "next_hand", "next_schedule", "note_failures", "note_hand", "note_pass", "note_reader",
+        "next_epoch", "next_pass", "next_schedule", "note_failures", "note_pass_record", "note_pass", "note_reader",
         "note_records", "pass_on", "prepare_work", "profiles", "read_lease", "release", "scalers", "schedules",
         "set_kinds", "set_profiles", "set_schedule", "settle", "status", "take_quarantine", "target_age",
         "target_workers", "the_queue", "upkeep", "upkeep_part", "upkeep_parts", "waiting_now",
@@ -405,7 +438,7 @@ FUNCTIONS = {
         "start_latencies", "status", "target_age", "target_workers",
         "the_queue", "timeline", "upkeep_pace", "verify",
     },
-    "stranger": set[str](),
+    "outsider": set[str](),
 }  # fmt: skip
 FUNCTIONS["admin"] = set().union(*FUNCTIONS.values()) | {
     "abandon", "adopt", "cancel", "create_queue",
@@ -414,9 +447,9 @@ FUNCTIONS["admin"] = set().union(*FUNCTIONS.values()) | {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("role", [*ROLES, STRANGER])
+@pytest.mark.parametrize("role", [*ROLES, OUTSIDER])
 def test_exactly_these_functions_can_be_called(world: World, role: str, users: dict[str, str]) -> None:
-    """A new function is nobody's until somebody chose: here, and in grants.sql."""
+    """No role may call a new function until it is listed here and in grants.sql."""
     with world.sql("owner") as sql:
         rows = sql.execute(
             "select distinct p.proname from pg_proc as p where p.pronamespace = 'penstock'::regnamespace"
@@ -457,7 +490,7 @@ SEQUENCES = """
 """
 
 
-@pytest.mark.parametrize("role", [*ROLES, STRANGER])
+@pytest.mark.parametrize("role", [*ROLES, OUTSIDER])
 def test_exactly_these_tables_can_be_touched(world: World, role: str, users: dict[str, str]) -> None:
     with world.sql("owner") as sql:
         tables = {
@@ -542,9 +575,9 @@ READS = (
 
 
 @pytest.mark.parametrize("way", ["login", "set role"])
-@pytest.mark.parametrize("role", [*ROLES, STRANGER])
-def test_nobody_steps_round_the_verbs(world: World, role: str, way: str) -> None:
-    if role == STRANGER and way == "set role":
+@pytest.mark.parametrize("role", [*ROLES, OUTSIDER])
+def test_no_role_can_go_round_the_verbs(world: World, role: str, way: str) -> None:
+    if role == OUTSIDER and way == "set role":
         return
     with world.client("owner") as queue:
         queue.push_many([{}] * 2)
@@ -559,8 +592,8 @@ def test_nobody_steps_round_the_verbs(world: World, role: str, way: str) -> None
             assert refused.value.sqlstate == "42501", (statement, refused.value)
 
 
-def test_a_producer_can_not_copy_in_what_nobody_can_read(world: World) -> None:
-    """A due that Python has no datetime for would break every claim it is part of, again and again."""
+def test_a_producer_cannot_copy_in_unreadable_values(world: World) -> None:
+    """A due that no Python datetime can hold would break every claim with this task, again and again."""
     with world.sql("producer") as sql:
         for due in ("4712-01-01 BC", "0001-01-01", "9999-12-31", "294276-01-01", "infinity", "-infinity"):
             with pytest.raises(psycopg.Error, match=r"due: .* is not between 0001-01-02 and 9999-12-30"):
@@ -573,7 +606,7 @@ def test_a_producer_can_not_copy_in_what_nobody_can_read(world: World) -> None:
         assert queue.status().planned == 1
 
 
-def test_a_worker_can_not_wipe_out_the_past(world: World) -> None:
+def test_a_worker_cannot_delete_history(world: World) -> None:
     with world.client("owner") as queue:
         queue.push()
         queue.settle(queue.claim())
@@ -608,14 +641,14 @@ def test_public_has_nothing(world: World) -> None:
             where n.nspname = 'penstock' and a.grantee = 0
         """).fetchall()
         assert given == []
-    with world.sql(STRANGER) as sql, pytest.raises(psycopg.Error, match="permission denied for schema penstock"):
+    with world.sql(OUTSIDER) as sql, pytest.raises(psycopg.Error, match="permission denied for schema penstock"):
         sql.execute("select penstock.contract()")
-    with world.app(STRANGER) as app, pytest.raises(AuthError, match="permission denied for schema penstock"):
+    with world.app(OUTSIDER) as app, pytest.raises(AuthError, match="permission denied for schema penstock"):
         app.status()
 
 
 def test_rights_that_were_taken_off_the_list_are_taken_back(world: World) -> None:
-    """Of functions, tables and sequences; an upgrade leaves nothing of what an older version allowed."""
+    """An upgrade revokes all rights on functions, tables and sequences that only an older version granted."""
     with world.app("owner") as app, world.sql("owner") as sql:
         sql.execute("grant execute on function penstock._squeeze to penstock_worker, public")
         sql.execute("grant update on penstock.task to penstock_worker")
@@ -637,7 +670,7 @@ def test_rights_that_were_taken_off_the_list_are_taken_back(world: World) -> Non
 
 # --- B93: a hostile search_path ---------------------------------------------------------------------------------------
 
-# Whatever our functions call by its bare name, with the same parameters, in a schema that comes first: always an error.
+# All that our functions call without a schema, with the same parameters, in a schema that comes first. A call fails.
 TRAPS = r"""
 create schema evil;
 grant usage, create on schema evil to public;
@@ -828,11 +861,11 @@ def test_a_hostile_search_path_captures_nothing(world: World, role: str, where: 
             sql.execute(statement.replace("{{", "{").replace("}}", "}").encode())
         rows = sql.execute("select pg_catalog.current_setting('search_path')").fetchone()
         assert rows is not None
-        assert "evil" in rows[0], "nobody changed it behind our back"
+        assert "evil" in rows[0], "the search_path of the session is unchanged"
 
 
 def test_the_python_client_beside_a_hostile_schema(world: World) -> None:
-    """PostgreSQL's own come first unless somebody says otherwise; what is not there does not lead astray."""
+    """PostgreSQL's own functions come first by default, and missing functions are not taken from elsewhere."""
     with world.sql("owner") as sql:
         set_traps(sql)
     path = {"options": "-c search_path=evil"}
@@ -881,7 +914,7 @@ def test_a_read_only_transaction_reads(world: World) -> None:
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_other_isolation_levels(world: World, level: str) -> None:
-    """Claim refuses, for it must see what was committed a moment ago; the others answer what they always answer."""
+    """Claim refuses, because it must see the latest commits. The other verbs answer as usual."""
     with world.client("owner") as queue, world.sql("admin") as sql:
         queue.push_many([NewTask({}, f"s{n}") for n in range(4)])
         claim = queue.claim(2)
@@ -908,7 +941,7 @@ def test_other_isolation_levels(world: World, level: str) -> None:
         assert sql.execute("select penstock.purge('work', '{planned}')").fetchone() == (1,)
         assert sql.execute("select pending, active from penstock.status('work')").fetchone() == (4, 0)
 
-    # Two that touch the same: the later one is told to try again.
+    # If two transactions change the same row, the later one is told to try again.
     with world.client("owner") as queue, psycopg.connect(world.dsn("admin")) as other:
         other.isolation_level = psycopg.IsolationLevel[level.replace(" ", "_").upper()]
         other.execute("select penstock.contract()")
@@ -918,7 +951,7 @@ def test_other_isolation_levels(world: World, level: str) -> None:
 
 
 def test_a_wake_up_is_short_and_says_only_which_queue(world: World) -> None:
-    """NOTIFY takes a channel of 63 bytes and a payload of 8,000. The longest names there can be."""
+    """NOTIFY takes a channel of 63 bytes and a payload of 8,000 bytes. The test uses the longest names."""
     name = "q" * 63
     with world.app("owner") as app, world.sql("owner") as sql:
         queue = app.create_queue(name)
@@ -927,5 +960,5 @@ def test_a_wake_up_is_short_and_says_only_which_queue(world: World) -> None:
         sql.execute(f"listen {channel}")
         queue.push({"large": "x" * 100_000})
         queue.push_many([NewTask({}, f"s{n}") for n in range(1_000)])
-        heard = list(sql.notifies(timeout=10, stop_after=2))
-        assert [(one.channel, one.payload) for one in heard] == [(channel, name)] * 2
+        received = list(sql.notifies(timeout=10, stop_after=2))
+        assert [(one.channel, one.payload) for one in received] == [(channel, name)] * 2

@@ -1,5 +1,5 @@
-"""Cron lines and time zones: which moments they mean, in gaps and folds too, and what is done about missed ones. No
-database here."""
+"""Cron lines and time zones: their ticks, in gaps and folds too, and what becomes of missed ones. Without a
+database."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from penstock import Schedule, ValidationError
 from penstock.model import NewSchedule
-from penstock.schedule import MOST_TICKS, checked, cron_of, decide, distance, in_words, meaning, next_run
+from penstock.schedule import MAX_TICKS, check_schedule, cron_of, decide, distance, in_words, meaning, next_run
 
 DAY = timedelta(days=1)
 ROME, NEW_YORK, LORD_HOWE, APIA = "Europe/Rome", "America/New_York", "Australia/Lord_Howe", "Pacific/Apia"
 
 
 def walls(line: str, tz: str, since: str, count: int) -> list[str]:
-    """The next runs as people in that zone read them, with the offset."""
+    """Returns the next runs in local time, with the offset."""
     after = datetime.fromisoformat(since).replace(tzinfo=ZoneInfo(tz))
     ticks = islice(cron_of(line, tz).ticks(after.astimezone(UTC)), count)
     return [f"{tick.astimezone(ZoneInfo(tz)):%m-%d %H:%M%z}" for tick in ticks]
@@ -32,7 +32,7 @@ def moment(text: str) -> datetime:
     return datetime.fromisoformat(text).replace(tzinfo=UTC)
 
 
-# --- what is refused: B43, B44 ----------------------------------------------------------------------------------------
+# --- refusals: B43, B44 -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,14 @@ def test_a_line_that_makes_no_sense(line: Any, words: str) -> None:
         (["UTC"], "UTC"),
     ],
 )
-def test_a_zone_that_nobody_knows(tz: Any, hint: str) -> None:
+def test_an_unknown_zone(tz: Any, hint: str) -> None:
     with pytest.raises(ValidationError, match=r"^tz: .* is not a time zone(\n|$)") as refused:
         cron_of("0 6 * * *", tz)
     assert hint in (refused.value.hint or "")
 
 
 def test_blanks_and_letters_do_not_matter() -> None:
-    assert cron_of("  0\t6  *  * mon-fri ").line == "0 6 * * mon-fri"
+    assert cron_of("  0\t6  *  * mon-fri ").expression == "0 6 * * mon-fri"
     assert walls("0 6 * * mon", "UTC", "2026-11-15", 1) == walls("0 6 * * 1", "UTC", "2026-11-15", 1)
 
 
@@ -121,7 +121,7 @@ def test_any_line_is_read_or_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("line", "tz", "since", "expected"),
     [
-        # The gap: in Rome 02:00 to 03:00 on 29 March, in New York on 8 March; half an hour on Lord Howe, 4 October.
+        # The gap: in Rome 02:00 to 03:00 on 29 March, in New York on 8 March, half an hour on Lord Howe on 4 October.
         ("30 2 * * *", ROME, "2026-03-28T12:00", ["03-29 03:00+0200", "03-30 02:30+0200"]),
         ("0,30 2 * * *", ROME, "2026-03-28T12:00", ["03-29 03:00+0200", "03-30 02:00+0200", "03-30 02:30+0200"]),
         ("0 2,3 * * *", ROME, "2026-03-28T12:00", ["03-29 03:00+0200", "03-30 02:00+0200"]),
@@ -129,7 +129,7 @@ def test_any_line_is_read_or_refused(text: str) -> None:
         ("30 2 * * *", NEW_YORK, "2026-03-07T12:00", ["03-08 03:00-0400", "03-09 02:30-0400"]),
         ("15 2 * * *", LORD_HOWE, "2026-10-03T12:00", ["10-04 02:30+1100", "10-05 02:15+1100"]),
         ("0 0 * * *", "America/Havana", "2026-03-07T12:00", ["03-08 01:00-0400", "03-09 00:00-0400"]),
-        # A whole day that was not: Apia went from 29 to 31 December 2011.
+        # A whole day that did not exist: Apia went from 29 to 31 December 2011.
         ("0 6 * * *", APIA, "2011-12-29T12:00", ["12-31 00:00+1400", "12-31 06:00+1400"]),
         # The fold: 02:00 to 03:00 twice in Rome, 01:00 to 02:00 in New York, 01:30 to 02:00 on Lord Howe.
         ("30 2 * * *", ROME, "2026-10-24T12:00", ["10-25 02:30+0200", "10-26 02:30+0100"]),
@@ -148,12 +148,12 @@ def test_gaps_and_folds(line: str, tz: str, since: str, expected: list[str]) -> 
     assert walls(line, tz, since, len(expected)) == expected
 
 
-def test_what_has_run_does_not_run_again_in_the_second_hour_of_a_fold() -> None:
-    """02:30 has come, the clock goes back, and it is 02:10 again: the next 02:45 of this line is tomorrow's."""
+def test_a_tick_does_not_come_again_in_the_second_hour_of_a_fold() -> None:
+    """02:30 has come, the clock goes back, and it is 02:10 again: the next 02:45 is tomorrow's."""
     second = datetime(2026, 10, 25, 2, 10, tzinfo=ZoneInfo(ROME), fold=1).astimezone(UTC)
     assert cron_of("45 2 * * *", ROME).next(second) == datetime(2026, 10, 26, 1, 45, tzinfo=UTC)
     theirs = next(CronSim("45 2 * * *", second.astimezone(ZoneInfo(ROME))))
-    assert theirs.astimezone(UTC) < second, "cronsim alone answers a moment that has passed"
+    assert theirs.astimezone(UTC) < second, "cronsim alone returns a time that has passed"
 
 
 LINES = ("0 * * * *", "*/20 * * * *", "7 */3 * * *", "* */5 * * *", "15 * * * SUN", "0 */2 L * *")
@@ -163,7 +163,7 @@ MOMENTS = st.integers(0, 4 * 365 * 86400).map(lambda seconds: moment("2024-01-01
 
 
 def matched(line: str, first: datetime, last: datetime) -> list[datetime]:
-    """The walls that a line means, on a clock that nobody changes."""
+    """Returns the local times of a line, on a clock without changes."""
     return [*takewhile(lambda wall: wall <= last, CronSim(line, first))]
 
 
@@ -172,7 +172,7 @@ def wall_of(moment: datetime, tz: str) -> datetime:
 
 
 def around(data: st.DataObject, tz: str) -> datetime:
-    """A moment; half of them less than a day before a change of the clock."""
+    """Draws a time, in half of the cases less than a day before a change of the clock."""
     found = data.draw(MOMENTS)
     zone = ZoneInfo(tz)
     for day in range(200 if data.draw(st.booleans()) else 0):
@@ -184,7 +184,7 @@ def around(data: st.DataObject, tz: str) -> datetime:
 
 @settings(deadline=None, max_examples=50)
 @given(st.data(), st.sampled_from(LINES), st.sampled_from(ZONES))
-def test_with_a_star_it_is_every_moment_whose_wall_matches(data: st.DataObject, line: str, tz: str) -> None:
+def test_with_a_star_it_is_every_time_whose_local_time_matches(data: st.DataObject, line: str, tz: str) -> None:
     after = around(data, tz)
     until = after + timedelta(hours=30)
     meant = {*matched(line, wall_of(after, tz) - DAY, wall_of(until, tz) + DAY)}
@@ -196,8 +196,8 @@ def test_with_a_star_it_is_every_moment_whose_wall_matches(data: st.DataObject, 
 
 @settings(deadline=None, max_examples=50)
 @given(st.data(), st.sampled_from(FIXED), st.sampled_from(ZONES))
-def test_with_fixed_hours_every_wall_is_one_moment(data: st.DataObject, line: str, tz: str) -> None:
-    """Every wall that is meant is there once: itself, or the first moment after the gap it is in."""
+def test_with_fixed_hours_every_local_time_comes_once(data: st.DataObject, line: str, tz: str) -> None:
+    """Each local time of the line comes once: itself, or the first moment after the gap that it is in."""
     after = around(data, tz)
     until = after + timedelta(hours=30)
     zone, expected = ZoneInfo(tz), set[datetime]()
@@ -263,7 +263,7 @@ def test_many_missed_ticks_come_in_rounds() -> None:
     for _ in range(3):
         told = decide(stored("* * * * *", "all", mark, at))
         found += told.ticks
-        assert len(told.ticks) <= MOST_TICKS
+        assert len(told.ticks) <= MAX_TICKS
         mark = told.decided.replace(tzinfo=None).isoformat()
     assert len(found) == len({*found}) == 2 * 24 * 60
     assert told.decided == moment(at)
@@ -303,13 +303,13 @@ def test_the_next_run_is_the_first_that_is_not_decided() -> None:
 )
 def test_a_schedule_is_checked(change: dict[str, Any], field: str) -> None:
     good = NewSchedule("nightly", "work", "0  6 * * *", ROME)
-    assert checked(good) == good._replace(cron="0 6 * * *")
+    assert check_schedule(good) == good._replace(cron="0 6 * * *")
     with pytest.raises(ValidationError) as refused:
-        checked(good._replace(**change))
+        check_schedule(good._replace(**change))
     assert refused.value.field == field
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- descriptions -----------------------------------------------------------------------------------------------------
 
 
 def test_in_words() -> None:

@@ -1,4 +1,4 @@
-"""Schedules in a real PostgreSQL: one task per tick whoever races, what was missed, pauses, changes, drops, roles."""
+"""Schedules in a real PostgreSQL: one task per tick in every race, missed ticks, pauses, changes and drops."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HOURLY = "0 * * * *"
 
 @pytest.fixture
 def noon(sql: Connection, clock: Clock) -> Clock:
-    """It is noon, and half a minute."""
+    """A clock that is fixed at half a minute past noon."""
     sql.execute("update penstock_test.clock set fixed = '2026-11-15 12:00:30+00'")
     return clock
 
@@ -51,7 +51,7 @@ def stands(app: Penstock, name: str = "s") -> Schedule:
 
 
 def ticks(queue: Queue) -> list[str]:
-    """The ticks whose tasks are there: day and hour."""
+    """Returns the ticks whose tasks exist, as day and hour."""
     return [str(task.subject).partition("@")[2][8:16] for task in queue.tasks(limit=10_000)]
 
 
@@ -85,7 +85,7 @@ def test_upkeep_fires_too(app: Penstock, queue: Queue, noon: Clock) -> None:
     assert ticks(queue) == ["15T13:00"]
 
 
-def test_a_tick_that_somebody_pushed_by_hand_is_left_alone(app: Penstock, queue: Queue, noon: Clock) -> None:
+def test_a_tick_that_was_pushed_by_hand_is_left_alone(app: Penstock, queue: Queue, noon: Clock) -> None:
     app.set_schedule("s", HOURLY, queue="work", backfill="all")
     queue.push({"mine": True}, subject="s@2026-11-15T14:00:00Z")
     noon.advance(3 * 3600)
@@ -119,7 +119,7 @@ def test_what_was_missed(app: Penstock, queue: Queue, noon: Clock, backfill: Any
     assert stands(app).next_at == at("15 19:00") - timedelta(hours=1)
     noon.advance(1800)
     app.run_schedules()
-    assert ticks(queue) == [*pushed, "15T18:00"], "what is on time is there in any case"
+    assert ticks(queue) == [*pushed, "15T18:00"], "a tick on time is pushed in any case"
 
 
 def test_very_many_come_in_rounds(app: Penstock, queue: Queue, noon: Clock) -> None:
@@ -130,7 +130,9 @@ def test_very_many_come_in_rounds(app: Penstock, queue: Queue, noon: Clock) -> N
     assert ticks(queue)[0] == "15T12:01"
 
 
-def test_one_that_can_not_be_fired_holds_up_no_other(app: Penstock, queue: Queue, sql: Connection, noon: Clock) -> None:
+def test_a_schedule_that_cannot_fire_holds_up_no_other(
+    app: Penstock, queue: Queue, sql: Connection, noon: Clock
+) -> None:
     for name in ("a", "b", "c"):
         app.set_schedule(name, HOURLY, queue="work")
     sql.execute("update penstock.schedule set tz = 'Mars/Phobos' where name = 'a'")
@@ -170,7 +172,7 @@ def test_eight_race_and_one_task_is_there_per_tick(app: Penstock, queue: Queue, 
     subjects = [str(task.subject) for task in queue.tasks(limit=10_000)]
     assert pushed == len(subjects) == len({*subjects})
     for n in (1, 3):
-        assert len([one for one in subjects if one.startswith(f"s{n}@")]) == 20, "each of them"
+        assert len([one for one in subjects if one.startswith(f"s{n}@")]) == 20, "each schedule has its ticks"
     assert queue.status().totals["pushed"] == len(subjects)
 
 
@@ -181,7 +183,7 @@ def fire_for_ever(dsn: str) -> None:
 
 
 def working(sql: Connection) -> bool:
-    """Whether another connection is in the middle of a statement."""
+    """Whether another connection runs a statement."""
     return bool(
         sql.execute(
             "select from pg_stat_activity"
@@ -191,12 +193,12 @@ def working(sql: Connection) -> bool:
     )
 
 
-def test_whoever_is_killed_leaves_no_tick_half_fired(
+def test_a_killed_process_leaves_no_tick_half_fired(
     app: Penstock, queue: Queue, sql: Connection, noon: Clock, dsn: str
 ) -> None:
     app.set_schedule("s", "* * * * *", queue="work", backfill="all")
-    crew = [SPAWN.Process(target=fire_for_ever, args=(dsn,)) for _ in range(2)]
-    for one in crew:
+    processes = [SPAWN.Process(target=fire_for_ever, args=(dsn,)) for _ in range(2)]
+    for one in processes:
         one.start()
     minutes = 0
     try:
@@ -208,20 +210,20 @@ def test_whoever_is_killed_leaves_no_tick_half_fired(
             noon.advance(60 * (step % 7))
             minutes += step % 7
             if step == 30:
-                assert crew[0].pid is not None
-                os.kill(crew[0].pid, signal.SIGKILL)
+                assert processes[0].pid is not None
+                os.kill(processes[0].pid, signal.SIGKILL)
     finally:
-        for one in crew:
+        for one in processes:
             one.kill()
             one.join()
-    while working(sql):  # PostgreSQL ends the last statement of who was killed: meanwhile the schedule is locked
+    while working(sql):  # PostgreSQL finishes its last statement, and the schedule is locked until then
         time.sleep(0.05)
     while app.run_schedules().pushed:
         pass
     assert len({*ticks(queue)}) == len(queue.tasks(limit=10_000)) == minutes
 
 
-def test_of_those_who_saw_the_same_mark_one_fires(app: Penstock, queue: Queue, sql: Connection, noon: Clock) -> None:
+def test_of_several_that_saw_the_same_mark_one_fires(app: Penstock, queue: Queue, sql: Connection, noon: Clock) -> None:
     app.set_schedule("s", HOURLY, queue="work")
     noon.advance(3600)
     told = decide(stands(app))
@@ -231,7 +233,9 @@ def test_of_those_who_saw_the_same_mark_one_fires(app: Penstock, queue: Queue, s
     assert sql.execute(fire, values).fetchone() == (None,)
 
 
-def test_nobody_waits_for_one_that_is_being_fired(app: Penstock, queue: Queue, noon: Clock, direct_dsn: str) -> None:
+def test_a_schedule_that_is_being_fired_is_not_waited_for(
+    app: Penstock, queue: Queue, noon: Clock, direct_dsn: str
+) -> None:
     app.set_schedule("s", HOURLY, queue="work")
     noon.advance(3600)
     with psycopg.connect(direct_dsn) as other:
@@ -256,7 +260,7 @@ REFUSED: dict[str, tuple[str, str | None, list[str | None], str, str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_can_not_be_fired(app: Penstock, queue: Queue, sql: Connection, noon: Clock, what: str) -> None:
+def test_schedules_that_cannot_fire(app: Penstock, queue: Queue, sql: Connection, noon: Clock, what: str) -> None:
     app.set_schedule("s", HOURLY, queue="work")
     before = stands(app)
     name, mark, given, decided, next_at = REFUSED[what]
@@ -303,28 +307,28 @@ def test_the_rest_may_change_and_nothing_is_lost(app: Penstock, queue: Queue, sq
     assert [(task.kind, task.payload, task.priority) for task in other.tasks()] == [("k", {"n": 1}, 0)] * 2
     before = sql.execute("select count(*) from penstock.audit").fetchone()
     app.set_schedule("s", HOURLY, queue="other", kind="k", payload={"n": 1}, priority=0, backfill="all")
-    assert sql.execute("select count(*) from penstock.audit").fetchone() == before, "as it was"
+    assert sql.execute("select count(*) from penstock.audit").fetchone() == before, "nothing was audited"
 
 
-def test_a_paused_one_collects_no_ticks(app: Penstock, queue: Queue, noon: Clock) -> None:
+def test_a_paused_schedule_collects_no_ticks(app: Penstock, queue: Queue, noon: Clock) -> None:
     app.set_schedule("s", HOURLY, queue="work", backfill="all")
     assert app.pause_schedule("s").paused
     assert app.pause_schedule("s").paused
     noon.advance(3 * 3600)
     assert app.run_schedules() == (0, {})
     app.set_schedule("s", HOURLY, queue="work", backfill="all", payload={"n": 1})
-    assert stands(app).paused, "who deploys does not resume"
+    assert stands(app).paused, "a deployment does not resume it"
     resumed = app.resume_schedule("s")
     assert (resumed.paused, resumed.next_at) == (False, at("15 16:00"))
     assert app.run_schedules().pushed == 0
     noon.advance(3600)
-    assert app.resume_schedule("s").next_at == at("15 16:00"), "one that runs misses nothing by it"
+    assert app.resume_schedule("s").next_at == at("15 16:00"), "a schedule that is not paused loses no tick by it"
     assert app.run_schedules().pushed == 1
     assert ticks(queue) == ["15T16:00"]
 
 
-def test_sql_alone_may_set_one(app: Penstock, queue: Queue, sql: Connection, noon: Clock) -> None:
-    """It knows nothing of cron: whoever looks next finds out when it runs."""
+def test_sql_alone_may_set_a_schedule(app: Penstock, queue: Queue, sql: Connection, noon: Clock) -> None:
+    """SQL knows no cron: the next client that looks finds out when the schedule runs."""
     sql.execute("select penstock.set_schedule('s', 'work', '0 * * * *')")
     assert stands(app).next_at == noon.now()
     noon.advance(3600)
@@ -371,7 +375,7 @@ def test_bad_input_is_refused_before_anything_is_written(app: Penstock, queue: Q
     assert app.schedules() == []
 
 
-def test_one_that_is_not_there(app: Penstock, queue: Queue) -> None:
+def test_a_schedule_that_does_not_exist(app: Penstock, queue: Queue) -> None:
     app.set_schedule("nightly", HOURLY, queue="work")
     for verb in (app.drop_schedule, app.pause_schedule, app.resume_schedule):
         with pytest.raises(NotFound, match="'nightyl' does not exist") as refused:
@@ -395,7 +399,7 @@ def test_a_rehearsal_changes_nothing(app: Penstock, queue: Queue, noon: Clock, d
     assert (app.schedules(), queue.tasks()) == (before, [])
 
 
-# --- queues that go ---------------------------------------------------------------------------------------------------
+# --- dropped queues ---------------------------------------------------------------------------------------------------
 
 
 def test_a_dropped_queue_takes_its_schedules_along(app: Penstock, queue: Queue, noon: Clock) -> None:
@@ -410,8 +414,10 @@ def test_a_dropped_queue_takes_its_schedules_along(app: Penstock, queue: Queue, 
         app.set_schedule("s", HOURLY, queue="work")
 
 
-def test_one_whose_queue_went_meanwhile_is_nobodys(app: Penstock, queue: Queue, sql: Connection, noon: Clock) -> None:
-    """Only somebody who set it while the queue was dropped could leave one behind; it wakes nobody up."""
+def test_a_schedule_whose_queue_was_dropped_meanwhile_is_ignored(
+    app: Penstock, queue: Queue, sql: Connection, noon: Clock
+) -> None:
+    """Only a call that set it while the queue was dropped can leave one behind. It wakes no worker."""
     app.set_schedule("s", HOURLY, queue="work")
     sql.execute("update penstock.schedule set queue_id = 77")
     noon.advance(3600)
@@ -452,7 +458,7 @@ def test_drops_and_fires_do_not_wait_in_a_circle(app: Penstock, queue: Queue, no
 
 # --- decorators -------------------------------------------------------------------------------------------------------
 
-NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
+NOWHERE = "postgresql://user@127.0.0.1:1/nothing"
 
 
 def test_above_and_below_a_handler() -> None:
@@ -476,7 +482,7 @@ def test_above_and_below_a_handler() -> None:
     assert isinstance(below, Handler)
 
 
-def test_in_the_other_colour() -> None:
+def test_above_and_below_an_async_handler() -> None:
     app = AsyncPenstock(NOWHERE)
 
     @app.schedule("0 6 * * *")
@@ -491,7 +497,7 @@ def test_in_the_other_colour() -> None:
     assert [new.name for new in app.registry.schedules_of("mail")] == ["mail/above", "mail/below"]
 
 
-def test_what_could_not_work_is_refused_at_decoration() -> None:
+def test_a_schedule_that_could_not_work_is_refused_at_decoration() -> None:
     app, other = Penstock(NOWHERE), Penstock(NOWHERE)
 
     @app.task(queue="mail")
@@ -521,7 +527,7 @@ def test_what_could_not_work_is_refused_at_decoration() -> None:
 
 
 def test_a_task_may_be_its_own_schedule(app: Penstock, noon: Clock) -> None:
-    """`again(due)` by a cron line: the row, subject and payload stay, and iterations are counted."""
+    """`again(due)` by a cron expression: the row, subject and payload stay, and iterations are counted."""
     queue = app.create_queue("calendar")
     ran: list[tuple[int, datetime]] = []
 
@@ -545,7 +551,7 @@ def test_a_task_may_be_its_own_schedule(app: Penstock, noon: Clock) -> None:
 
 
 @contextmanager
-def other_colour(dsn: str) -> Iterator[Callable[..., Any]]:
+def async_client(dsn: str) -> Iterator[Callable[..., Any]]:
     app = AsyncPenstock(dsn)
     with asyncio.Runner() as runner:
         yield lambda verb, *words, **named: runner.run(getattr(app, verb)(*words, **named))
@@ -553,7 +559,7 @@ def other_colour(dsn: str) -> Iterator[Callable[..., Any]]:
 
 
 def test_with_await(app: Penstock, queue: Queue, noon: Clock, dsn: str) -> None:
-    with other_colour(dsn) as call:
+    with async_client(dsn) as call:
         assert call("set_schedule", "s", HOURLY, queue="work").next_at == at("15 13:00")
         noon.advance(3600)
         assert call("run_schedules") == (1, {})

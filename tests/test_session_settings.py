@@ -1,4 +1,4 @@
-"""What a session brings along: settings of the role, the database, the DSN or the environment change nothing."""
+"""Settings of a session, from the role, the database, the DSN or the environment, change nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from penstock import (
 from penstock.client import history, profiles, scaling, workers
 from penstock.client.database import Database
 from penstock.client.statements import history as statements
-from penstock.model import Asked, Window
+from penstock.model import QueueQuestion, Window
 from penstock.spark.options import Address
 from shell import penstock
 from test_roles import TRAPS
@@ -40,7 +40,7 @@ ODD = "Zoë 🐘 NULL \"q\" \\ {a,b} 'x' 50% :p1 $1"
 
 
 class Hostile(NamedTuple):
-    """A setting, and how a session comes by it."""
+    """A setting, and where the session gets it."""
 
     name: str
     value: str
@@ -73,7 +73,7 @@ SETTINGS = [
     Hostile("transform_null_equals", "on"),
     Hostile("plpgsql.extra_errors", "all"),
 ]
-# Several at once, for what takes longer.
+# Several at once, for the slower tests.
 BUNDLES = [
     [Hostile("client_encoding", "LATIN1"), Hostile("datestyle", "German, DMY"), Hostile("intervalstyle", "iso_8601"),
      Hostile("timezone", "Pacific/Chatham"), Hostile("array_nulls", "off"), Hostile("extra_float_digits", "-15"),
@@ -92,7 +92,7 @@ def named(value: object) -> str | None:
 
 @pytest.fixture
 def as_set(dsn: str, direct_dsn: str, sql: Connection, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """The test's database with a frozen clock, reached by sessions that have these settings; answers the DSN."""
+    """Returns a function that gives the sessions of a DSN these settings. The database has a fixed clock."""
     pooled, target = dsn != direct_dsn, dsn
 
     def make(*hostile: Hostile) -> str:
@@ -123,7 +123,7 @@ def as_set(dsn: str, direct_dsn: str, sql: Connection, monkeypatch: pytest.Monke
 
 
 def plain(value: Any) -> Any:
-    """A value as it may be compared with that of another run: moments in UTC, nothing that is random."""
+    """Makes a value comparable with that of another run: times in UTC, and nothing random."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat()
     if isinstance(value, UUID):
@@ -140,7 +140,7 @@ def plain(value: Any) -> Any:
 
 
 def pushes(queue: Queue, dsn: str) -> Iterator[object]:
-    """In every way that a client has."""
+    """Pushes in every way that a client has."""
     yield queue.push({"name": ODD, "float": 0.1 + 0.2, "none": None})
     yield queue.push({"name": ODD}, subject=ODD, kind=ODD, due=LATER, priority=1)
     yield queue.push({}, subject=ODD)
@@ -164,7 +164,7 @@ def pushes(queue: Queue, dsn: str) -> Iterator[object]:
 
 
 def settles(queue: Queue, database: Database) -> Iterator[object]:
-    """Each outcome, with and without what may come with it."""
+    """Settles with each outcome, with and without its arguments."""
     claim = queue.claim(8, lease="90s", worker=ODD)
     yield claim.tasks
     yield queue.extend(claim, lease=timedelta(seconds=2.5))
@@ -195,7 +195,7 @@ def settles(queue: Queue, database: Database) -> Iterator[object]:
     yield queue.purge("cancelled", before=LATER)
 
 
-def books(app: Penstock, queue: Queue) -> Iterator[object]:
+def reports(app: Penstock, queue: Queue) -> Iterator[object]:
     yield queue.set(sla="90m", keep_done="36h", keep_dead="1d", retry="fibonacci:90s")
     yield queue.settings()
     database = Database(app.dsn)
@@ -212,7 +212,7 @@ def books(app: Penstock, queue: Queue) -> Iterator[object]:
     yield app.verify()
     yield app.repair()
     yield workers.find_lease(database, "work")
-    yield scaling.scaler_snapshot(database, [Asked("work", 3600.5, 100, 0.25)]).queues
+    yield scaling.scaler_snapshot(database, [QueueQuestion("work", 3600.5, 100, 0.25)]).queues
     held = scaling.hold_scaling(database, ["work"], holder="h", policy="p", lease="1m")
     yield held
     decided = {"queue": "work", "epoch": held["work"].epoch, "policy": "p", "workers": 1, "actual": 0, "wanted": 1,
@@ -223,14 +223,14 @@ def books(app: Penstock, queue: Queue) -> Iterator[object]:
     yield scaling.target_workers(database, "work")
     yield profiles.find_profiles(database)
     yield profiles.running_times(database)
-    now = history.horizon(database)
+    now = history.read_horizon(database)
     yield history.sample_days(database, Window(now._replace(xid=0), now._replace(xid=2**62)))
     yield history.today(database)
     database.close()
 
 
 def adopted(app: Penstock, dsn: str) -> Iterator[object]:
-    """A table of somebody else's, by strategy and by ticks."""
+    """Drains an adopted table, by strategy and by ticks."""
     with psycopg.connect(make_conninfo(dsn, client_encoding="utf8"), autocommit=True) as own:
         own.execute("set search_path = public")
         own.execute("create table jobs (id bigint primary key, status text, date_inserted timestamptz, note text)")
@@ -251,7 +251,7 @@ def adopted(app: Penstock, dsn: str) -> Iterator[object]:
 
 
 def rows(sql: Connection) -> list[Any]:
-    """What is stored, seen by a session with nothing set."""
+    """Returns the stored rows, read by a session without settings."""
     queries = (
         "select id, kind, subject, payload, priority, due, ended, reason, error from penstock.task order by id",
         "select task_id, due, priority, attempts, pending, named from penstock.agenda order by 1",
@@ -267,7 +267,7 @@ def rows(sql: Connection) -> list[Any]:
     return [plain(sql.execute(query.encode()).fetchall()) for query in queries]
 
 
-# Of a table that is not ours the columns are compared as its owner would: there another `=` may be meant.
+# The columns of an adopted table are compared as its owner compares them: another `=` may be meant there.
 DROP_OPERATORS = """
     do $$
     declare
@@ -288,7 +288,7 @@ def walk(dsn: str, sql: Connection) -> list[Any]:
     with Penstock(dsn) as app, closing(Database(dsn)) as database:
         queue = app.create_queue("work", max_attempts=3, lease="10s", sla="30s")
         told = [
-            plain(one) for part in (pushes(queue, dsn), settles(queue, database), books(app, queue)) for one in part
+            plain(one) for part in (pushes(queue, dsn), settles(queue, database), reports(app, queue)) for one in part
         ]
         sql.execute(DROP_OPERATORS)
         told += [plain(one) for one in adopted(app, dsn)]
@@ -302,7 +302,7 @@ def expected() -> dict[str, Any]:
 
 @pytest.fixture
 def usual(expected: dict[str, Any], make_database: Callable[..., str]) -> list[Any]:
-    """The walk by a session with nothing set."""
+    """The walk in a session without settings."""
     if "walk" not in expected:
         dsn = make_database()
         with psycopg.connect(dsn, autocommit=True) as sql:
@@ -363,7 +363,7 @@ def fail(name: str) -> None:
 
 
 @pytest.mark.parametrize("bundle", BUNDLES, ids=["settings", "names"])
-def test_workers_and_the_shell_do_not_mind(
+def test_workers_and_the_shell_behave_the_same(
     bundle: list[Hostile], as_set: Callable[..., str], sql: Connection, tmp_path: Path
 ) -> None:
     dsn = as_set(*bundle)
@@ -397,9 +397,9 @@ def test_workers_and_the_shell_do_not_mind(
     assert not [one for one in findings if "could not look" in one["what"]]
 
 
-def test_what_a_handler_sets_ends_with_its_transaction(queue: Queue, dsn: str, sql: Connection) -> None:
-    """The connection of `transaction()` is ours: whatever was set, the settle that follows is right, and so is whoever
-    has the connection next."""
+def test_the_settings_of_a_handler_end_with_its_transaction(queue: Queue, dsn: str, sql: Connection) -> None:
+    """The connection of `transaction()` belongs to the pool: whatever was set, the settle that follows is right, and so
+    is the next use of the connection."""
     sql.execute(TRAPS.encode())
     odd = (
         "set client_encoding = 'LATIN1'", "set datestyle = 'SQL, DMY'", "set intervalstyle = 'iso_8601'",
@@ -424,8 +424,8 @@ def test_what_a_handler_sets_ends_with_its_transaction(queue: Queue, dsn: str, s
 def test_history_is_read_by_another_driver_alike(
     bundle: list[Hostile], as_set: Callable[..., str], sql: Connection
 ) -> None:
-    """Spark's executors read by ADBC, which has a libpq of its own. It looks types up before we can say anything, by
-    operators of the session's search_path, and does not know them by quoted names."""
+    """Spark's executors read by ADBC, which has a libpq of its own. It looks up types before any statement of ours,
+    with operators of the session's search_path, and does not know them by quoted names."""
     spark_history = pytest.importorskip("penstock.spark.history")
     dsn = as_set(*(one for one in bundle if one.name != "quote_all_identifiers"))
     sql.execute(DROP_OPERATORS)
@@ -435,7 +435,7 @@ def test_history_is_read_by_another_driver_alike(
         claim = queue.claim(5, worker=ODD)
         queue.settle(claim, {id_: Outcome.failed(ODD) for id_ in claim.ids})
     database = Database(dsn)
-    now = history.horizon(database)
+    now = history.read_horizon(database)
     window = Window(now._replace(xid=0), now._replace(xid=2**62))
     (span,) = history.find_spans(database, window, roughly=True)
     database.close()
@@ -446,7 +446,7 @@ def test_history_is_read_by_another_driver_alike(
     assert {(row["kind"], row["worker"], row["error"], row["finished_at"]) for row in found} == {(ODD, ODD, ODD, NOON)}
 
 
-# --- functions, by sessions that are not ours -------------------------------------------------------------------------
+# --- functions in sessions of other programs --------------------------------------------------------------------------
 
 CALLS = (
     """select penstock.create_queue('work', '10 seconds', 3, p_sla => '36:00:00', p_keep_dead => '1 day')""",
@@ -482,7 +482,7 @@ CALLS = (
 
 
 def called(sql: Connection) -> list[Any]:
-    """What functions answer, read in binary: how a session writes values is its own business."""
+    """Returns the answers of functions, read in binary because text depends on the session."""
     found = []
     for call in CALLS:
         with sql.cursor(binary=True) as cursor:

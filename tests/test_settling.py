@@ -1,4 +1,4 @@
-"""`queue.settling`: a transaction for somebody's own writes whose last statement settles a task, by both clients."""
+"""`queue.settling`: a transaction for the caller's writes whose last statement settles a task, with both clients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ INSERT = "insert into effects values (1)"
 
 @pytest.fixture(params=["sync", "async"])
 def settle(request: pytest.FixtureRequest, queue: Queue, dsn: str) -> Settle:
-    """Steps, statements or functions of the connection, and the settle of a task in one transaction."""
+    """Runs steps (statements or functions of the connection) and settles a task in one transaction."""
 
     def taken(connection: Any, step: Step) -> Any:
         return connection.execute(step.encode()) if isinstance(step, str) else step(connection)
@@ -63,7 +63,7 @@ def settle(request: pytest.FixtureRequest, queue: Queue, dsn: str) -> Settle:
 
 @pytest.fixture
 def effects(sql: Connection) -> Callable[[], int]:
-    """How many there are."""
+    """Returns the number of effects."""
     sql.execute("create table effects (n int)")
 
     def count() -> int:
@@ -104,7 +104,7 @@ def test_the_write_and_the_settle_happen_together(
     assert queue.settle(claim, claim.ids[1:]) == {claim.ids[1]: "done"}
 
 
-def test_nothing_written_is_a_settle_all_the_same(queue: Queue, claim: Claim, settle: Settle) -> None:
+def test_a_block_without_writes_settles_too(queue: Queue, claim: Claim, settle: Settle) -> None:
     settle(claim, claim.ids[0])
     assert queue.status().totals["done"] == 1
 
@@ -172,7 +172,7 @@ def test_a_cancelled_block_undoes_both(queue: Queue, claim: Claim, effects: Call
         ("nonsense", psycopg.errors.SyntaxError),
     ],
 )
-def test_errors_of_ones_own_statements_are_psycopgs_own(
+def test_errors_of_the_callers_statements_are_psycopgs_own(
     queue: Queue,
     claim: Claim,
     settle: Settle,
@@ -206,7 +206,7 @@ def test_an_error_that_was_swallowed_settles_nothing(
     assert queue.status().active == 2
 
 
-def test_a_constraint_that_speaks_at_commit_undoes_both(
+def test_a_constraint_that_is_checked_at_commit_undoes_both(
     queue: Queue, claim: Claim, settle: Settle, sql: Connection, effects: Callable[[], int]
 ) -> None:
     sql.execute("alter table effects add constraint once unique (n) deferrable initially deferred")
@@ -216,7 +216,7 @@ def test_a_constraint_that_speaks_at_commit_undoes_both(
     assert queue.status().active == 2
 
 
-# --- no longer ours ---------------------------------------------------------------------------------------------------
+# --- lost leases ------------------------------------------------------------------------------------------------------
 
 
 def test_a_task_that_was_cancelled_leaves_no_effect(
@@ -250,7 +250,7 @@ def test_settling_twice_leaves_one_effect(
     assert effects() == 1
 
 
-def test_somebody_elses_task_leaves_no_effect(
+def test_a_task_of_another_claim_leaves_no_effect(
     queue: Queue, claim: Claim, settle: Settle, effects: Callable[[], int]
 ) -> None:
     queue.push()
@@ -295,7 +295,7 @@ def test_an_outcome_that_is_refused_leaves_no_effect(
     assert queue.status().active == 2
 
 
-# --- only we may end it -----------------------------------------------------------------------------------------------
+# --- the block must not end the transaction ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_an_outcome_that_is_refused_leaves_no_effect(
     [["commit"], ["rollback"], ["commit", "begin"], ["commit and chain"], ["rollback", INSERT]],
     ids=", ".join,
 )
-def test_who_ends_the_transaction_is_told_and_the_task_is_not_settled(
+def test_a_block_that_ends_the_transaction_is_refused(
     queue: Queue, claim: Claim, settle: Settle, effects: Callable[[], int], statements: list[str]
 ) -> None:
     with pytest.raises(HandlerMisuse) as misuse:
@@ -315,7 +315,7 @@ def test_who_ends_the_transaction_is_told_and_the_task_is_not_settled(
     assert queue.status().active == 1
 
 
-def test_who_closes_the_connection_is_told_and_it_is_replaced(claim: Claim, dsn: str) -> None:
+def test_a_block_that_closes_the_connection_is_refused(claim: Claim, dsn: str) -> None:
     with Penstock(dsn, max_connections=1, timeout=5) as client:
         work = client.queue("work")
         for _ in range(3):
@@ -335,7 +335,7 @@ def test_who_closes_the_connection_is_told_and_it_is_replaced(claim: Claim, dsn:
     asynchronously(dsn, act, max_connections=1, timeout=5)
 
 
-def test_a_savepoint_is_welcome(queue: Queue, claim: Claim, effects: Callable[[], int], dsn: str) -> None:
+def test_a_savepoint_is_allowed(queue: Queue, claim: Claim, effects: Callable[[], int], dsn: str) -> None:
     def undone(connection: psycopg.Connection) -> None:
         with connection.transaction():
             connection.execute(INSERT)
@@ -357,7 +357,7 @@ def test_a_savepoint_is_welcome(queue: Queue, claim: Claim, effects: Callable[[]
 
 
 def cutting(sql: Connection) -> Step:
-    """The connection is cut."""
+    """Returns a step that cuts the connection."""
     return lambda connection: sql.execute("select pg_terminate_backend(%s)", (connection.info.backend_pid,)) and None
 
 
@@ -380,7 +380,7 @@ def test_a_connection_that_breaks_before_the_settle_is_ours(
 
 
 def test_rows_in_another_shape_do_not_reach_the_next_borrower(claim: Claim, dsn: str) -> None:
-    """With one connection for all."""
+    """All blocks use the same connection."""
 
     def block(work: Queue, id_: int, *, wrong: bool) -> None:
         with work.settling(claim, id_) as connection:

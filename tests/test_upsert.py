@@ -1,4 +1,4 @@
-"""Upsert: what waits is brought up to date, what runs runs again, what has ended begins anew; nothing is lost."""
+"""Upsert: a waiting task is updated, a running task runs again, an ended task is re-opened, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_the_shapes_of_an_empty_or_plain_upsert(queue: Queue) -> None:
 def test_a_claim_under_way_gets_the_old_payload_and_the_task_is_renewed(
     queue: Queue, sql: Connection, direct_dsn: str
 ) -> None:
-    """The claim has taken the row and not committed: the upsert must wait for it, and then renew."""
+    """The claim has taken the row and not committed: the upsert must wait for it and then renew the task."""
     queue.push({"n": 1}, subject="s")
     with sql.transaction():
         rows = sql.execute("select token, id, payload from penstock.claim('work')").fetchall()

@@ -1,4 +1,4 @@
-"""What people do to tasks and queues that exist: cancel, redrive, reschedule, reprioritise, pause, purge, drop, set."""
+"""Verbs on existing tasks and queues: cancel, redrive, reschedule, reprioritise, pause, purge, drop and set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.client.workers import extend_leases
 
 
 def bury(queue: Queue, *errors: str, kind: str = "default") -> list[int]:
-    """Dead tasks with these errors."""
+    """Makes dead tasks with these errors, and returns their ids."""
     ids = []
     for error in errors:
         ids.append(queue.push({}, kind=kind, priority=0).id)
@@ -64,16 +64,16 @@ def test_cancel_by_subject_and_of_a_renewed_task(queue: Queue) -> None:
     pushed = queue.push({"n": 1}, subject="s")
     claim = queue.claim()
     queue.push({"n": 2}, subject="s", on_conflict="update")
-    assert queue.cancel(subjects=["s", "nobody"]) == {pushed.id: "revoked"}
+    assert queue.cancel(subjects=["s", "unknown"]) == {pushed.id: "revoked"}
     with pytest.raises(LeaseLost):
         queue.settle(claim)
     assert queue.task(pushed.id).state == "cancelled"
 
 
-def test_one_that_is_held_does_not_keep_the_other_dead_tasks(
+def test_a_dead_task_that_is_held_does_not_keep_the_others(
     queue: Queue, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redrive and purge choose first and lock afterwards, a part of the tasks at a time."""
+    """Redrive and purge first choose tasks and then lock them, some at a time."""
     monkeypatch.setattr("penstock.client.statements.tasks.MAX_TASKS", 2)
     held, *others = bury(queue, "a", "b", "c", "d")
     with psycopg.connect(dsn) as other:
@@ -85,7 +85,7 @@ def test_one_that_is_held_does_not_keep_the_other_dead_tasks(
     assert queue.purge("dead", "cancelled") == 1
 
 
-def test_what_somebody_holds_is_busy_and_nobody_waits(queue: Queue, sql: Connection, dsn: str) -> None:
+def test_a_task_that_another_session_holds_is_busy_and_not_waited_for(queue: Queue, sql: Connection, dsn: str) -> None:
     held, leased = queue.push(subject="a"), queue.push(subject="b")
     queue.claim()
     with psycopg.connect(dsn) as other:
@@ -102,7 +102,7 @@ def test_what_somebody_holds_is_busy_and_nobody_waits(queue: Queue, sql: Connect
 # --- redrive --------------------------------------------------------------------------------------------------------
 
 
-def test_redrive_gives_another_life(queue: Queue, clock: Clock) -> None:
+def test_redrive_resets_the_attempts(queue: Queue, clock: Clock) -> None:
     (dead,) = bury(queue, "boom")
     cancelled = queue.push()
     queue.cancel([cancelled.id])
@@ -128,12 +128,12 @@ def test_redrive_chooses(queue: Queue, clock: Clock) -> None:
     (kind,) = bury(queue, "boom", kind="k")
     assert queue.redrive(error="boom", since=since, kind="default") == {boom: "redriven"}
     assert queue.redrive(kind="k") == {kind: "redriven"}
-    assert queue.redrive(limit=1) == {old[0]: "redriven"}, "the oldest first"
+    assert queue.redrive(limit=1) == {old[0]: "redriven"}, "the oldest go first"
     assert queue.redrive() == {other: "redriven"}
     assert queue.redrive() == {}
 
 
-def test_redrive_of_more_than_one_call_takes(queue: Queue, sql: Connection) -> None:
+def test_redrive_of_more_tasks_than_one_call_takes(queue: Queue, sql: Connection) -> None:
     queue.push_many([{}] * 12_000)
     sql.execute("delete from penstock.agenda")
     sql.execute("update penstock.task set ended = 'dead', ended_at = now()")
@@ -220,7 +220,7 @@ def test_purge(queue: Queue, clock: Clock) -> None:
     queue.cancel([queue.push().id])
     queue.push()
     queue.push(due=clock.now() + timedelta(hours=1))
-    assert queue.purge("dead", error="BOOM") == 1, "upper or lower case"
+    assert queue.purge("dead", error="BOOM") == 1, "case does not matter"
     assert queue.purge("dead", ids=[boom]) == 0
     assert queue.purge("dead", "cancelled") == 2
     assert queue.purge("planned") == 1
@@ -262,7 +262,7 @@ def test_a_document_for_no_queue_is_refused(sql: Connection, queue: Queue) -> No
     assert refused.value.sqlstate == "PS404"
 
 
-def test_what_is_no_longer_kept_goes(app: Penstock, clock: Clock) -> None:
+def test_tasks_that_are_no_longer_kept_are_removed(app: Penstock, clock: Clock) -> None:
     queue = app.create_queue("kept", keep_done="1h", keep_dead="2h", keep_cancelled="3h")
     bury(queue, "x")
     queue.cancel([queue.push().id])
@@ -292,34 +292,32 @@ def test_tasks_are_listed_in_pages(queue: Queue) -> None:
 # --- waking idle workers ----------------------------------------------------------------------------------------------
 
 
-def test_a_push_wakes_an_idle_worker_and_nobody_else(
-    app: Penstock, queue: Queue, clock: Clock, direct_dsn: str
-) -> None:
+def test_a_push_wakes_an_idle_worker_and_no_other(app: Penstock, queue: Queue, clock: Clock, direct_dsn: str) -> None:
     channel = app.beat("w1", ["work"], slots=2, busy=0)["work"]
-    with psycopg.connect(direct_dsn, autocommit=True) as listener:  # nobody can LISTEN through a pooler
+    with psycopg.connect(direct_dsn, autocommit=True) as listener:  # LISTEN does not work through a pooler
         listener.execute(f"listen {channel}")
 
-        def heard() -> int:
+        def received() -> int:
             listener.execute("select")  # notifications are sent before its answer
             return len(list(listener.notifies(timeout=0)))
 
         queue.push()
-        assert heard() == 1
+        assert received() == 1
         queue.push_many([{}] * 15_000)
-        assert heard() == 1, "equal ones of a transaction are one"
+        assert received() == 1, "equal notifications of a transaction are one"
         app.beat("w1", ["work"], slots=2, busy=2)
         app.beat("w1", ["work"], slots=2, busy=2)
         queue.push()
-        assert heard() == 0, "it is busy, and was at the beat before"
+        assert received() == 0, "it is busy, as it was at the beat before"
         app.beat("w1", ["work"], slots=2, busy=1)
         clock.advance(11)
         assert app.upkeep()["idle workers forgotten"] == 1
         queue.push()
-        assert heard() == 0, "it has not beaten for ten seconds"
+        assert received() == 0, "it has not beaten for ten seconds"
         app.beat("w1", ["work"], slots=2, busy=1)
         assert queue.set(notify=False).notify is False
         queue.push()
-        assert heard() == 0, "switched off"
+        assert received() == 0, "switched off"
     clock.advance(301)
     forgotten = app.upkeep()
     assert (forgotten["idle workers forgotten"], forgotten["workers forgotten"]) == (1, 1)
@@ -348,7 +346,7 @@ def test_repair_puts_right_what_verify_finds(app: Penstock, queue: Queue, sql: C
     leased, waiting = claim.ids, [task.id for task in queue.tasks(state="pending")]
     sql.execute("delete from penstock.task where id = %s", (leased[0],))  # leased without a document
     sql.execute("delete from penstock.task where id = %s", (waiting[0],))  # waiting without a document
-    sql.execute("delete from penstock.agenda where task_id = %s", (waiting[1],))  # live, but nowhere
+    sql.execute("delete from penstock.agenda where task_id = %s", (waiting[1],))  # live, but neither waiting nor leased
     sql.execute("update penstock.task set ended = 'dead', ended_at = now() where id = %s", (waiting[2],))
     twice = "insert into penstock.agenda select %s, now(), id, 5, 0, 0, 0, true, true from penstock.queue"
     sql.execute(twice, (leased[1],))
@@ -372,7 +370,7 @@ def test_repair_puts_right_what_verify_finds(app: Penstock, queue: Queue, sql: C
 
 
 def test_many_leases_go_on_together(queue: Queue, clock: Clock, dsn: str, database: Database) -> None:
-    """A row for each that is there; without an end for one that somebody settles this moment; none for what is lost."""
+    """Each lease has a row, without an end for one that is being settled. A lost lease has none."""
     queue.push_many([{} for _ in range(4)])
     one, other, gone, busy = (queue.claim() for _ in range(4))
     queue.settle(gone)

@@ -1,4 +1,4 @@
-"""The walks that data takes, end to end: this is the specification."""
+"""The walks of data from end to end. They are the specification."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def shell(dsn: str, *words: str, stdin: str = "") -> str:
 
 
 def test_push_and_run_through_shell_python_and_sql(app: Penstock, dsn: str) -> None:
-    """The shell creates and pushes, Python claims, SQL settles, and every face tells the same story."""
+    """The shell creates and pushes, Python claims, SQL settles, and all three report the same."""
     shell(dsn, "queues", "create", "mail", "--sla", "30s", "--max-attempts", "5", "--retry", "fibonacci:1m")
     lines = "\n".join(json.dumps({"payload": {"n": n}, "subject": f"s{n}"}) for n in range(5))
     assert json.loads(shell(dsn, "push", "mail", "--file", "-", "--json", stdin=lines))["created"] == 5
@@ -67,7 +67,7 @@ def test_the_calendar_walk(app: Penstock, dsn: str) -> None:
 
 
 def test_the_schedule_walk(app: Penstock, dsn: str) -> None:
-    """The shell sets it, somebody's upkeep fires it, once; the subject says which tick it is."""
+    """The shell sets it, upkeep fires it once, and the subject names the tick."""
     queue = app.create_queue("reports")
     added = json.loads(shell(dsn, "schedules", "add", "nightly", "0 6 * * *", "--queue", "reports", "--json"))
     with psycopg.connect(dsn, autocommit=True) as sql:
@@ -84,7 +84,7 @@ def test_the_quickstart_runs_twice(app: Penstock, dsn: str) -> None:
     for expected in ("'created': 1000", "'skipped': 1"):
         said = python(dsn, str(EXAMPLES / "quickstart.py"))
         assert expected in said
-        assert "1 to be tried again, the books are True" in said
+        assert "1 to be tried again, counters verified: True" in said
 
 
 def test_the_adopted_table_runs_twice(app: Penstock, dsn: str) -> None:
@@ -101,7 +101,7 @@ def test_the_sql_example_runs(app: Penstock, dsn: str) -> None:
 
 
 def test_the_application_runs(app: Penstock, dsn: str) -> None:
-    """Pushed by itself, run by a worker: sync, async, in a transaction, again and again, many at once."""
+    """The application pushes its tasks, and a worker runs them: sync, async, in a transaction, `again`, in batches."""
     app.create_queue("shop")
     assert "'created': 250" in python(dsn, str(EXAMPLES / "tasks.py"))
     said = shell(dsn, "work", "examples.tasks:app", "--until-empty")

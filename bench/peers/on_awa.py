@@ -1,4 +1,4 @@
-"""Awa in the race: COPY of 5,000, 512 workers in a process; its core is Rust."""
+"""Awa in the race: COPY of thousands, hundreds of workers in a process; its core is Rust."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def push(count: int) -> None:
     app = client()
     await app.queue_stats()
     with track.timed():
-        for chunk in track.chunks(rows, 5_000):
+        for chunk in track.chunks(rows, track.setting("chunk", 5_000)):
             await app.enqueue_many_copy(chunk, queue=QUEUE)
 
 
@@ -84,7 +84,7 @@ async def work(_: int) -> None:
     soon = {"heartbeat_interval_ms": 500, "heartbeat_staleness_ms": 4_000, "heartbeat_rescue_interval_ms": 500}
     hurry = {"leader_election_interval_ms": 500, **soon} if track.HASTY else {}
     track.ready()
-    await app.start([(QUEUE, 512)], poll_interval_ms=50, **hurry)
+    await app.start([(QUEUE, track.setting("workers", 512))], poll_interval_ms=50, **hurry)
     await asyncio.Event().wait()
 
 

@@ -1,5 +1,5 @@
-"""The limit: COPY into a one-table queue, and a loop that claims, deletes and writes history. No retries, no fence, no
-counters, nothing but a claim by somebody else's statement."""
+"""The limit: COPY into a one-table queue, and a loop that claims, deletes and writes history, without retries, a fence
+or counters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psycopg
 
 import track
 
-BATCH = 500
+BATCH = track.setting("batch", 500)
 DSN = os.environ.get("PENSTOCK_DSN", "")
 
 SETUP = """
@@ -49,7 +49,7 @@ def push(count: int) -> None:
 def work(_: int) -> None:
     track.ready()
     with psycopg.connect(DSN, autocommit=True) as sql:
-        # The plans that are best for it: without these it may read whole tables.
+        # Settings for the best plans: without these it may read whole tables.
         sql.execute("set enable_seqscan = off; set enable_bitmapscan = off")
         sql.prepare_threshold = 0
         while rows := sql.execute(CLAIM, (BATCH,)).fetchall():

@@ -1,4 +1,4 @@
-"""Celery and Redis in the race: solo pool, 1,000 prefetched, late acknowledgement, no results."""
+"""Celery and Redis in the race: solo pool, many prefetched, late acknowledgement, no results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ app = Celery("on_celery", broker=os.environ.get("RACE_REDIS", "redis://"))
 app.conf.update(
     task_acks_late=True,
     task_ignore_result=True,
-    worker_prefetch_multiplier=1_000,
+    worker_prefetch_multiplier=track.setting("prefetch", 1_000),
     worker_hijack_root_logger=False,
     broker_connection_retry_on_startup=True,
     broker_transport_options=SOON if track.HASTY else {},
@@ -23,7 +23,7 @@ app.conf.update(
 QUIET = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "ERROR"]
 
 
-def nothing_(invoice: int, to: str, note: str) -> None:  # noqa: ARG001 - it is read from the queue, and that is all
+def nothing_(invoice: int, to: str, note: str) -> None:  # noqa: ARG001 - only read from the queue
     track.ran()
 
 
@@ -41,7 +41,7 @@ hold: Any = app.task(name="hold")(hold_)
 
 
 def setup() -> None:
-    """Nothing: Redis needs no schema."""
+    """Does nothing, because Redis needs no schema."""
 
 
 def push(count: int) -> None:

@@ -1,4 +1,4 @@
-"""Chancy in the race: push_many of 5,000, 1,000 async jobs at once, polled eagerly."""
+"""Chancy in the race: push_many, many async jobs at once, polled eagerly."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from chancy.plugins.recovery import Recovery
 import track
 
 QUEUE = Queue(
-    "race", concurrency=1_000, executor="chancy.executors.asyncex.AsyncExecutor", polling_interval=1, eager_polling=True
+    "race",
+    concurrency=track.setting("concurrency", 1_000),
+    executor="chancy.executors.asyncex.AsyncExecutor",
+    polling_interval=1,
+    eager_polling=True,
 )
 
 
-async def nothing(*, invoice: int, to: str, note: str) -> None:  # noqa: ARG001 - it is read from the queue, and that is all
+async def nothing(*, invoice: int, to: str, note: str) -> None:  # noqa: ARG001 - only read from the queue
     track.ran()
 
 
@@ -30,7 +34,8 @@ async def hold() -> None:
 
 def chancy() -> Any:
     soon = [Leadership(poll_interval=1, timeout=2), Recovery(poll_interval=1)]
-    return Chancy("", plugins=soon if track.HASTY else [])  # libpq reads the environment
+    plain = not track.setting("plugins", True)
+    return Chancy("", plugins=soon if track.HASTY else [], no_default_plugins=plain)  # libpq reads the environment
 
 
 def job(handler: Any, **payload: Any) -> Any:
@@ -48,7 +53,7 @@ async def push(count: int) -> None:
     async with chancy() as app:
         with track.timed():
             jobs = [job(nothing, **row) for row in rows]
-            async for _ in app.push_many(jobs, batch_size=5_000):
+            async for _ in app.push_many(jobs, batch_size=track.setting("chunk", 5_000)):
                 pass
 
 

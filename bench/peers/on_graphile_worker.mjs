@@ -1,4 +1,4 @@
-// Graphile Worker in the race: addJobs of 10,000, a local queue of 500, completions batched without delay.
+// Graphile Worker in the race: addJobs or SQL's add_jobs, a local queue, completions batched without delay.
 
 import { makeWorkerUtils, run, Logger } from 'graphile-worker'
 import pg from 'pg'
@@ -13,6 +13,12 @@ const pool = () => {
 }
 const utils = () => makeWorkerUtils({ pgPool: pool(), logger })
 
+// Its SQL function, as an application calls it that does not need the rows of the jobs back.
+const ADD_JOBS = `
+  select count(*) from graphile_worker.add_jobs(
+    array(select json_populate_recordset(null::graphile_worker.job_spec, $1::json))
+  )`
+
 const taskList = {
   nothing: async () => track.ran(),
   began: async ({ sent }) => track.began(sent),
@@ -26,9 +32,12 @@ async function setup () {
 async function push (count) {
   const rows = track.rows(count)
   const { addJobs } = await utils()
+  const sql = pool()
+  await sql.query('select 1')
+  const add = track.setting('sql', false) ? jobs => sql.query(ADD_JOBS, [JSON.stringify(jobs)]) : addJobs
   await track.timed(async () => {
-    for (const chunk of track.chunks(rows, 10_000)) {
-      await addJobs(chunk.map(payload => ({ identifier: 'nothing', payload })))
+    for (const chunk of track.chunks(rows, track.setting('chunk', 10_000))) {
+      await add(chunk.map(payload => ({ identifier: 'nothing', payload })))
     }
   })
 }
@@ -45,10 +54,12 @@ async function hold () {
 
 async function work () {
   const soon = track.HASTY ? { minResetLockedInterval: 500, maxResetLockedInterval: 1000 } : {}
+  const delay = track.setting('delay', 0)
+  const refetch = delay ? { refetchDelay: { durationMs: delay } } : {}
   const preset = {
     worker: {
-      concurrentJobs: 24,
-      localQueue: { size: 500 },
+      concurrentJobs: track.setting('jobs', 24),
+      localQueue: { size: track.setting('size', 500), ...refetch },
       completeJobBatchDelay: 0,
       failJobBatchDelay: 0,
       ...soon
@@ -59,7 +70,7 @@ async function work () {
   await runner.promise
 }
 
-// Its locks last four hours, which is not a setting: as if they were over.
+// Its locks last four hours, which cannot be set. This ends them early.
 async function rescue () {
   await pool().query("update graphile_worker._private_jobs set locked_at = now() - interval '5 hours'")
 }

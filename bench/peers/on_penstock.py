@@ -12,11 +12,11 @@ from penstock import Penstock
 app = Penstock(os.environ.get("PENSTOCK_DSN", "host=nowhere"))
 
 
-def nothing(invoice: int, to: str, note: str) -> None:  # noqa: ARG001 - it is read from the queue, and that is all
+def nothing(invoice: int, to: str, note: str) -> None:  # noqa: ARG001 - only read from the queue
     track.ran()
 
 
-async def nothing_async(invoice: int, to: str, note: str) -> None:  # noqa: ARG001 - it is read from the queue, and that is all
+async def nothing_async(invoice: int, to: str, note: str) -> None:  # noqa: ARG001 - only read from the queue
     track.ran()
 
 

@@ -1,9 +1,8 @@
-// pg-boss in the race: insert of 5,000 a call, batches of 5,000 fetched while they are full, LISTEN and NOTIFY.
+// pg-boss in the race: insert of thousands a call, batches fetched while they are full, LISTEN and NOTIFY.
 
 import { PgBoss } from 'pg-boss'
 import * as track from './track.mjs'
 
-const BATCH = 5_000
 const QUEUES = ['nothing', 'began', 'hold']
 
 async function boss (options = {}) {
@@ -26,7 +25,7 @@ async function push (count) {
   const rows = track.rows(count)
   const made = await client()
   await track.timed(async () => {
-    for (const chunk of track.chunks(rows, BATCH)) {
+    for (const chunk of track.chunks(rows, track.setting('chunk', 5_000))) {
       await made.insert('nothing', chunk.map(data => ({ data })))
     }
   })
@@ -45,7 +44,12 @@ async function work () {
   const soon = { superviseIntervalSeconds: 1, monitorIntervalSeconds: 1 }
   await track.ready()
   const made = await boss({ schedule: false, ...(track.HASTY ? soon : {}) })
-  const options = { batchSize: BATCH, pollingIntervalSeconds: 0.5, burstWhenBatchFull: true }
+  const options = {
+    batchSize: track.setting('batch', 5_000),
+    localConcurrency: track.setting('loops', 1),
+    pollingIntervalSeconds: 0.5,
+    burstWhenBatchFull: true
+  }
   await made.work('nothing', options, async jobs => track.ran(jobs.length))
   await made.work('began', options, async jobs => jobs.forEach(job => track.began(job.data.sent)))
   await made.work('hold', { pollingIntervalSeconds: 0.5 }, async () => track.hold())

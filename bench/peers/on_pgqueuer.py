@@ -1,4 +1,4 @@
-"""PgQueuer in the race: asyncpg and uvloop, chunks of 10,000, batches of 500, all its tables logged."""
+"""PgQueuer in the race: asyncpg and uvloop, large chunks and batches, all its tables logged."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from pgqueuer import PgQueuer
 from pgqueuer.queries import Queries
 
 import track
-
-BATCH = 500
 
 
 async def queries() -> Queries:
@@ -31,7 +29,7 @@ async def push(count: int) -> None:
     rows = [track.payload(n) for n in range(count)]
     found = await queries()
     with track.timed():
-        for chunk in track.chunks(rows):
+        for chunk in track.chunks(rows, track.setting("chunk", 10_000)):
             size = len(chunk)
             await found.enqueue(["nothing"] * size, [orjson.dumps(row) for row in chunk], [0] * size)
 
@@ -64,7 +62,7 @@ async def work(_: int) -> None:
     for name, handler in {"nothing": nothing, "began": began, "hold": hold}.items():
         worker.entrypoint(name)(handler)
     beats = {"heartbeat_timeout": timedelta(seconds=4), "dequeue_timeout": timedelta(seconds=1)}
-    await worker.run(batch_size=BATCH, **(beats if track.HASTY else {}))
+    await worker.run(batch_size=track.setting("batch", 500), **(beats if track.HASTY else {}))
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ import procrastinate
 
 import track
 
-app = procrastinate.App(connector=procrastinate.PsycopgConnector(min_size=4, max_size=8))
+app = procrastinate.App(connector=procrastinate.PsycopgConnector(min_size=4, max_size=track.setting("pool", 8)))
 
 
-async def nothing_(invoice: int, to: str, note: str) -> None:  # noqa: ARG001 - it is read from the queue, and that is all
+async def nothing_(invoice: int, to: str, note: str) -> None:  # noqa: ARG001 - only read from the queue
     track.ran()
 
 
@@ -38,7 +38,7 @@ async def push(count: int) -> None:
     rows = [track.payload(n) for n in range(count)]
     async with app.open_async():
         with track.timed():
-            for chunk in track.chunks(rows, 5_000):
+            for chunk in track.chunks(rows, track.setting("chunk", 5_000)):
                 await nothing.batch_defer_async(*chunk)
 
 
@@ -57,11 +57,11 @@ async def work(_: int) -> None:
     beats = {"update_heartbeat_interval": 1.0, "stalled_worker_timeout": 4.0} if track.HASTY else {}
     track.ready()
     async with app.open_async():
-        await app.run_worker_async(concurrency=20, delete_jobs="always", **beats)
+        await app.run_worker_async(concurrency=track.setting("concurrency", 20), delete_jobs="always", **beats)
 
 
 async def rescue() -> None:
-    """What its documentation has users run from time to time; nothing does it by itself."""
+    """Runs what the documentation tells users to run from time to time."""
     async with app.open_async():
         for job in await app.job_manager.get_stalled_jobs(seconds_since_heartbeat=3.0):
             await app.job_manager.retry_job(job)

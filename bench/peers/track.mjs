@@ -1,4 +1,4 @@
-// What every JavaScript runner in the race does alike; track.py says the same in Python.
+// Shared by all JavaScript runners of the race, as track.py is by those in Python.
 
 import fs from 'node:fs'
 import path from 'node:path'
@@ -6,6 +6,9 @@ import { setTimeout as sleep } from 'node:timers/promises'
 
 const LANE = process.env.RACE_LANE ?? '.'
 export const HASTY = process.env.RACE_HASTY === '1'
+const SETTINGS = JSON.parse(process.env.RACE_SETTINGS ?? '{}')
+
+export const setting = (name, fallback) => SETTINGS[name] ?? fallback
 
 const file = name => path.join(LANE, name)
 export const now = () => (performance.timeOrigin + performance.now()) / 1000
@@ -17,7 +20,7 @@ export function * chunks (all, size) {
   for (let n = 0; n < all.length; n += size) yield all.slice(n, n + size)
 }
 
-// --- the starting gun
+// --- the start
 
 export async function ready () {
   fs.writeFileSync(file(`ready-${process.pid}`), '')
@@ -40,7 +43,7 @@ export async function paced (count, rate, push) {
   }
 }
 
-// --- what handlers do
+// --- handlers
 
 let count = 0n
 let first = 0n

@@ -1,9 +1,10 @@
-"""What every Python runner in the race does alike: payloads, the starting gun, counting, telling. No package needed."""
+"""Shared by all Python runners of the race: payloads, the common start, counting and reports. It needs no package."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import mmap
 import os
 import sys
@@ -14,11 +15,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-LANE = Path(os.environ.get("RACE_LANE", "."))  # where bench/race/lane.py reads what we tell
+LANE = Path(os.environ.get("RACE_LANE", "."))  # the directory in which bench/race/lane.py reads our files
 VARIANT = os.environ.get("RACE_VARIANT", "")
-HASTY = os.environ.get("RACE_HASTY") == "1"  # leases of seconds, to see what becomes of them
+HASTY = os.environ.get("RACE_HASTY") == "1"  # leases of seconds, to see how they end
+SETTINGS: dict[str, Any] = json.loads(os.environ.get("RACE_SETTINGS", "{}"))  # of one variant in bench/race/variants.py
 CHUNK = 10_000
 STEP = 0.001
+
+
+def setting(name: str, default: Any) -> Any:
+    """Returns a setting of the variant that runs, or the default of the runner."""
+    return SETTINGS.get(name, default)
 
 
 def payload(n: int) -> dict[str, Any]:
@@ -30,11 +37,11 @@ def chunks(rows: list[Any], size: int = CHUNK) -> Iterator[list[Any]]:
     return (rows[n : n + size] for n in range(0, len(rows), size))
 
 
-# --- the starting gun -------------------------------------------------------------------------------------------------
+# --- the start --------------------------------------------------------------------------------------------------------
 
 
 def ready() -> None:
-    """Everything is imported; wait until all are."""
+    """Reports that everything is imported, and waits until all processes are ready."""
     (LANE / f"ready-{os.getpid()}").touch()
     while not (LANE / "go").exists():
         time.sleep(STEP)
@@ -49,7 +56,7 @@ def timed() -> Iterator[None]:
 
 
 def paced(count: int, rate: int) -> Iterator[int]:
-    """So many, so many a second."""
+    """Yields `count` numbers at `rate` a second."""
     ready()
     began = time.perf_counter()
     for n in range(count):
@@ -57,11 +64,11 @@ def paced(count: int, rate: int) -> Iterator[int]:
         yield n
 
 
-# --- what handlers do -------------------------------------------------------------------------------------------------
+# --- handlers ---------------------------------------------------------------------------------------------------------
 
 
 class Tally:
-    """How many tasks this process has begun, and when the first: two numbers in a file that others map."""
+    """The number of tasks that this process has begun, and the time of the first, in a file that others map."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(bytes(16))
@@ -81,7 +88,7 @@ FIRST = threading.Lock()
 
 
 def ran(count: int = 1) -> None:
-    """The whole body of a no-op task. By process: some peers fork."""
+    """The body of a no-op task. It counts by process, because some peers fork."""
     pid = os.getpid()
     if pid not in TALLIES:
         with FIRST:
@@ -91,7 +98,7 @@ def ran(count: int = 1) -> None:
 
 
 def began(sent: float) -> None:
-    """How long ago it was pushed, by the clock of one machine."""
+    """Records how long ago a task was pushed, by the clock of one machine."""
     waited = time.time() - sent
     append("waits", f"{waited}")
     ran()
@@ -120,11 +127,15 @@ def append(name: str, line: str) -> None:
         file.write(line + "\n")
 
 
+def lines(name: str) -> list[str]:
+    return (LANE / name).read_text("ascii").splitlines()
+
+
 # --- the commands -----------------------------------------------------------------------------------------------------
 
 
 def run(**commands: Callable[..., Any]) -> None:
-    """setup · push COUNT · work · trickle COUNT RATE · hold · rescue: as bench/race/lane.py calls them."""
+    """Runs one of setup · push COUNT · work · trickle COUNT RATE · hold · rescue, as bench/race/lane.py calls them."""
     name, *numbers = sys.argv[1:]
     found = commands[name](*map(int, numbers))
     if inspect.isawaitable(found):

@@ -1,7 +1,8 @@
-"""One peer in one database: its commands as real processes, and what they tell."""
+"""One peer in one database: its commands as real processes, and the files that they write."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import struct
@@ -18,13 +19,14 @@ from pathlib import Path
 import psycopg
 
 from bench.race.contestants import Peer
-from bench.race.install import NODE, PLACE, PYTHON, ROOT, SCRIPTS
+from bench.race.install import NODE, PLACE, ROOT, SCRIPTS, python_of
 from bench.race.redis import Redis, redis
+from bench.race.variants import Chosen
 from bench.support.harness import Bench, Footprint
 from bench.support.recovery import children
 
 NUMBER = count()
-STILL = 120.0  # seconds without progress: it stands
+STILL = 120.0  # seconds without progress after which it counts as stuck
 Marks = list[tuple[float, int]]
 
 
@@ -39,25 +41,26 @@ class Lane:
     dsn: str
     sql: psycopg.Connection
     redis: Redis | None
+    chosen: Chosen
     hasty: bool
     polls: int = 0
-    crew: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     # --- processes
 
     def start(self, *command: str | int) -> subprocess.Popen[bytes]:
-        """In a session of its own: Ctrl-C is for us, and we end it."""
+        """Starts a command in a session of its own, so that Ctrl-C reaches only this process, which then ends it."""
         with (self.home / "errors").open("ab") as errors:
             process = subprocess.Popen(
                 [*self.runs(), *map(str, command)],
-                env=self.environment(),
+                env=self.environment(str(command[0])),
                 cwd=SCRIPTS,
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
                 start_new_session=True,
             )
-        self.crew.append(process)
+        self.processes.append(process)
         return process
 
     def call(self, *command: str | int, timeout: float = 600.0) -> None:
@@ -69,16 +72,20 @@ class Lane:
             code = process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise PeerFailed(f"{process.args!r} does not end") from None
-        self.crew.remove(process)
+        self.processes.remove(process)
         if code:
             raise PeerFailed(f"exit code {code}: {self.errors()}")
 
     def runs(self) -> list[str]:
         if self.peer.home == "node":
             return [str(NODE), str(PLACE / self.peer.script)]
-        return [sys.executable if self.peer.home == "ours" else str(PYTHON), str(SCRIPTS / self.peer.script)]
+        return [
+            sys.executable if self.peer.home == "ours" else str(python_of(self.peer)),
+            str(SCRIPTS / self.peer.script),
+        ]
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, command: str) -> dict[str, str]:
+        variant = self.chosen.push if command == "push" else self.chosen.work
         told = psycopg.conninfo.conninfo_to_dict(self.dsn)
         ours = f"{SCRIPTS}:{ROOT / 'src'}" if self.peer.home == "ours" else ""
         return {
@@ -93,6 +100,7 @@ class Lane:
             "RACE_LANE": str(self.home),
             "RACE_REDIS": self.redis.url if self.redis else "",
             "RACE_VARIANT": self.peer.variant,
+            "RACE_SETTINGS": json.dumps(dict(variant.settings)),
             "RACE_HASTY": "1" if self.hasty else "0",
         }
 
@@ -103,32 +111,32 @@ class Lane:
     # --- workers
 
     def workers(self, processes: int = 1) -> list[subprocess.Popen[bytes]]:
-        """So many, imported and waiting for the start."""
+        """Starts workers, which have imported everything and wait for the start."""
         before = len(self.told("ready-*"))
         commands = [processes] if self.peer.forks else [1] * processes
-        crew = [self.start("work", one) for one in commands]
+        started = [self.start("work", one) for one in commands]
         self.until(lambda: len(self.told("ready-*")) >= before + processes, "is not ready")
-        return crew
+        return started
 
     def go(self) -> None:
         (self.home / "go").touch()
 
     def dismiss(self) -> None:
-        """All of them, the gentle way first; and what the next ones would mistake for their own."""
-        everybody = [pid for process in self.crew for pid in family(process.pid)]
-        for process in self.crew:
+        """Ends all processes, first with SIGTERM, and removes files that the next ones would take for their own."""
+        pids = [pid for process in self.processes for pid in family(process.pid)]
+        for process in self.processes:
             process.terminate()
-        for process in self.crew:
+        for process in self.processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-        signalled(everybody, signal.SIGKILL)
-        for process in self.crew:
+        signalled(pids, signal.SIGKILL)
+        for process in self.processes:
             process.wait()
-        self.crew.clear()
+        self.processes.clear()
         for path in [*self.told("ready-*"), *self.told("tally-*"), self.home / "go"]:
             path.unlink(missing_ok=True)
 
-    # --- what is told
+    # --- files of the runners
 
     def told(self, pattern: str) -> list[Path]:
         return [*self.home.glob(pattern)]
@@ -138,13 +146,13 @@ class Lane:
         return path.read_text("ascii").splitlines() if path.exists() else []
 
     def tally(self) -> tuple[int, float]:
-        """How many tasks were begun, and when the first."""
+        """Returns how many tasks were begun, and when the first was."""
         found = [struct.unpack("<QQ", data) for path in self.told("tally-*") if len(data := path.read_bytes()) == 16]
         firsts = [first for _, first in found if first]
         return sum(number for number, _ in found), min(firsts, default=0) / 1e9
 
     def open(self) -> int:
-        """Tasks whose end is not recorded."""
+        """Returns the number of tasks whose end is not recorded."""
         if self.redis:
             return sum(self.redis.ask(command) for command in self.peer.open.split(", "))
         self.polls += 1
@@ -158,7 +166,7 @@ class Lane:
     def until(self, true: Callable[[], bool], otherwise: str, timeout: float = 60.0, step: float = 0.01) -> float:
         limit = time.monotonic() + timeout
         while not true():
-            if any(process.poll() for process in self.crew):
+            if any(process.poll() for process in self.processes):
                 raise PeerFailed(f"a process ended: {self.errors()}")
             if time.monotonic() > limit:
                 raise PeerFailed(f"{otherwise} after {timeout:g} s: {self.errors()}")
@@ -167,7 +175,7 @@ class Lane:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that come from it, whatever sessions they made."""
+    """Returns a process and all its descendants, in whatever sessions."""
     return [pid, *(one for child in children(pid) for one in family(child))]
 
 
@@ -182,19 +190,19 @@ def password(passfile: str) -> str:
 
 
 @contextmanager
-def lane(server: Bench, peer: Peer, *, hasty: bool = False) -> Iterator[Lane]:
-    """A new database (or Redis) with the peer's schema in it."""
+def lane(server: Bench, peer: Peer, chosen: Chosen, *, hasty: bool = False) -> Iterator[Lane]:
+    """Makes a new database (or Redis) with the peer's schema in it."""
     name = f"race_{next(NUMBER)}"
     dsn = psycopg.conninfo.make_conninfo(server.server.dsn, dbname=name)
     with server.sql(server.server.dsn) as sql:
         sql.execute(f"create database {name}")
-    with tempfile.TemporaryDirectory(prefix="penstock-race-") as place:
-        home = Path(place)
+    with tempfile.TemporaryDirectory(prefix="penstock-race-") as directory:
+        home = Path(directory)
         try:
             with server.sql(dsn) as sql, redis_of(peer, home) as store:
-                # Who counts by an index marks its dead entries, and that would be WAL of ours in their figures.
+                # A count by an index marks its dead entries, and that WAL would be in the peer's figures.
                 sql.execute("set enable_indexscan = off; set enable_indexonlyscan = off; set enable_bitmapscan = off")
-                found = Lane(peer, home, dsn, sql, store, hasty)
+                found = Lane(peer, home, dsn, sql, store, chosen, hasty)
                 try:
                     found.call("setup")
                     sql.execute("checkpoint")

@@ -1,4 +1,4 @@
-"""What is measured of one peer, each in a new database."""
+"""The measurements of one peer, each in a new database."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ import psycopg
 
 from bench.race.contestants import Peer
 from bench.race.lane import STILL, Lane, Marks, PeerFailed, family, lane, signalled
+from bench.race.variants import Chosen
 from bench.support.harness import Bench, Footprint
 from bench.support.latency import percentiles
 
 STEP = 0.005
-IDLE = 3.0  # seconds after which a worker that found nothing rests
-PATIENCE = 3.0  # times what it should take
+IDLE = 3.0  # seconds after which a worker that finds nothing rests
+PATIENCE = 3.0  # as a multiple of the expected time
 GIVEN_AWAY = 60.0  # seconds, with leases of five
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A push or a drain: tasks a second, and what PostgreSQL did for each task."""
+    """A push or a drain: tasks a second, and the WAL and commits of each task."""
 
     rate: float
     wal: float
@@ -40,13 +41,13 @@ class Lap:
 # --- push and drain ---------------------------------------------------------------------------------------------------
 
 
-def lap(server: Bench, peer: Peer, tasks: int, processes: int) -> Lap:
-    """A bulk push, then a drain by so many processes; 0: the push alone."""
-    with lane(server, peer) as mine:
+def lap(server: Bench, peer: Peer, chosen: Chosen, tasks: int, processes: int) -> Lap:
+    """Measures a bulk push and then a drain by `processes` processes, or the push alone if it is 0."""
+    with lane(server, peer, chosen) as mine:
         pushed = push(mine, tasks)
         if not processes:
             return Lap(pushed, None)
-        settled(mine)
+        wait_until_settled(mine)
         before = mine.footprint()
         polls = mine.polls
         began, _, ended = drain(mine, tasks, processes)
@@ -72,27 +73,27 @@ def phase(mine: Lane, before: Footprint, tasks: int, seconds: float, polls: int)
     return Phase(tasks / seconds, spent.wal / tasks, (spent.commits - polls) / tasks)
 
 
-def settled(mine: Lane) -> None:
-    """No drain pays for the push before it."""
+def wait_until_settled(mine: Lane) -> None:
+    """Vacuums and checkpoints, so that a drain does not pay for the push before it."""
     mine.sql.execute("vacuum analyze")
     mine.sql.execute("checkpoint")
 
 
 def drain(mine: Lane, tasks: int, processes: int) -> tuple[float, Marks, float]:
-    """When the first task began, how many had at each moment, and when the end of all was recorded."""
+    """Returns when the first task began, how many had begun at each time, and when the end of all was recorded."""
     mine.workers(processes)
     mine.go()
     marks: Marks = [(time.time(), 0)]
     while marks[-1][1] < tasks:
         time.sleep(STEP)
-        if any(process.poll() for process in mine.crew):
+        if any(process.poll() for process in mine.processes):
             raise PeerFailed(f"a worker ended: {mine.errors()}")
         if (done := mine.tally()[0]) != marks[-1][1]:
             marks.append((time.time(), done))
         elif time.time() - marks[-1][0] > STILL:
             raise PeerFailed(f"stands at {done} of {tasks} tasks: {mine.errors()}")
     ended = mine.until(lambda: mine.open() == 0, "has tasks whose end is not recorded", timeout=STILL, step=STEP)
-    time.sleep(0.2)  # would any run twice, it would be now
+    time.sleep(0.2)  # time for tasks that run twice
     done, began = mine.tally()
     if done != tasks:
         raise PeerFailed(f"{tasks} tasks ran {done} times")
@@ -108,12 +109,12 @@ class Held:
     last: float
 
 
-def snapshot(server: Bench, peer: Peer, tasks: int) -> Held:
-    """Nothing dead can be removed: the first sixth against the last, tasks a second, two processes."""
+def snapshot(server: Bench, peer: Peer, chosen: Chosen, tasks: int) -> Held:
+    """Compares the first sixth of a drain by two processes with the last, while no dead row can be removed."""
     part = tasks // 6
-    with lane(server, peer) as mine:
+    with lane(server, peer, chosen) as mine:
         push(mine, tasks)
-        settled(mine)
+        wait_until_settled(mine)
         with holding(mine.dsn):
             began, marks, ended = drain(mine, tasks, 2)
     at = {share: next(moment for moment, done in marks if done >= share) for share in (part, tasks - part)}
@@ -131,9 +132,9 @@ def holding(dsn: str) -> Iterator[None]:
 # --- latency ----------------------------------------------------------------------------------------------------------
 
 
-def latency(server: Bench, peer: Peer, pushes: int, rate: int) -> dict[str, float]:
-    """From push to the start of the handler, one idle worker; in milliseconds."""
-    with lane(server, peer) as mine:
+def latency(server: Bench, peer: Peer, chosen: Chosen, pushes: int, rate: int) -> dict[str, float]:
+    """Returns milliseconds from push to the start of the handler, with one idle worker."""
+    with lane(server, peer, chosen) as mine:
         mine.workers()
         mine.go()
         time.sleep(IDLE)
@@ -150,15 +151,15 @@ SILENT = re.compile(r"(?i)\s*(begin|commit|rollback|start transaction|set |liste
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Tasks for each statement that PostgreSQL was sent, those that only frame others left out."""
+    """Tasks per statement that PostgreSQL gets, without statements such as BEGIN and COMMIT."""
 
     push: float
     drain: float
 
 
-def batches(server: Bench, peer: Peer, tasks: int) -> Batches:
-    """By PostgreSQL's own log, in a run of its own: writing it takes time."""
-    with lane(server, peer) as mine:
+def batches(server: Bench, peer: Peer, chosen: Chosen, tasks: int) -> Batches:
+    """Counts statements in PostgreSQL's log, in a run of its own, because writing the log takes time."""
+    with lane(server, peer, chosen) as mine:
         database = psycopg.conninfo.conninfo_to_dict(mine.dsn)["dbname"]
         mine.sql.execute(f"alter database {database} set log_statement = 'all'")
         pushing = logged(server)
@@ -169,7 +170,7 @@ def batches(server: Bench, peer: Peer, tasks: int) -> Batches:
 
 
 def logged(server: Bench) -> int:
-    """Our own connection says nothing there: the setting came after it."""
+    """Counts the logged statements. Our own connection logs none, because it is older than the setting."""
     text = server.server.log.read_text(errors="replace")
     return sum(not SILENT.match(text, found.end()) for found in STATEMENT.finditer(text))
 
@@ -177,21 +178,21 @@ def logged(server: Bench) -> int:
 # --- when a worker dies -----------------------------------------------------------------------------------------------
 
 
-def kill(server: Bench, peer: Peer) -> float:
-    """kill -9 of a whole worker until another one has begun its task, at defaults; in seconds."""
+def kill(server: Bench, peer: Peer, chosen: Chosen) -> float:
+    """Returns the seconds from kill -9 of a whole worker until another one has begun its task, at defaults."""
     assert peer.returns is not None
-    with lane(server, peer) as mine:
+    with lane(server, peer, chosen) as mine:
         busy = hold(mine)
         mine.workers()
         time.sleep(IDLE)
         began = time.time()
         signalled(family(busy), signal.SIGKILL)
-        mine.crew = [process for process in mine.crew if process.pid != busy]
+        mine.processes = [process for process in mine.processes if process.pid != busy]
         return mine.until(lambda: times_begun(mine) == 2, "is not run again", PATIENCE * peer.returns) - began
 
 
 def hold(mine: Lane) -> int:
-    """A worker with a task that does not end: its first process."""
+    """Starts a worker with a task that does not end, and returns the pid of its first process."""
     mine.call("hold")
     (worker,) = mine.workers()
     mine.go()
@@ -206,13 +207,14 @@ def times_begun(mine: Lane) -> int:
 # --- when a worker freezes --------------------------------------------------------------------------------------------
 
 
-def frozen(server: Bench, peer: Peer) -> str:
-    """SIGSTOP past the lease (made short), the task given to another, SIGCONT: what becomes of the late completion?"""
-    with lane(server, peer, hasty=True) as mine:
+def frozen(server: Bench, peer: Peer, chosen: Chosen) -> str:
+    """Stops a worker past its (short) lease until another one has the task, continues it, and returns whether its late
+    completion is accepted."""
+    with lane(server, peer, chosen, hasty=True) as mine:
         busy = hold(mine)
         late = mine.lines("told")[0].split()[1]
-        everybody = family(busy)
-        signalled(everybody, signal.SIGSTOP)
+        pids = family(busy)
+        signalled(pids, signal.SIGSTOP)
         try:
             mine.workers()
             time.sleep(6.0)
@@ -223,7 +225,7 @@ def frozen(server: Bench, peer: Peer) -> str:
             assert mine.lines("told")[1] != f"begun {late}"
             (mine.home / f"release-{late}").touch()
         finally:
-            signalled(everybody, signal.SIGCONT)
+            signalled(pids, signal.SIGCONT)
         verdict = "accepted" if ends_early(mine, f"ended {late}") else "refused"
         (mine.home / "release").touch()
         mine.until(lambda: mine.open() == 0, "does not end at all", timeout=60, step=0.1)
@@ -231,7 +233,7 @@ def frozen(server: Bench, peer: Peer) -> str:
 
 
 def given_away(mine: Lane) -> bool:
-    """Some peers have one leader that does this: while that one is frozen, nobody does."""
+    """Waits until another worker has the task. In some peers only a leader gives tasks away, which may be frozen."""
     limit = time.monotonic() + GIVEN_AWAY
     while times_begun(mine) < 2 and time.monotonic() < limit:
         time.sleep(0.05)
@@ -239,7 +241,7 @@ def given_away(mine: Lane) -> bool:
 
 
 def ends_early(mine: Lane, line: str) -> bool:
-    """The other one still works on it; is its end recorded?"""
+    """Returns whether the end of the task is recorded while the other worker still runs it."""
     limit = time.monotonic() + 8
     while time.monotonic() < limit:
         if mine.open() == 0:

@@ -1,14 +1,16 @@
-"""The race for readers: tables, a page and a picture for the docs."""
+"""The results of the race as tables, and as a page and a picture for the docs."""
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.race.contestants import OURS, Peer
-from bench.race.figures import Bars, Figures, Found, Series, against, drain_1, drain_2, p50, push, wal
-from penstock.scaler.judge.chart import LINE, RIGHT, TOP, WIDTH, Axis, document, number, words
+from bench.race.figures import BARS, Bar, Figures, Found, Judgement, Series, against, drain_1, drain_2, p50, push, wal
+from penstock.scaler.judge.chart import LINE, RIGHT, TOP, WIDTH, Axis, draw_text, format_axis_value, make_document
 
 NOTHING = "–"
 Rows = list[list[str]]
@@ -18,7 +20,7 @@ Rows = list[list[str]]
 
 
 def cell(found: Found, name: str, series: Series, form: str = ",.0f") -> str:
-    """The median, how far rounds were from it at most, and Penstock's over it."""
+    """Returns the median, the largest deviation of a round, and Penstock's figure divided by it."""
     values = series(found[name])
     if not values:
         return NOTHING
@@ -108,7 +110,7 @@ def show(head: Sequence[str], rows: Rows) -> None:
 
 
 def tables(found: Found, peers: Sequence[Peer]) -> list[tuple[list[str], Rows]]:
-    """Those that have something to say."""
+    """Returns the tables that have figures."""
     made = [(SPEED, speed(found, peers)), (COST, cost(found, peers)), (SAFETY, safety(found, peers))]
     return [(head, rows) for head, rows in made if any(text != NOTHING for row in rows for text in row[1:])]
 
@@ -117,11 +119,11 @@ def markdown(head: Sequence[str], rows: Rows) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
 
 
-# --- what others do better --------------------------------------------------------------------------------------------
+# --- advantages of the peers ------------------------------------------------------------------------------------------
 
 
 def ahead(found: Found, peer: Peer) -> list[str]:
-    """Where its figure is better than ours, by the medians."""
+    """Returns the figures in which a peer is better than Penstock, by the medians."""
     columns: list[tuple[str, Series, bool]] = [
         ("bulk push", push, True),
         ("drain with one process", drain_1, True),
@@ -136,14 +138,14 @@ def ahead(found: Found, peer: Peer) -> list[str]:
             continue
         them, us = statistics.median(theirs), statistics.median(ours)
         if (them > us) if more else (them < us):
-            said.append(f"{label} ({number(them)} against {number(us)})")
+            said.append(f"{label} ({format_axis_value(them)} against {format_axis_value(us)})")
     return said
 
 
 def better(found: Found, peers: Sequence[Peer]) -> str:
     lines = []
     for peer in peers:
-        if peer.rival:
+        if peer.other_tool:
             figures = ahead(found, peer)
             measured = f"It is faster or leaner here: {', '.join(figures)}. " if figures else ""
             lines.append(f"- **{peer.name}**: {measured}It has what Penstock lacks: {peer.better}.")
@@ -156,20 +158,20 @@ BAR, ROW, NAMES = 9.0, 34.0, 122.0
 
 
 def chart(found: Found, peers: Sequence[Peer]) -> str:
-    """Two bars for each: pushed, and drained by two processes."""
+    """Draws two bars for each peer: a push, and a drain by two processes."""
     shown = [peer for peer in peers if found[peer.name].push and found[peer.name].drain_2]
     values = {peer.name: [statistics.median(one) for one in rates(found[peer.name])] for peer in shown}
     across = Axis(0.0, max((max(pairs) for pairs in values.values()), default=1.0), NAMES, RIGHT - 44)
-    parts = [words(14, TOP, "above: bulk push · below: drain with two processes", "soft")]
+    parts = [draw_text(14, TOP, "above: bulk push · below: drain with two processes", "soft")]
     for n, peer in enumerate(shown):
         top = TOP + 14 + n * ROW
-        parts.append(words(14, top + BAR + 5, short(peer.name), "ours-text" if peer.ours else "ink"))
-        for place, value in enumerate(values[peer.name]):
-            y = top + place * (BAR + 3)
+        parts.append(draw_text(14, top + BAR + 5, short(peer.name), "ours-text" if peer.ours else "ink"))
+        for index, value in enumerate(values[peer.name]):
+            y = top + index * (BAR + 3)
             parts.append(bar(across, y, value, kind(peer)))
-            parts.append(words(across(value) + 5, y + BAR, number(float(f"{value:.3g}"))))
+            parts.append(draw_text(across(value) + 5, y + BAR, format_axis_value(float(f"{value:.3g}"))))
     said = "; ".join(f"{name}: push {pushed:.0f}, drain {drained:.0f}" for name, (pushed, drained) in values.items())
-    return document("Tasks a second, side by side", f"{said}.", TOP + 20 + len(shown) * ROW + LINE, parts)
+    return make_document("Tasks a second, side by side", f"{said}.", TOP + 20 + len(shown) * ROW + LINE, parts)
 
 
 def rates(one: Figures) -> tuple[list[float], list[float]]:
@@ -184,35 +186,67 @@ def short(name: str) -> str:
     return name.removeprefix("limit: ").removesuffix(" handler")[:18]
 
 
-def bar(across: Axis, y: float, value: float, colour: str) -> str:
+def bar(across: Axis, y: float, value: float, style: str) -> str:
     width = max(1.0, min(across(value), WIDTH) - across(0.0))
-    return f'<rect class="{colour}" x="{across(0.0):.1f}" y="{y:.1f}" width="{width:.1f}" height="{BAR:g}"/>'
+    return f'<rect class="{style}" x="{across(0.0):.1f}" y="{y:.1f}" width="{width:.1f}" height="{BAR:g}"/>'
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def write(
-    directory: Path, found: Found, peers: Sequence[Peer], told: dict[str, str], out: dict[str, str], said: Bars
-) -> None:
-    """docs/race.md and its picture. `told` are words for the page: versions, machine, sizes."""
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts for the page: versions, machine and sizes; the settings of each peer; which peers do not run, and why; and
+    whether the run may replace the correction of an earlier page."""
+
+    told: dict[str, str]
+    settings: dict[str, str]
+    out: dict[str, str]
+    fair: bool
+
+
+def write(directory: Path, found: Found, peers: Sequence[Peer], texts: Texts, said: Sequence[Judgement]) -> None:
+    """Writes docs/race.md and its picture."""
+    kept = "" if texts.fair else correction(directory / "race.md")
     (directory / "race.svg").write_text(chart(found, peers), "utf-8")
     page = PAGE.format(
         tables="\n\n".join(markdown(head, rows) for head, rows in tables(found, peers)),
-        settings="\n".join(f"| {peer.name} | {told.get(peer.name, NOTHING)} | {peer.settings} |" for peer in peers),
-        better=better(found, peers),
-        left_out="".join(f"\nThis run lacks **{name}**: {why}.\n" for name, why in out.items()),
-        bars="\n".join(
-            f"| {label} | {value:.2f} | {'≥' if least else '≤'} {bar:g} | {kept(value, bar, least)} |"
-            for label, value, bar, least in said
+        correction=kept,
+        settings="\n".join(
+            f"| {peer.name} | {texts.told.get(peer.name, NOTHING)} | {texts.settings[peer.name]} |" for peer in peers
         ),
-        **{word: told[word] for word in ("machine", "postgres", "sizes")},
+        better=better(found, peers),
+        left_out="".join(f"\nThis run lacks **{name}**: {why}.\n" for name, why in texts.out.items()),
+        bars="\n".join([*map(bar_row, said), *map(unmeasured_row, unmeasured(said))]),
+        **{word: texts.told[word] for word in ("machine", "postgres", "sizes")},
     )
     (directory / "race.md").write_text(page, "utf-8")
 
 
-def kept(value: float, bar: float, least: bool) -> str:
-    return "kept" if (value >= bar if least else value <= bar) else "**missed**"
+def bar_row(one: Judgement) -> str:
+    sign = "≥" if one.bar.at_least else "≤"
+    goal = NOTHING
+    if one.bar.goal is not None:
+        goal = f"{sign} {one.bar.goal:g}, {'reached' if one.bar.is_goal(one.value) else 'not reached'}"
+    kept = "kept" if one.kept else "**missed**"
+    return f"| {one.label} | {one.value:.2f} | {sign} {one.bar.bar:g} | {kept} | {goal} |"
+
+
+def unmeasured(said: Sequence[Judgement]) -> list[Bar]:
+    return [bar for bar in BARS if bar not in [one.bar for one in said]]
+
+
+def unmeasured_row(bar: Bar) -> str:
+    return f"| {bar.label} | {NOTHING} | {'≥' if bar.at_least else '≤'} {bar.bar:g} | **not measured** | {NOTHING} |"
+
+
+CORRECTION = re.compile(r"^## Correction\n.*?(?=^## )", re.MULTILINE | re.DOTALL)
+
+
+def correction(page: Path) -> str:
+    """Returns the correction in an earlier page, which stays until a run has all peers at their best settings."""
+    found = CORRECTION.search(page.read_text("utf-8")) if page.exists() else None
+    return f"{found[0]}## The last run\n\n" if found else ""
 
 
 PAGE = """# The race
@@ -221,7 +255,7 @@ PAGE = """# The race
 nothing and have 100 bytes of payload. Each system has the fastest fair settings that we found, and a new database of
 the same server.
 
-![tasks a second](race.svg)
+{correction}![tasks a second](race.svg)
 
 A cell has the median of the rounds, the largest deviation of a round from it, and Penstock's figure divided by it.
 Above 1 × Penstock is faster; for latency it is slower, and for WAL it writes more.
@@ -230,8 +264,8 @@ Above 1 × Penstock is faster; for latency it is slower, and for WAL it writes m
 {left_out}
 ## The bars
 
-| | measured | bar | |
-| --- | --- | --- | --- |
+| | measured | bar | | goal |
+| --- | --- | --- | --- | --- |
 {bars}
 
 ## How it was measured
@@ -250,12 +284,17 @@ keeps an append-only log that it syncs once a second, so it can lose up to a sec
 - **WAL and commits** come from PostgreSQL's own counters around each push and drain. **Tasks a statement** come from
   its log of statements, in a separate run with two processes; BEGIN, COMMIT and the like do not count.
 - **Held snapshot**: a transaction with an old snapshot stays open while two processes drain. The cell compares the
-  first sixth of the tasks with the last sixth.
+  first sixth of the tasks with the last sixth. Penstock drains five times as many tasks as elsewhere, the others one
+  and a half times as many.
 - **Killed**: the time from `kill -9` of a worker until another worker starts its task, at default settings. We did not
   wait for systems that take many minutes by default.
 - **Frozen**: a worker is stopped (SIGSTOP) until its task is given to another worker, and then continued. Leases are
   short for this test where a setting allows it; elsewhere the test sets back the clock in the row or makes the
   documented call. "Accepted" means that the late end was recorded while the other worker still ran the task.
+
+`bench/peers.py sweep` runs several settings of each peer and records their figures in `bench/race/sweep.json`. The race
+runs each peer with the best of them in each measure, and Penstock with its defaults. A peer without a sweep runs with
+the first.
 
 | system | version | settings |
 | --- | --- | --- |

@@ -1,4 +1,4 @@
-"""A Redis of our own, on a loopback port, in a directory of its own, ended by its process."""
+"""A Redis for the race, on a loopback port, in a directory of its own, which is ended by its process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Redis:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def ask(self, command: str) -> int:
-        """A command that is answered with a number, or with OK."""
+        """Sends a command that is answered with a number or with OK."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as line:
             line.sendall(command.encode() + b"\r\n")
             answer = line.makefile("rb").readline().strip()

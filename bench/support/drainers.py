@@ -1,4 +1,4 @@
-"""Draining in processes of their own: through the public API, and as the bare loop that is its limit."""
+"""Drains in separate processes: through the public API, and by the bare loop that is its limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psycopg
 from penstock import Penstock
 from penstock.app_async import AsyncPenstock
 from penstock.client.binary import IdArray
-from penstock.client.database import fetch_raw
+from penstock.client.connections import fetch_raw
 from penstock.client.session import configure
 from penstock.model import Task
 from penstock.validate import decode_payloads
@@ -25,7 +25,7 @@ Marks = list[tuple[float, int]]
 
 
 def through_penstock(dsn: str, batch: int) -> Marks:
-    """Claim and settle through the public API."""
+    """Claims and settles through the public API."""
     marks: Marks = []
     with Penstock(dsn) as penstock:
         queue = penstock.queue("bench")
@@ -36,7 +36,7 @@ def through_penstock(dsn: str, batch: int) -> Marks:
 
 
 def through_async_penstock(dsn: str, batch: int) -> Marks:
-    """The same through the async client."""
+    """Does the same through the async client."""
 
     async def drain() -> Marks:
         marks: Marks = []
@@ -84,11 +84,11 @@ FINISH = """
 
 
 def bare(dsn: str, batch: int) -> Marks:
-    """The same layout and decoding in bare SQL: no counters, no fence, no retries. Statements are prepared."""
+    """Drains the same layout with bare, prepared SQL: without counters, a fence or retries."""
     marks: Marks = []
     with psycopg.connect(dsn, autocommit=True) as connection:
         configure(connection)
-        # The plans that are best for it: without these it read whole tables, five times slower.
+        # Settings for the best plans: without these it read whole tables, five times slower.
         connection.execute("set enable_seqscan = off; set enable_bitmapscan = off; set enable_nestloop = off")
         while True:
             connection.execute("begin; set local synchronous_commit = off")
@@ -113,15 +113,15 @@ def worker(drain: Callable[[str, int], Marks], dsn: str, batch: int, start: Barr
 
 
 def drained(drain: Callable[[str, int], Marks], dsn: str, processes: int, batch: int = 500) -> tuple[float, Marks]:
-    """When it began, and every batch with the moment its completion was recorded."""
+    """Returns when the drain began, and every batch with the time at which its completion was recorded."""
     start = SPAWN.Barrier(processes)
-    crew = []
+    started = []
     for _ in range(processes):
         ours, theirs = SPAWN.Pipe(duplex=False)
         process = SPAWN.Process(target=worker, args=(drain, dsn, batch, start, theirs))
         process.start()
-        crew.append((process, ours))
-    heard = [ours.recv() for _, ours in crew]
-    for process, _ in crew:
+        started.append((process, ours))
+    received = [ours.recv() for _, ours in started]
+    for process, _ in started:
         process.join()
-    return min(began for began, _ in heard), sorted(mark for _, marks in heard for mark in marks)
+    return min(began for began, _ in received), sorted(mark for _, marks in received for mark in marks)

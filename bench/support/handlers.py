@@ -1,4 +1,4 @@
-"""The application that bench/worker.py has workers run: handlers that do nothing, and one that tells when it began."""
+"""The application for bench/worker.py: handlers that do nothing, and one that records when it began."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def nothing_async(invoice: int, to: str, note: str) -> None:
 
 @app.task(queue="bench", kind="timed")
 def tell(sent: float) -> None:
-    """How long ago it was pushed, in a file: by the clock of one machine."""
+    """Writes to a file how long ago the task was pushed, by the clock of one machine."""
     log(f"{time.time() - sent}")
 
 

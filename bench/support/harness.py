@@ -1,4 +1,4 @@
-"""What every benchmark needs: a durable server of its own, a database per run, rounds that alternate, ratios."""
+"""Shared by all benchmarks: a durable server, a database per run, alternating rounds, ratios and reports."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Bench:
 
     @contextmanager
     def database(self, *, queue: str = "bench", triggers: bool = True) -> Iterator[str]:
-        """A new database with the schema and one queue in it, checkpointed, so that no run pays for the one before."""
+        """Makes a new database with the schema and one queue, checkpointed so that no run pays for the one before."""
         name = f"bench_{next(NUMBER)}"
         dsn = psycopg.conninfo.make_conninfo(self.server.dsn, dbname=name)
         with self.sql(self.server.dsn) as connection:
@@ -62,7 +62,7 @@ class Bench:
 
 @contextmanager
 def bench(settings: dict[str, str] | None = None) -> Iterator[Bench]:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # who is told to stop stops its server too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a benchmark that is stopped stops its server too
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as home:
         server = Server.start(Path(home) / "pg", environ=os.environ, settings=settings or {})
         try:
@@ -73,7 +73,7 @@ def bench(settings: dict[str, str] | None = None) -> Iterator[Bench]:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What PostgreSQL wrote between two moments."""
+    """What PostgreSQL has written, or wrote between two footprints."""
 
     wal: int
     commits: int
@@ -109,7 +109,7 @@ class Footprint:
 
 
 def alternate(rounds: int, sides: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """Each side once a round, the order turning, so that a machine's mood falls on all alike."""
+    """Runs each side once a round, in a rotating order, so that changes of the machine's speed affect all alike."""
     names = list(sides)
     found: dict[str, list[float]] = {name: [] for name in names}
     for n in range(rounds):
@@ -125,7 +125,7 @@ def spread(values: list[float]) -> str:
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float:
-    """The median of the rounds' own ratios: each compares two runs of the same minute."""
+    """Returns the median of the ratios of the rounds, each of which compares two runs of the same minute."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 

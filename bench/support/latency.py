@@ -1,4 +1,4 @@
-"""From push to the start of the handler, with an idle worker; beside a bare LISTEN loop."""
+"""Latency from push to the start of the handler, with an idle worker, against a bare LISTEN loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def through_penstock(server: Bench, home: Path, *, notify: bool, pushes: int, ra
         queue = app.queue("bench")
         queue.set(notify=notify)
         with worker(dsn, log):
-            time.sleep(1.5)  # it rests
+            time.sleep(1.5)  # until the worker rests
             for _ in paced(pushes, rate):
                 queue.push({"sent": time.time()}, kind="timed")
             until = time.monotonic() + 20
@@ -35,7 +35,7 @@ def through_penstock(server: Bench, home: Path, *, notify: bool, pushes: int, ra
 
 
 def paced(count: int, rate: int) -> Iterator[int]:
-    """So many, so many a second."""
+    """Yields `count` numbers at `rate` a second."""
     began = time.perf_counter()
     for n in range(count):
         time.sleep(max(0.0, began + n / rate - time.perf_counter()))
@@ -43,7 +43,7 @@ def paced(count: int, rate: int) -> Iterator[int]:
 
 
 def bare(server: Bench, *, pushes: int, rate: int) -> list[float]:
-    """A table, an insert that notifies, and a loop that listens and deletes what it finds."""
+    """Measures a table, an insert that notifies, and a loop that listens and deletes what it finds."""
     with server.database() as dsn:
         with server.sql(dsn) as sql:
             sql.execute("create table bare (id bigint generated always as identity primary key, sent float8)")

@@ -1,4 +1,4 @@
-"""How soon work goes on: after a worker is killed, and after PostgreSQL is back."""
+"""How soon work goes on after a worker is killed, and after PostgreSQL is back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORK = [sys.executable, "-m", "penstock.cli", "work", "bench.support.handlers:ap
 
 @contextmanager
 def worker(dsn: str, log: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """One `penstock work`, ready."""
+    """Runs one `penstock work`, and yields it when it is ready."""
     process = subprocess.Popen(
         [*WORK, *options], env={**os.environ, "PENSTOCK_DSN": dsn, "BENCH_LOG": str(log)}, cwd=ROOT
     )
@@ -58,11 +58,11 @@ def wait_until(true: Callable[[], bool], timeout: float = 60.0) -> float:
     return time.time()
 
 
-LIVES = 10  # of a task: after twenty lone crashes it would be dead, as it should be
+LIVES = 10  # kills of one task: after twenty crashes in quarantine it would be dead
 
 
 def after_a_kill(server: Bench, home: Path, rounds: int, lease: float) -> tuple[list[float], list[float]]:
-    """kill -9 of a whole worker, supervisor and all, until another one has begun its task; and of its runner alone,
+    """Measures the time from kill -9 of a whole worker until another one has begun its task, and of its runner alone
     until the supervisor's next runner has."""
     whole: list[float] = []
     runner: list[float] = []
@@ -96,7 +96,7 @@ def kill_again_and_again(
 
 
 def begun_again(log: Path, victims: list[int]) -> float:
-    """Seconds from the death of these until the task has begun elsewhere."""
+    """Kills processes, and returns the seconds until the task has begun elsewhere."""
     before, began = lines(log), time.time()
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
@@ -114,10 +114,10 @@ def lines(log: Path) -> int:
 
 
 def after_a_restart(home: Path, rounds: int) -> list[float]:
-    """From the first connection that PostgreSQL accepts to the first claim after it."""
+    """Measures the time from the first connection that PostgreSQL accepts to the first claim after it."""
     found = []
-    place = home / "restarted"
-    server = Server.start(place, environ=os.environ)
+    server_home = home / "restarted"
+    server = Server.start(server_home, environ=os.environ)
     try:
         with Penstock(server.dsn) as app:
             app.init()
@@ -131,7 +131,7 @@ def after_a_restart(home: Path, rounds: int) -> list[float]:
                 accepted: list[float] = []
                 prober = threading.Thread(target=probe, args=(server.dsn, accepted))
                 prober.start()
-                server = Server.start(place, environ=os.environ)
+                server = Server.start(server_home, environ=os.environ)
                 prober.join()
                 found.append(first_claim(server.dsn, accepted[0]))
                 print(f"  round {n + 1}  first claim after {found[-1]:.2f} s", flush=True)

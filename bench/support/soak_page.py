@@ -1,9 +1,10 @@
-"""The soak for readers: a page and a picture for each run, from the results in bench/results."""
+"""The page of the soak, with a picture for each run, from the results in bench/results."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ from penstock.scaler.judge.chart import (
     Curve,
     Panel,
     Points,
-    document,
-    times,
+    list_round_times,
+    make_document,
 )
 from penstock.scaler.judge.chart import (
     draw_panel as panel,
 )
 from penstock.scaler.judge.chart import (
-    time_label as clock,
+    draw_time_label as clock,
 )
 
 RUNS = {
@@ -37,10 +38,10 @@ TABLES = 6  # the largest that are listed
 
 PAGE = """# The soak
 
-`make soak` writes this page. It pushes tasks at a steady rate in batches of {batch}, and `penstock work` drains them
-with {processes} processes, on one machine with an embedded PostgreSQL at its defaults (fsync on). A probe claims from
-the same queue and reads its status ten times a second. Meanwhile a transaction reads history and stays open: until it
-ends, PostgreSQL cannot remove rows that die after its snapshot.
+`make soak` and `make soak-held` write this page, each its own section. They push tasks at a steady rate in batches
+of {batch}, and `penstock work` drains them with {processes} processes, on one machine with an embedded PostgreSQL at
+its defaults (fsync on). A probe claims from the same queue and reads its status ten times a second. Meanwhile a
+transaction reads history and stays open: until it ends, PostgreSQL cannot remove rows that die after its snapshot.
 
 **The bar:** the median of push, claim and status in every part of a run is at most {bar:g} times that of the first
 minute.
@@ -65,26 +66,42 @@ Queries over history: {queries}.
 The largest tables and indexes at the end: {largest}. Measured {at}, {cores} cores, {system}.
 """
 
+HEADED = "\n## {title}\n\n{text}\n"
+SECTIONS = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+
 Sample = dict[str, Any]
 
 
-def write_page(directory: Path, results: Path = RESULTS) -> None:
-    """docs/soak.md, and a picture for each run there is a result of."""
+def write_page(directory: Path, results: Path = RESULTS, *, renewed: Collection[str] = tuple(RUNS)) -> None:
+    """Writes soak.md, and a picture for each run that is renewed. Any other run keeps its section of the page that is
+    there, which can have notes written by hand; if it has none, its result is used."""
+    page = directory / "soak.md"
+    kept = read_sections(page.read_text("utf-8") if page.exists() else "")
     found = {name: json.loads((results / f"{name}.json").read_text("utf-8")) for name in RUNS if has(results, name)}
+    if not found:
+        raise FileNotFoundError(f"{results} has no result of a soak: run `make soak` first")
     sections = []
-    for name, run in found.items():
-        picture = f"{name.replace('_', '-')}.svg"
-        (directory / picture).write_text(draw(run, RUNS[name]), "utf-8")
-        sections.append(section(RUNS[name], picture, run))
+    for name, title in RUNS.items():
+        if name in found and (name in renewed or title not in kept):
+            picture = f"{name.replace('_', '-')}.svg"
+            (directory / picture).write_text(draw(found[name], title), "utf-8")
+            sections.append(section(title, picture, found[name]))
+        elif title in kept:
+            sections.append(kept[title])
     first = next(iter(found.values()))
-    (directory / "soak.md").write_text(PAGE.format(**first["settings"]) + "".join(sections), "utf-8")
+    page.write_text(PAGE.format(**first["settings"]) + "".join(sections), "utf-8")
+
+
+def read_sections(page: str) -> dict[str, str]:
+    """Returns each section of a page by its title, with its heading."""
+    return {title: HEADED.format(title=title, text=text.strip()) for title, text in SECTIONS.findall(page)}
 
 
 def has(results: Path, name: str) -> bool:
     return (results / f"{name}.json").exists()
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- text -------------------------------------------------------------------------------------------------------------
 
 
 def section(title: str, picture: str, run: dict[str, Any]) -> str:
@@ -151,16 +168,16 @@ def workers(sample: Sample) -> int:
 
 
 def draw(run: dict[str, Any], title: str) -> str:
-    """One panel below the other, over the same minutes."""
+    """Draws panels one below the other, over the same minutes."""
     samples: Sequence[Sample] = run["samples"]
     until = max(one["at"] for one in samples)
     across = Axis(0.0, until, LEFT, RIGHT)
     panels = [*panels_of(samples)]
     parts = [part for n, one in enumerate(panels) for part in panel(one, across, TOP + 22 + n * (PANEL + GAP))]
     bottom = TOP + 22 + len(panels) * (PANEL + GAP) - GAP
-    parts += [clock(across(at), bottom + 16, said) for at, said in times(until)]
+    parts += [clock(across(at), bottom + 16, said) for at, said in list_round_times(until)]
     about = "Panels: latency in milliseconds, the size of tables and indexes, dead rows, memory."
-    return document(f"{run['rate']:,.0f} tasks a second: {title[0].lower()}{title[1:]}", about, bottom + 28, parts)
+    return make_document(f"{run['rate']:,.0f} tasks a second: {title[0].lower()}{title[1:]}", about, bottom + 28, parts)
 
 
 def panels_of(samples: Sequence[Sample]) -> list[Panel]:

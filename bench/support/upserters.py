@@ -1,4 +1,4 @@
-"""Bringing subjects up to date: through the public API, and as the bare statement that is its limit."""
+"""Updates of subjects: through the public API, and by the bare statement that is its limit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def through_penstock(server: Bench, rows: list[Json], names: list[str]) -> float
 
 
 def bare(server: Bench, rows: list[Json], names: list[str]) -> float:
-    """Sorted, in chunks of the same size, each a transaction; no agenda, no counters, no report."""
+    """Upserts sorted rows in chunks of the same size, a transaction each, without agenda, counters or a report."""
     with server.database() as dsn, psycopg.connect(dsn, autocommit=True) as connection:
         configure(connection)
         prepare(server, dsn, rows, names)
@@ -48,7 +48,7 @@ def bare(server: Bench, rows: list[Json], names: list[str]) -> float:
 
 
 def prepare(server: Bench, dsn: str, rows: list[Json], names: list[str]) -> None:
-    """Every other subject is there already."""
+    """Makes every other subject in advance."""
     with Penstock(dsn) as penstock:
         half = zip(rows[1::2], names[1::2], strict=True)
         penstock.queue("bench").push_many(NewTask(row, name) for row, name in half)

@@ -1,6 +1,6 @@
 """Runs the flows on a lake: python examples/declarative/run.py LAKE WAREHOUSE
 
-The tables of the flows are made anew in WAREHOUSE. Needs `pip install "pyspark[pipelines]==4.3.*"`.
+It makes the tables of the flows anew in WAREHOUSE, and needs `pip install "pyspark[pipelines]==4.3.*"`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TABLES = ("promises_by_day", "costs_of_errors", "dear_promises")
 
 
 def filled_in(lake: Path, warehouse: Path) -> Path:
-    """The pipeline with its places: what Spark reads cannot say them any other way."""
+    """Writes the pipeline file with the two paths, because Spark has no other way to pass them."""
     room = warehouse / "_pipeline"
     shutil.rmtree(room, ignore_errors=True)
     for source in (HERE / "spark-pipeline.yml", *sorted((HERE / "flows").glob("*.sql"))):
@@ -34,7 +34,7 @@ def filled_in(lake: Path, warehouse: Path) -> Path:
 
 def main(lake: Path, warehouse: Path) -> int:
     for table in TABLES:
-        shutil.rmtree(warehouse / table, ignore_errors=True)  # of the last run: this Spark does not know of it
+        shutil.rmtree(warehouse / table, ignore_errors=True)  # of the last run, which this Spark session does not know
     spec = filled_in(lake, warehouse)
     java = find_java(os.environ)
     homes = {} if java.home is None else {"JAVA_HOME": java.home}
@@ -46,7 +46,7 @@ def main(lake: Path, warehouse: Path) -> int:
         "spark.sql.catalogImplementation=in-memory",
     ]
     told = [word for one in settings for word in ("--conf", one)]
-    with Lake(lake).writing():  # nobody changes it meanwhile
+    with Lake(lake).writing():  # so that no run changes it meanwhile
         return subprocess.run([command, "run", *told, "--spec", spec], env=environ, check=False).returncode
 
 

@@ -6,11 +6,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.app import Handler, Penstock
-    from penstock.app_async import AsyncHandler, AsyncPenstock
-    from penstock.backlog import Backlog, BacklogStatus, PassReport, RecordFailure
+    from penstock.app import Penstock
+    from penstock.app_async import AsyncPenstock
+    from penstock.backlog import (
+        Backlog,
+        BacklogStatus,
+        PassCounts,
+        PassProgress,
+        PassReport,
+        RecordFailure,
+        RecordHandler,
+    )
+    from penstock.client.bulk import Progress
+    from penstock.client.concurrency import Items
+    from penstock.client.concurrency_async import AsyncItems
     from penstock.client.queue import Queue
     from penstock.client.queue_async import AsyncQueue
+    from penstock.client.statements.queues import QueueChanges
     from penstock.client.statements.schedules import ScheduleRun
     from penstock.client.statements.upkeep import Upkeep
     from penstock.errors import (
@@ -29,38 +41,52 @@ if TYPE_CHECKING:
         Unavailable,
         ValidationError,
     )
-    from penstock.handlers import AsyncContext, Context
+    from penstock.handler import Handler
+    from penstock.handler_async import AsyncHandler
+    from penstock.handlers import AsyncContext, Context, Mode
     from penstock.model import (
+        Backfill,
         Board,
+        BoardWorker,
         Claim,
+        Duration,
         Extended,
+        Json,
+        Mismatch,
         NewTask,
+        OnConflict,
         Outcome,
         Pushed,
         PushReport,
         QueueSettings,
         QueueStatus,
         Repair,
+        Sampled,
+        Scaled,
         Schedule,
+        State,
         StoredDecision,
         Task,
         TaskDetails,
         TaskInfo,
         Verification,
     )
-    from penstock.retry import CustomRetry, Delays, Exponential, Fibonacci, Fixed, Progressive, Strategy
+    from penstock.retry import CustomRetry, Delays, Exponential, Fibonacci, Fixed, Progressive, RetryPolicy, Strategy
     from penstock.worker.in_process import InProcessWorker
-    from penstock.worker.supervisor import WorkerReport
+    from penstock.worker.plan import WorkerOptions, WorkerReport
 
 __all__ = [
     "AsyncContext",
     "AsyncHandler",
+    "AsyncItems",
     "AsyncPenstock",
     "AsyncQueue",
     "AuthError",
+    "Backfill",
     "Backlog",
     "BacklogStatus",
     "Board",
+    "BoardWorker",
     "Claim",
     "CommitUnknown",
     "ConfigError",
@@ -68,6 +94,7 @@ __all__ = [
     "Context",
     "CustomRetry",
     "Delays",
+    "Duration",
     "Exponential",
     "Extended",
     "Fibonacci",
@@ -75,27 +102,41 @@ __all__ = [
     "Handler",
     "HandlerMisuse",
     "InProcessWorker",
+    "Items",
+    "Json",
     "LeaseLost",
+    "Mismatch",
+    "Mode",
     "NewTask",
     "NotFound",
+    "OnConflict",
     "Outcome",
     "PartialPush",
+    "PassCounts",
+    "PassProgress",
     "PassReport",
     "PayloadError",
     "PayloadTooLarge",
     "Penstock",
     "PenstockError",
+    "Progress",
     "Progressive",
     "PushReport",
     "Pushed",
     "Queue",
+    "QueueChanges",
     "QueueSettings",
     "QueueStatus",
     "RecordFailure",
+    "RecordHandler",
     "Repair",
+    "RetryPolicy",
+    "Sampled",
+    "Scaled",
     "Schedule",
     "ScheduleRun",
     "SchemaVersionError",
+    "State",
     "StoredDecision",
     "Strategy",
     "Task",
@@ -105,17 +146,30 @@ __all__ = [
     "Upkeep",
     "ValidationError",
     "Verification",
+    "WorkerOptions",
     "WorkerReport",
 ]
 __version__ = "0.1.0.dev0"
 
 # A name is imported at its first use, so that `penstock --version` does not have to import PostgreSQL's client.
 HOMES = {
-    "penstock.app": ("Handler", "Penstock"),
-    "penstock.app_async": ("AsyncHandler", "AsyncPenstock"),
-    "penstock.backlog": ("Backlog", "BacklogStatus", "PassReport", "RecordFailure"),
+    "penstock.client.concurrency_async": ("AsyncItems",),
+    "penstock.client.concurrency": ("Items",),
+    "penstock.client.bulk": ("Progress",),
+    "penstock.app": ("Penstock",),
+    "penstock.app_async": ("AsyncPenstock",),
+    "penstock.backlog": (
+        "Backlog",
+        "BacklogStatus",
+        "PassCounts",
+        "PassProgress",
+        "PassReport",
+        "RecordFailure",
+        "RecordHandler",
+    ),
     "penstock.client.queue": ("Queue",),
     "penstock.client.queue_async": ("AsyncQueue",),
+    "penstock.client.statements.queues": ("QueueChanges",),
     "penstock.client.statements.schedules": ("ScheduleRun",),
     "penstock.client.statements.upkeep": ("Upkeep",),
     "penstock.errors": (
@@ -134,28 +188,52 @@ HOMES = {
         "Unavailable",
         "ValidationError",
     ),
-    "penstock.handlers": ("AsyncContext", "Context"),
+    "penstock.handler": ("Handler",),
+    "penstock.handler_async": ("AsyncHandler",),
+    "penstock.handlers": (
+        "AsyncContext",
+        "Context",
+        "Mode",
+    ),
     "penstock.model": (
+        "Backfill",
         "Board",
+        "BoardWorker",
         "Claim",
+        "Duration",
         "Extended",
+        "Json",
+        "Mismatch",
         "NewTask",
+        "OnConflict",
         "Outcome",
         "PushReport",
         "Pushed",
         "QueueSettings",
         "QueueStatus",
         "Repair",
+        "Sampled",
+        "Scaled",
         "Schedule",
+        "State",
         "StoredDecision",
         "Task",
         "TaskDetails",
         "TaskInfo",
         "Verification",
     ),
-    "penstock.retry": ("CustomRetry", "Delays", "Exponential", "Fibonacci", "Fixed", "Progressive", "Strategy"),
+    "penstock.retry": (
+        "CustomRetry",
+        "Delays",
+        "Exponential",
+        "Fibonacci",
+        "Fixed",
+        "Progressive",
+        "RetryPolicy",
+        "Strategy",
+    ),
     "penstock.worker.in_process": ("InProcessWorker",),
-    "penstock.worker.supervisor": ("WorkerReport",),
+    "penstock.worker.plan": ("WorkerOptions", "WorkerReport"),
 }
 
 

@@ -3,56 +3,30 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
-from uuid import UUID
+from typing import Self
 
-from penstock import backlog, inline, migrate, validate
+from penstock import backlog, migrate
+from penstock.app_admin import AdminMethods
+from penstock.app_tasks import TaskMethods
 from penstock.backlog import Backlog
-from penstock.client import history, queues, scaling, schedules, upkeep, workers
-from penstock.client.concurrency import Items, each, in_thread
+from penstock.client import queues
+from penstock.client.concurrency import in_thread
 from penstock.client.database import Database
 from penstock.client.queue import Queue
-from penstock.client.statements.schedules import ScheduleRun
-from penstock.client.statements.upkeep import Upkeep
 from penstock.dsn import find_dsn
-from penstock.errors import ConfigError, PenstockError, ValidationError, shown
-from penstock.handlers import Registry, Spec
-from penstock.handlers.registry import Hook, Mode, ScheduleOptions, spec_of
+from penstock.handlers import Registry
 from penstock.model import (
-    Backfill,
-    Board,
     Duration,
-    Json,
-    NewSchedule,
-    NewTask,
-    OnConflict,
-    Pushed,
-    PushReport,
     QueueSettings,
-    QueueStatus,
-    Repair,
-    Schedule,
-    StoredDecision,
     TaskDetails,
-    Verification,
 )
-from penstock.retry import CustomRetry, Policy, Strategy
-from penstock.schedule import checked, schedule_name
-from penstock.validate import at, queue_name
-from penstock.worker.in_process import InProcessWorker
-from penstock.worker.supervisor import Plan
-
-H = TypeVar("H", bound=Hook)
-F = TypeVar("F", bound=Callable[..., Any])
+from penstock.retry import Strategy
 
 
-class Penstock:
+class Penstock(TaskMethods, AdminMethods):
     """A database with queues in it. It is thread-safe and fork-safe, and connects when it is first used.
 
     The DSN comes from the argument, PENSTOCK_DSN, DATABASE_URL, libpq's PG* variables, or the running embedded server
@@ -89,16 +63,6 @@ class Penstock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    @property
-    def dsn(self) -> str:
-        """The DSN of the database."""
-        return self._database.dsn
-
-    @property
-    def dsn_source(self) -> str:
-        """Where the DSN came from, such as the name of an environment variable."""
-        return self._database.source
 
     def close(self) -> None:
         """Closes the connections."""
@@ -143,158 +107,6 @@ class Penstock:
         )
         return self.queue(name)
 
-    def queue(self, name: str) -> Queue:
-        """Returns a queue by name. The name is looked up when the queue is used."""
-        known = self._queues.get(queue_name(name))
-        if known is None:
-            known = self._queues.setdefault(name, Queue(self._database, name))
-        return known
-
-    # --- handlers ---------------------------------------------------------------------------------------------------
-
-    @overload
-    def task(self, function: Callable[..., Any], /) -> Handler: ...
-
-    @overload
-    def task(
-        self,
-        function: None = None,
-        /,
-        *,
-        queue: str = ...,
-        kind: str | None = ...,
-        retry: Strategy | Policy | CustomRetry | str | None = ...,
-        max_attempts: int | None = ...,
-        timeout: Duration | None = ...,
-        priority: int = ...,
-        batch: int | None = ...,
-        run: Mode | None = ...,
-    ) -> Callable[[Callable[..., Any]], Handler]: ...
-
-    def task(
-        self,
-        function: Callable[..., Any] | None = None,
-        /,
-        *,
-        queue: str = "default",
-        kind: str | None = None,
-        retry: Strategy | Policy | CustomRetry | str | None = None,
-        max_attempts: int | None = None,
-        timeout: Duration | None = None,
-        priority: int = 5,
-        batch: int | None = None,
-        run: Mode | None = None,
-    ) -> Handler | Callable[[Callable[..., Any]], Handler]:
-        """Makes a function the handler of a kind of task: a sync or async function, or, with `batch=n`, a function of
-        up to n tasks at once.
-
-        `kind` is the function's name by default. `retry`, `max_attempts` and `timeout` override the queue's own
-        settings. A sync handler runs in a thread, or, if it has a timeout, in a process that can be ended; `run`
-        chooses between them.
-        """
-
-        def decorate(given: Callable[..., Any]) -> Handler:
-            spec = spec_of(
-                given.spec.function if isinstance(given, Handler) else given,
-                queue=queue,
-                kind=kind,
-                retry=retry,
-                max_attempts=max_attempts,
-                timeout=timeout,
-                priority=priority,
-                batch=batch,
-                run=run,
-                tracebacks=self._tracebacks,
-            )
-            return Handler(self, self.registry.add(spec))
-
-        return decorate if function is None else decorate(function)
-
-    def schedule(
-        self,
-        cron: str,
-        *,
-        tz: str = "UTC",
-        name: str | None = None,
-        backfill: Backfill = "last",
-        payload: Json | None = None,
-        priority: int | None = None,
-    ) -> Callable[[F], F]:
-        """Pushes a task for the handler at every tick of a cron line. The decorator works above or below `@app.task`.
-
-        Workers store the schedule when they start. Its name is queue/kind by default. `backfill` says which ticks are
-        made up for after a time in which nothing ran: none, last (the most recent one) or all.
-        """
-        asked = ScheduleOptions(cron, tz, name, backfill, payload, priority)
-
-        def decorate(given: F) -> F:
-            if not isinstance(given, Handler):
-                self.registry.early.append((given, asked))
-            elif given.app is not self:
-                raise ConfigError(f"schedule: {given.spec.name} is a handler of another application")
-            else:
-                self.registry.schedule(given.spec, asked)
-            return given
-
-        return decorate
-
-    def on_start(self, hook: H) -> H:
-        """Registers a hook that is called in each worker process before its first task."""
-        self.registry.starting.append(hook)
-        return hook
-
-    def on_stop(self, hook: H) -> H:
-        """Registers a hook that is called in each worker process after its last task."""
-        self.registry.stopping.append(hook)
-        return hook
-
-    def on_dead(self, hook: H) -> H:
-        """Registers a hook that is called as hook(task, error) in the worker whose settle made a task dead. This is
-        best effort: if a task dies because it killed its workers, no worker is left to call the hook."""
-        self.registry.dying.append(hook)
-        return hook
-
-    def drain_inline(self, *queues: str, most: int | None = None, raise_errors: bool = True) -> dict[str, int]:
-        """Runs the tasks that are due now in this process, without a worker, for your tests. It drains the given
-        queues, or all queues with handlers, and returns how many tasks ended in each state.
-
-        An error of a handler or an `on_dead` hook is raised here, after its task was settled as in a worker; tasks that
-        were not begun go back. With `raise_errors=False` the call goes on after an error, so that tests can look at the
-        failed task.
-        """
-        self._database.refuse_rehearsal("drain_inline")
-        names = queues or tuple(self.registry.queues())
-        for name in names:
-            self.registry.check_served(name)
-        served = [self.queue(name) for name in names]
-        return dict(inline.drain(self._database, self.registry, served, most, raise_errors=raise_errors))
-
-    @contextmanager
-    def run_worker(self, *queues: str, concurrency: int = 10, grace: Duration = "30s") -> Iterator[InProcessWorker]:
-        """Runs tasks in threads of this process while the block runs, for scripts and notebooks. It serves the given
-        queues, or all that have handlers. At the end of the block it starts no more tasks, waits for running ones as
-        long as `grace` allows, and puts the others back.
-
-        Use `penstock work` in production: it replaces processes that crash or hang, which a thread cannot do.
-        """
-        self._database.refuse_rehearsal("run_worker")
-        plan = Plan(
-            target="",
-            dsn=self.dsn,
-            queues=dict.fromkeys(queues or self.registry.queues(), 1),
-            concurrency=validate.whole(concurrency, "concurrency", 1, validate.MOST_CONCURRENT),
-            grace=validate.grace(grace),
-        )
-        worker = InProcessWorker(self.registry, plan)
-        in_thread(worker.start)
-        try:
-            yield worker
-        except BaseException:
-            with suppress(PenstockError):
-                in_thread(worker.stop)
-            raise
-        in_thread(worker.stop)
-
     # --- adopted tables ---------------------------------------------------------------------------------------------
 
     def adopt(
@@ -325,7 +137,10 @@ class Penstock:
 
         If `failures` and `last_failure` name columns of the table, failures are counted there. Without them, failures
         are counted beside the table, or not at all if the strategy is Progressive. `mode="observe"` only reads the
-        table. Moments without a time zone are read in `tz`.
+        table.
+
+        Moments without a time zone are read in `tz`. The default is the zone of the session at the first call; later
+        calls without `tz` keep the stored zone. If all moments have a zone, `tz` is not used, and a warning says so.
 
         `inserted` is a column of type timestamptz, timestamp or date, or an index of the table whose first key is an
         expression of such a type.
@@ -358,15 +173,16 @@ class Penstock:
             name=name,
             tz=tz,
             count_key=count_key,
+            tracebacks=self._tracebacks,
         )
 
     def backlog(self, name: str) -> Backlog:
         """Returns a table that was adopted before, by its name."""
-        return in_thread(backlog.load, self.dsn, self.dsn_source, name)
+        return in_thread(backlog.load, self.dsn, self.dsn_source, name, tracebacks=self._tracebacks)
 
     def backlogs(self) -> list[Backlog]:
         """Returns all adopted tables."""
-        return in_thread(backlog.every, self.dsn, self.dsn_source)
+        return in_thread(backlog.every, self.dsn, self.dsn_source, tracebacks=self._tracebacks)
 
     # --- all queues -------------------------------------------------------------------------------------------------
 
@@ -378,169 +194,3 @@ class Penstock:
     def queues(self) -> list[QueueSettings]:
         """Returns the settings of all queues."""
         return queues.settings(self._database)
-
-    def status(self) -> list[QueueStatus]:
-        """Returns the counts of all queues in one snapshot."""
-        return queues.status(self._database)
-
-    def board(self, queue_name: str | None = None, *, decisions: int = 10, samples: int = 0) -> Board:
-        """Returns queues, workers and decisions at one moment, for display."""
-        return scaling.board(self._database, queue_name, decisions=decisions, samples=samples)
-
-    def decisions(self, name: str, *, at: datetime | None = None, limit: int = 20) -> list[StoredDecision]:
-        """Returns the decisions of scalers for a queue up to a moment, newest first."""
-        return scaling.list_decisions(self._database, name, at=at, limit=limit)
-
-    def verify(self) -> Verification:
-        """Recounts everything and compares it with the counters."""
-        return queues.verify(self._database)
-
-    def repair(self, name: str | None = None) -> list[Repair]:
-        """Repairs what `verify` finds, and returns what it changed."""
-        return queues.repair(self._database, name)
-
-    def forget_reader(self, name: str) -> None:
-        """Stops keeping history for a reader that will not return, such as a lake; `penstock doctor` shows its name."""
-        history.forget_reader(self._database, name)
-
-    def rebase_history(self) -> int:
-        """Makes history readable after a restore into another cluster, and returns how many rows were changed."""
-        return history.rebase_history(self._database)
-
-    def upkeep(self) -> Upkeep:
-        """Runs all upkeep that is due: it expires leases, promotes tasks, folds counters, takes samples, creates and
-        drops days of history, removes old tasks, and runs schedules. Each part is a transaction of its own. Returns the
-        rows of each part; `failed` contains the parts that failed, and why."""
-        report = upkeep.upkeep(self._database)
-        fired = self.run_schedules()
-        report.update({"scheduled": fired.pushed, "schedules failed": len(fired.failed)})
-        return report
-
-    def retentions(self) -> dict[str, timedelta | None]:
-        """Returns how long upkeep keeps history, samples, decisions, ledger, rejects and audit; None means for ever."""
-        return upkeep.retentions(self._database)
-
-    def set_retention(self, what: str, keep: Duration | None) -> None:
-        """Sets how long upkeep keeps one of them: at least a day, or None for ever. All upkeep uses the new value from
-        now on, including that of workers."""
-        upkeep.set_retention(self._database, what, keep)
-
-    def beat(
-        self, worker: str, queues: list[str], *, slots: int = 1, busy: int = 0, host: str = "", pid: int | None = None
-    ) -> dict[str, str]:
-        """Records that a worker is alive, and returns a channel for each queue, which is the same for all of them.
-        While the worker is idle, pushes wake it on that channel: LISTEN on it; a notification contains the name of the
-        queue."""
-        found = workers.beat(self._database, worker, queues, slots=slots, busy=busy, host=host, pid=pid)
-        return {name: standing.channel for name, standing in found.items()}
-
-    # --- schedules --------------------------------------------------------------------------------------------------
-
-    def schedules(self) -> list[Schedule]:
-        """Returns all schedules."""
-        return schedules.list_schedules(self._database)
-
-    def set_schedule(
-        self,
-        name: str,
-        cron: str,
-        *,
-        queue: str,
-        kind: str = "default",
-        payload: Json | None = None,
-        tz: str = "UTC",
-        backfill: Backfill = "last",
-        priority: int = 5,
-    ) -> Schedule:
-        """Creates or changes a schedule, which pushes a task like this at every tick of a cron line. A changed line or
-        time zone counts from now; a paused schedule stays paused."""
-        new = checked(NewSchedule(name, queue, cron, tz, kind, payload, priority, backfill))
-        return schedules.set_schedule(self._database, new)
-
-    def drop_schedule(self, name: str) -> None:
-        """Removes a schedule; the tasks that it pushed stay."""
-        schedules.drop_schedule(self._database, schedule_name(name))
-
-    def pause_schedule(self, name: str) -> Schedule:
-        """Pauses a schedule until `resume_schedule`; ticks that pass meanwhile are not made up for."""
-        return schedules.pause_schedule(self._database, schedule_name(name))
-
-    def resume_schedule(self, name: str) -> Schedule:
-        """Resumes a schedule from now on."""
-        return schedules.resume_schedule(self._database, schedule_name(name))
-
-    def run_schedules(self) -> ScheduleRun:
-        """Pushes the tasks of all schedules that are due. Workers and `upkeep` do this by themselves; if several
-        processes do it at once, exactly one task is pushed per tick. One call pushes at most 1,000 tasks of one
-        schedule; the rest is due again at once."""
-        return schedules.run_schedules(self._database)
-
-
-class Handler:
-    """A decorated function. A call runs it here and now; `push` makes a task of it for a worker."""
-
-    def __init__(self, app: Penstock, spec: Spec) -> None:
-        functools.update_wrapper(self, spec.function)
-        self.spec = spec
-        self.app = app
-
-    def __repr__(self) -> str:
-        return f"<Handler {self.spec.name}>"
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self.spec.function(*arguments, **named)
-
-    def push(
-        self,
-        *arguments: Any,
-        subject: str | None = None,
-        due: datetime | None = None,
-        delay: Duration | None = None,
-        priority: int | None = None,
-        on_conflict: OnConflict = "skip",
-        connection: object | None = None,
-        **named: Any,
-    ) -> Pushed:
-        """Pushes one task with the arguments of a call, and refuses arguments that the handler would not accept. The
-        task may run at once, from `due` on, or after `delay`."""
-        return self.app.queue(self.spec.queue).push(
-            self.spec.payload(arguments, named),
-            subject=subject,
-            kind=self.spec.kind,
-            due=due,
-            delay=delay,
-            priority=self.spec.priority if priority is None else priority,
-            on_conflict=on_conflict,
-            connection=connection,
-        )
-
-    def push_many(
-        self,
-        items: Items[Json | NewTask],
-        *,
-        on_conflict: OnConflict = "skip",
-        batch_id: UUID | None = None,
-        progress: Callable[[int], None] | None = None,
-        connection: object | None = None,
-    ) -> PushReport:
-        """Pushes many tasks. Each item is a dict of arguments, or a NewTask with them as its payload. One item that the
-        handler would not accept refuses the whole call."""
-        return self.app.queue(self.spec.queue).push_many(
-            each(items, self._one),
-            on_conflict=on_conflict,
-            batch_id=batch_id,
-            progress=progress,
-            connection=connection,
-        )
-
-    def _one(self, n: int, item: Json | NewTask) -> NewTask:
-        return at(n, self._new_task, item)
-
-    def _new_task(self, item: Json | NewTask) -> NewTask:
-        task = item if isinstance(item, NewTask) else NewTask(item, priority=self.spec.priority)
-        payload = {} if task.payload is None else task.payload
-        if type(payload) is not dict:
-            raise ValidationError(f"arguments: {shown(payload)} is not a dict of arguments", field="arguments")
-        if self.spec.arguments is not None:
-            self.spec.arguments.checked(payload)
-        return task._replace(payload=payload, kind=self.spec.kind)

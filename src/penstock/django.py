@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from penstock.app import Penstock
 from penstock.app_async import AsyncPenstock
 from penstock.errors import ConfigError
-from penstock.handlers import Spec
+from penstock.handlers import Registry, Spec
 
 try:
     from asgiref.sync import sync_to_async
@@ -18,21 +19,35 @@ except ImportError as missing:
     raise ConfigError("penstock.django: Django is not installed", hint="pip install django") from missing
 
 __all__ = ["drain_inline", "dsn", "manage_connections"]
+F = TypeVar("F", bound=Callable[..., Any])
 NOT_LIBPQS = ("assume_role", "context", "cursor_factory", "isolation_level", "pool", "prepare_threshold")
 
 
-def manage_connections(app: Penstock | AsyncPenstock) -> None:
+@overload
+def manage_connections(target: Penstock | AsyncPenstock) -> None: ...
+@overload
+def manage_connections(target: F) -> F: ...
+def manage_connections(target: Any) -> Any:
     """Closes Django's connections that are broken, or older than CONN_MAX_AGE, before and after each task, as Django
     does around each request; the next query opens another one. Without this, handlers keep a connection that PostgreSQL
-    has closed. One call is enough for all handlers of the application."""
-    if looked_after not in app.registry.around:
-        app.registry.wrap(looked_after)
+    has closed. One call is enough for all handlers and `on_dead` hooks of the application. As a decorator, it does the
+    same for a function that is no handler of an application, such as one for the records of an adopted table."""
+    registry = getattr(target, "registry", None)
+    if not isinstance(registry, Registry):
+        return close_around(target, is_async=inspect.iscoroutinefunction(target))
+    if wrap_function not in registry.around:
+        registry.wrap(wrap_function)
+    return None
 
 
-def looked_after(spec: Spec) -> Callable[..., Any]:
+def wrap_function(spec: Spec) -> Callable[..., Any]:
     """Wraps a handler so that old connections are closed before and after it runs."""
-    handler = spec.function
-    if spec.mode == "async":
+    return close_around(spec.function, is_async=spec.mode == "async")
+
+
+def close_around(handler: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
+    """Returns a function that closes old connections before and after it calls the handler."""
+    if is_async:
 
         @functools.wraps(handler)
         async def run_async(*arguments: Any, **named: Any) -> Any:
@@ -65,10 +80,10 @@ def dsn(using: str = "default") -> str:
         raise ConfigError(f"using: {using!r} is {connections[using].vendor}, not PostgreSQL")
     given = connections[using].get_connection_params()
     known = {key: value for key, value in given.items() if key not in NOT_LIBPQS and isinstance(value, (str, int))}
-    return " ".join(f"{key}={quoted(str(value))}" for key, value in known.items())
+    return " ".join(f"{key}={quote_value(str(value))}" for key, value in known.items())
 
 
-def quoted(value: str) -> str:
+def quote_value(value: str) -> str:
     """Quotes a value for a DSN of key=value pairs."""
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
@@ -78,11 +93,11 @@ def drain_inline(
     app: Penstock | AsyncPenstock,
     *queues: str,
     using: str = "default",
-    most: int | None = None,
+    limit: int | None = None,
     raise_errors: bool = True,
 ) -> dict[str, int]:
     """Runs `app.drain_inline` on one of Django's databases: in tests that is the test database, whatever the
     application's own DSN is. It sees only committed tasks, so use TransactionTestCase."""
     with Penstock(dsn(using)) as here:
         here.registry = app.registry
-        return here.drain_inline(*queues, most=most, raise_errors=raise_errors)
+        return here.drain_inline(*queues, limit=limit, raise_errors=raise_errors)

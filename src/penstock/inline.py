@@ -11,11 +11,12 @@ from itertools import groupby
 from penstock.client import workers
 from penstock.client.database import Database
 from penstock.client.queue import Queue
+from penstock.client.statements.claims import failure_of_settle
 from penstock.errors import LeaseLost, NotFound, ValidationError
 from penstock.handlers import Held, Registry, Spec
 from penstock.model import Claim, Outcome, Task
 from penstock.worker.execution import EXITS, LOST, SETTLED, UNKNOWN_KIND
-from penstock.worker.performing import perform, tell_hook
+from penstock.worker.performing import call_hook, perform
 
 LOG = logging.getLogger("penstock.worker")
 BATCH = 100
@@ -50,11 +51,11 @@ def drain(
     database: Database,
     registry: Registry,
     queues: list[Queue],
-    most: int | None,
+    limit: int | None,
     *,
     raise_errors: bool = True,
 ) -> Counter[str]:
-    """Runs due tasks, queue by queue and in rounds, until none is due, `most` tasks were run, or a handler wanted to
+    """Runs due tasks, queue by queue and in rounds, until none is due, `limit` tasks were run, or a handler wanted to
     end the process. Returns how many tasks ended in each state; `lost` counts those whose lease was lost."""
     leases: dict[str, float] = {}
     for queue in queues:
@@ -66,19 +67,19 @@ def drain(
     while states.total() > before:
         before = states.total()
         for queue in queues:
-            while most is None or states.total() < most:
-                claim = queue.claim(BATCH if most is None else min(most - states.total(), BATCH), worker="inline")
+            while limit is None or states.total() < limit:
+                claim = queue.claim(BATCH if limit is None else min(limit - states.total(), BATCH), worker="inline")
                 if not claim:
                     break
                 held = Held(claim, leases[queue.name])
-                states.update(worked_off(registry, queue, held, errors))
+                states.update(work_off(registry, queue, held, errors))
                 errors.raise_first()
                 if held.stopping:
                     return states
     return states
 
 
-def worked_off(registry: Registry, queue: Queue, held: Held, errors: Errors) -> Counter[str]:
+def work_off(registry: Registry, queue: Queue, held: Held, errors: Errors) -> Counter[str]:
     """Runs the tasks of one claim, settles them and calls the `on_dead` hooks. Returns how many tasks ended in each
     state."""
     outcomes: dict[int, Outcome] = {}
@@ -91,14 +92,14 @@ def worked_off(registry: Registry, queue: Queue, held: Held, errors: Errors) -> 
             found = perform(spec, tasks, held, queue, errors.note)
             held.stopping = any(one.word == "release" and one.error_class in EXITS for one in found.values())
         outcomes.update(found)
-    told = {id_: outcome for id_, outcome in outcomes.items() if outcome not in (LOST, SETTLED)}
-    now = settled(queue, held.claim, told)
+    settled = {id_: outcome for id_, outcome in outcomes.items() if outcome not in (LOST, SETTLED)}
+    now = settle_claim(queue, held.claim, settled)
     states = Counter(now.values())
-    for id_ in outcomes.keys() - told.keys():
+    for id_ in outcomes.keys() - settled.keys():
         states["lost" if outcomes[id_] is LOST else state_now(queue, id_)] += 1
     for task in held.claim.tasks:
         if now.get(task.id) == "dead":
-            call_dead_hooks(registry, task, told[task.id].error or "", errors)
+            call_dead_hooks(registry, task, settled[task.id].error or "", errors)
     return states
 
 
@@ -106,27 +107,26 @@ def call_dead_hooks(registry: Registry, task: Task, error: str, errors: Errors) 
     """Calls the `on_dead` hooks as a worker does, and notes the errors that they raise."""
     for hook in registry.dying:
         try:
-            tell_hook(hook, task, error)
+            call_hook(hook, task, error)
         except Exception as wrong:  # noqa: BLE001 - a hook may raise anything
             LOG.warning("on_dead hook failed", extra={"task": task.id, "error_class": type(wrong).__name__})
             errors.note(task, wrong)
 
 
-def settled(queue: Queue, claim: Claim, told: dict[int, Outcome]) -> dict[int, str]:
+def settle_claim(queue: Queue, claim: Claim, outcomes: dict[int, Outcome]) -> dict[int, str]:
     """Settles tasks and returns the new state of each. As in a worker, an outcome that PostgreSQL refuses becomes a
     failure."""
     try:
-        return queue.settle(claim, told)
+        return queue.settle(claim, outcomes)
     except LeaseLost as error:
         lost = {*error.refused, *error.revoked}
-        return {id_: "lost" if id_ in lost else state_now(queue, id_) for id_ in told}
+        return {id_: "lost" if id_ in lost else state_now(queue, id_) for id_ in outcomes}
     except ValidationError as error:
-        if len(told) == 1:
-            refused = Outcome.failed(f"the outcome was refused: {error.message}", error_class=type(error).__name__)
-            return queue.settle(claim, dict.fromkeys(told, refused))
+        if len(outcomes) == 1:
+            return queue.settle(claim, dict.fromkeys(outcomes, failure_of_settle(error)))
         states: dict[int, str] = {}
-        for id_, outcome in told.items():
-            states |= settled(queue, claim, {id_: outcome})
+        for id_, outcome in outcomes.items():
+            states |= settle_claim(queue, claim, {id_: outcome})
         return states
 
 

@@ -10,11 +10,12 @@ from itertools import groupby
 from penstock.client import workers_async
 from penstock.client.database_async import AsyncDatabase
 from penstock.client.queue_async import AsyncQueue
+from penstock.client.statements.claims import failure_of_settle
 from penstock.errors import LeaseLost, NotFound, ValidationError
 from penstock.handlers import Held, Registry, Spec
 from penstock.model import Claim, Outcome, Task
 from penstock.worker.execution import EXITS, LOST, SETTLED, UNKNOWN_KIND
-from penstock.worker.performing import perform_async, tell_hook_async
+from penstock.worker.performing import call_hook_async, perform_async
 
 LOG = logging.getLogger("penstock.worker")
 BATCH = 100
@@ -49,11 +50,11 @@ async def drain(
     database: AsyncDatabase,
     registry: Registry,
     queues: list[AsyncQueue],
-    most: int | None,
+    limit: int | None,
     *,
     raise_errors: bool = True,
 ) -> Counter[str]:
-    """Runs due tasks, queue by queue and in rounds, until none is due, `most` tasks were run, or a handler wanted to
+    """Runs due tasks, queue by queue and in rounds, until none is due, `limit` tasks were run, or a handler wanted to
     end the process. Returns how many tasks ended in each state; `lost` counts those whose lease was lost."""
     leases: dict[str, float] = {}
     for queue in queues:
@@ -65,19 +66,21 @@ async def drain(
     while states.total() > before:
         before = states.total()
         for queue in queues:
-            while most is None or states.total() < most:
-                claim = await queue.claim(BATCH if most is None else min(most - states.total(), BATCH), worker="inline")
+            while limit is None or states.total() < limit:
+                claim = await queue.claim(
+                    BATCH if limit is None else min(limit - states.total(), BATCH), worker="inline"
+                )
                 if not claim:
                     break
                 held = Held(claim, leases[queue.name])
-                states.update(await worked_off(registry, queue, held, errors))
+                states.update(await work_off(registry, queue, held, errors))
                 errors.raise_first()
                 if held.stopping:
                     return states
     return states
 
 
-async def worked_off(registry: Registry, queue: AsyncQueue, held: Held, errors: Errors) -> Counter[str]:
+async def work_off(registry: Registry, queue: AsyncQueue, held: Held, errors: Errors) -> Counter[str]:
     """Runs the tasks of one claim, settles them and calls the `on_dead` hooks. Returns how many tasks ended in each
     state."""
     outcomes: dict[int, Outcome] = {}
@@ -90,14 +93,14 @@ async def worked_off(registry: Registry, queue: AsyncQueue, held: Held, errors: 
             found = await perform_async(spec, tasks, held, queue, errors.note)
             held.stopping = any(one.word == "release" and one.error_class in EXITS for one in found.values())
         outcomes.update(found)
-    told = {id_: outcome for id_, outcome in outcomes.items() if outcome not in (LOST, SETTLED)}
-    now = await settled(queue, held.claim, told)
+    settled = {id_: outcome for id_, outcome in outcomes.items() if outcome not in (LOST, SETTLED)}
+    now = await settle_claim(queue, held.claim, settled)
     states = Counter(now.values())
-    for id_ in outcomes.keys() - told.keys():
+    for id_ in outcomes.keys() - settled.keys():
         states["lost" if outcomes[id_] is LOST else await state_now(queue, id_)] += 1
     for task in held.claim.tasks:
         if now.get(task.id) == "dead":
-            await call_dead_hooks(registry, task, told[task.id].error or "", errors)
+            await call_dead_hooks(registry, task, settled[task.id].error or "", errors)
     return states
 
 
@@ -105,27 +108,26 @@ async def call_dead_hooks(registry: Registry, task: Task, error: str, errors: Er
     """Calls the `on_dead` hooks as a worker does, and notes the errors that they raise."""
     for hook in registry.dying:
         try:
-            await tell_hook_async(hook, task, error)
+            await call_hook_async(hook, task, error)
         except Exception as wrong:  # noqa: BLE001 - a hook may raise anything
             LOG.warning("on_dead hook failed", extra={"task": task.id, "error_class": type(wrong).__name__})
             errors.note(task, wrong)
 
 
-async def settled(queue: AsyncQueue, claim: Claim, told: dict[int, Outcome]) -> dict[int, str]:
+async def settle_claim(queue: AsyncQueue, claim: Claim, outcomes: dict[int, Outcome]) -> dict[int, str]:
     """Settles tasks and returns the new state of each. As in a worker, an outcome that PostgreSQL refuses becomes a
     failure."""
     try:
-        return await queue.settle(claim, told)
+        return await queue.settle(claim, outcomes)
     except LeaseLost as error:
         lost = {*error.refused, *error.revoked}
-        return {id_: "lost" if id_ in lost else await state_now(queue, id_) for id_ in told}
+        return {id_: "lost" if id_ in lost else await state_now(queue, id_) for id_ in outcomes}
     except ValidationError as error:
-        if len(told) == 1:
-            refused = Outcome.failed(f"the outcome was refused: {error.message}", error_class=type(error).__name__)
-            return await queue.settle(claim, dict.fromkeys(told, refused))
+        if len(outcomes) == 1:
+            return await queue.settle(claim, dict.fromkeys(outcomes, failure_of_settle(error)))
         states: dict[int, str] = {}
-        for id_, outcome in told.items():
-            states |= await settled(queue, claim, {id_: outcome})
+        for id_, outcome in outcomes.items():
+            states |= await settle_claim(queue, claim, {id_: outcome})
         return states
 
 

@@ -9,9 +9,10 @@ import time
 from dataclasses import dataclass
 from importlib.resources import files
 
-from penstock.client.database import Connection, Database
+from penstock.client.connections import Connection
+from penstock.client.database import Database
 from penstock.client.session import CONTRACT, OUR_CONTRACT, check_contract
-from penstock.client.sqlstate import translated
+from penstock.client.sqlstate import translate_errors
 from penstock.errors import AuthError, ConfigError, SchemaVersionError, Unavailable
 
 LOCK_SECONDS: float = 2
@@ -78,7 +79,7 @@ def plan(dsn: str, source: str = "dsn", *, roles: bool = True) -> list[str]:
     with Database(dsn, source=source).session() as connection, connection.transaction():
         check_encoding(connection)
         connection.execute("set local search_path = pg_catalog, pg_temp")
-        return [step.name for step in missing(connection, roles)]
+        return [step.name for step in list_missing(connection, roles)]
 
 
 def init(dsn: str, source: str = "dsn", *, roles: bool = True) -> list[str]:
@@ -86,7 +87,7 @@ def init(dsn: str, source: str = "dsn", *, roles: bool = True) -> list[str]:
     applied: list[str] = []
     with Database(dsn, source=source).session() as connection:
         check_encoding(connection)
-        while (name := patiently(connection, roles)) is not None:
+        while (name := apply_patiently(connection, roles)) is not None:
             applied.append(name)
     return applied
 
@@ -108,10 +109,10 @@ def check_encoding(connection: Connection) -> None:
         )
 
 
-def missing(connection: Connection, roles: bool) -> list[Step]:
+def list_missing(connection: Connection, roles: bool) -> list[Step]:
     """Returns the steps that are not applied yet, and raises SchemaVersionError if the schema is newer or was
     edited."""
-    applied = recorded(connection)
+    applied = read_checksums(connection)
     known = migrations()
     unknown = [number for number in applied if number > known[-1].number]
     if unknown:
@@ -147,7 +148,7 @@ def has_grants(connection: Connection) -> bool:
     return connection.execute(usage, (ROLE_NAMES[0],)).fetchone() == (True,)
 
 
-def recorded(connection: Connection) -> dict[int, str]:
+def read_checksums(connection: Connection) -> dict[int, str]:
     """Returns the checksums of the applied steps, by number."""
     present = connection.execute("select to_regclass('penstock.migration') is not null").fetchone()
     if not present or not present[0]:
@@ -163,18 +164,18 @@ def contract(connection: Connection) -> int:
     return int(row[0]) if row else 0
 
 
-def patiently(connection: Connection, roles: bool) -> str | None:
+def apply_patiently(connection: Connection, roles: bool) -> str | None:
     """Applies the next step without blocking others for long: if it gets no lock in time, it lets all others pass and
     tries again."""
     for pause in (*PAUSES, None):
         try:
-            with translated():
+            with translate_errors():
                 return advance(connection, roles)
         except Unavailable as error:
             if error.reason != "retry":
                 raise
             if pause is None:
-                raise blocked(connection, error) from error
+                raise make_blocked_error(connection, error) from error
             time.sleep(pause)
     raise AssertionError
 
@@ -192,7 +193,7 @@ HOLDER = """
 """
 
 
-def blocked(connection: Connection, error: Unavailable) -> Unavailable:
+def make_blocked_error(connection: Connection, error: Unavailable) -> Unavailable:
     """Returns an error that names the session that blocked `init`, if it can be seen."""
     row = connection.execute(HOLDER).fetchone()
     if row is None:
@@ -212,14 +213,14 @@ def advance(connection: Connection, roles: bool) -> str | None:
         connection.execute("set transaction isolation level read committed")
         connection.execute("set local search_path = pg_catalog, pg_temp")
         connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'".encode())
-        if not missing(connection, roles):
+        if not list_missing(connection, roles):
             return None
         exclude_others(connection)
-        steps = missing(connection, roles)
+        steps = list_missing(connection, roles)
         if not steps:
             return None
         try:
-            with translated():
+            with translate_errors():
                 apply(connection, steps[0])
         except AuthError as error:
             if steps[0].number != ROLES:
@@ -231,9 +232,9 @@ def advance(connection: Connection, roles: bool) -> str | None:
 def exclude_others(connection: Connection) -> None:
     """Waits for any other init, and makes later ones wait until this transaction ends. It locks a table that only the
     owner may lock: any login could take, and keep, an advisory lock."""
-    if not recorded(connection):
+    if not read_checksums(connection):
         connection.execute("create schema if not exists penstock")
-    if recorded(connection):  # another init may have created it since the first look, when nothing was locked
+    if read_checksums(connection):  # another init may have created it since the first look, when nothing was locked
         connection.execute("lock table penstock.migration in share row exclusive mode")
 
 

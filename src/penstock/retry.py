@@ -41,7 +41,7 @@ def at_least_one(failures: int) -> int:
     return failures
 
 
-def waiting(seconds: float, cap: float | None) -> timedelta:
+def make_delay(seconds: float, cap: float | None) -> timedelta:
     """Returns a delay of so many seconds, at most `cap` and ten years."""
     return timedelta(microseconds=round(min(seconds, LONGEST if cap is None else min(cap, LONGEST)) * 1e6))
 
@@ -69,7 +69,7 @@ class Fibonacci:
             if now >= cap:
                 break
             before, now = now, now + before
-        return waiting(now, self.cap)
+        return make_delay(now, self.cap)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the strategy as it is stored."""
@@ -127,7 +127,7 @@ class Fixed:
     def delay(self, failures: int, age: timedelta = timedelta(), seed: int = 0) -> timedelta | None:  # noqa: ARG002
         """Returns how long to wait after so many failures."""
         at_least_one(failures)
-        return waiting(self.every, None)
+        return make_delay(self.every, None)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the strategy as it is stored."""
@@ -148,11 +148,11 @@ class Delays:
     def delay(self, failures: int, age: timedelta = timedelta(), seed: int = 0) -> timedelta | None:  # noqa: ARG002
         """Returns how long to wait after so many failures, or None to stop trying."""
         at_least_one(failures)
-        return waiting(self.delays[failures - 1], None) if failures <= len(self.delays) else None
+        return make_delay(self.delays[failures - 1], None) if failures <= len(self.delays) else None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the strategy as it is stored."""
-        return {"type": "schedule", "delays": list(self.delays)}
+        return {"type": "delays", "delays": list(self.delays)}
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -180,15 +180,16 @@ class Progressive:
         """Returns how long to wait at that age, or None to stop trying."""
         at_least_one(failures)
         old = max(age.total_seconds(), 0.0)
-        return next((waiting(every, None) for until, every in self.tiers if old < until), None)
+        return next((make_delay(every, None) for until, every in self.tiers if old < until), None)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the strategy as it is stored."""
         return {"type": "progressive", "tiers": [list(tier) for tier in self.tiers]}
 
 
-# A decision of the application, by error, failures so far and age. None means to stop trying.
-Policy = Callable[[BaseException, int, timedelta], Duration | None]
+RetryPolicy = Callable[[BaseException, int, timedelta], Duration | None]
+"""Decides about a retry, by the error, the failures so far and the age of the task. Returns how long to wait, or None
+to stop trying."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ class CustomRetry:
     """A retry function of your own. It runs in the worker. Failures without a worker, such as an expiry or another
     client's settle, follow the stored fallback, or the queue's own strategy if there is no fallback."""
 
-    policy: Policy
+    policy: RetryPolicy
     fallback: Strategy | None = None
 
 
@@ -229,7 +230,7 @@ def from_json(value: Mapping[str, Any]) -> Strategy:
             return Exponential(value["base"], value.get("factor", 2.0), value.get("cap"), value.get("jitter", 0.0))
         case "fixed":
             return Fixed(value["delay"])
-        case "schedule":
+        case "delays":
             return Delays(value["delays"])
         case "progressive":
             return Progressive([tuple(tier) for tier in value["tiers"]])
@@ -239,7 +240,7 @@ def from_json(value: Mapping[str, Any]) -> Strategy:
 
 GRAMMAR = (
     "Write fibonacci:1m[,cap=1d] · exponential:5s[,factor=2][,cap=1h][,jitter=0.1] · fixed:30s · "
-    "schedule:1m,5m,1h · progressive[:1d=5m,7d=1h]."
+    "delays:1m,5m,1h · progressive[:1d=5m,7d=1h]."
 )
 
 
@@ -262,7 +263,7 @@ def parse(text: str) -> Strategy:
                 )
             case "fixed" if len(plain) == 1 and not named:
                 return Fixed(plain[0])
-            case "schedule" if plain and not named:
+            case "delays" if plain and not named:
                 return Delays(plain)
             case "progressive" if not plain:
                 return Progressive(list(named.items()) or None)

@@ -1,9 +1,9 @@
-"""Cron lines: which moments they mean in a time zone, and which missed ticks are made up for. This module does no I/O.
+"""Cron expressions: which moments they mean in a time zone, and which missed ticks are made up for. No I/O.
 
-cronsim parses a line and walks the wall clock, always without a time zone; this module decides what daylight saving
-does to the result. A line with fixed hours means wall-clock times: a time in a gap fires once, at the first moment
-after the gap, and a time in a fold fires at the first of its two moments. Hours that begin with a star follow elapsed
-time: every moment whose wall-clock time matches fires, so both moments in a fold do.
+cronsim parses an expression and walks the wall clock, always without a time zone; this module decides what daylight
+saving does to the result. An expression with fixed hours means wall-clock times: a time in a gap fires once, at the
+first moment after the gap, and a time in a fold fires at the first of its two moments. Hours that begin with a star
+follow elapsed time: every moment whose wall-clock time matches fires, so both moments in a fold do.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from penstock.model import Backfill, Firing, NewSchedule, Schedule
 
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 GRACE = MINUTE  # for so long after its moment a tick is on time
-MOST_TICKS = 1000  # in one transaction
-MOST_BYTES = 16 << 20  # of payloads in one transaction
-LONGEST_LINE, LONGEST_NAME = 200, 200
+MAX_TICKS = 1000  # in one transaction
+MAX_BYTES = 16 << 20  # of payloads in one transaction
+MAX_EXPRESSION, MAX_NAME = 200, 200
 LONG_AGO = datetime(2000, 1, 1)  # noqa: DTZ001 - a wall-clock time
 FIELDS = (
     ("minute", "0 to 59"),
@@ -42,9 +42,9 @@ HINT = "Five fields: minute, hour, day of month, month, day of week. 0 6 * * MON
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """A checked cron line and its time zone. Use `cron_of` to make one."""
+    """A checked cron expression and its time zone. Use `cron_of` to make one."""
 
-    line: str
+    expression: str
     zone: ZoneInfo
 
     @property
@@ -53,15 +53,15 @@ class Cron:
         return self.zone.key
 
     def ticks(self, after: datetime) -> Iterator[datetime]:
-        """Yields the moments of the line after this one, in order, in UTC."""
-        hours = self.line.split()[1]
-        return self._elapsed(after) if hours.startswith("*") else self._walls(after)
+        """Yields the moments of the expression after this one, in order, in UTC."""
+        hours = self.expression.split()[1]
+        return self._elapsed_ticks(after) if hours.startswith("*") else self._wall_clock_ticks(after)
 
     def next(self, after: datetime) -> datetime:
-        """Returns the first moment of the line after this one."""
+        """Returns the first moment of the expression after this one."""
         for tick in self.ticks(after):
             return tick
-        raise never(self.line)
+        raise make_never_error(self.expression)
 
     def latest(self, after: datetime, until: datetime) -> datetime | None:
         """Returns the last moment in (after, until]. It searches from the end, because years of minutes may lie between
@@ -74,11 +74,11 @@ class Cron:
                 return found[0] if found else None
             length *= 24
 
-    def _walls(self, after: datetime) -> Iterator[datetime]:
+    def _wall_clock_ticks(self, after: datetime) -> Iterator[datetime]:
         """Yields the moments of wall-clock times. It never goes backwards: in a fold cronsim would return a moment that
         has passed."""
         last = after
-        for wall in CronSim(self.line, after.astimezone(self.zone).replace(tzinfo=None, fold=0)):
+        for wall in CronSim(self.expression, after.astimezone(self.zone).replace(tzinfo=None, fold=0)):
             moment = self._moment(wall)
             if moment > last:
                 last = moment
@@ -89,33 +89,33 @@ class Cron:
         moment = wall.replace(tzinfo=self.zone).astimezone(UTC)
         if moment.astimezone(self.zone).replace(tzinfo=None, fold=0) == wall:
             return moment
-        return self._change(wall.replace(tzinfo=self.zone, fold=1).astimezone(UTC), moment)
+        return self._find_exact_change(wall.replace(tzinfo=self.zone, fold=1).astimezone(UTC), moment)
 
-    def _elapsed(self, after: datetime) -> Iterator[datetime]:
+    def _elapsed_ticks(self, after: datetime) -> Iterator[datetime]:
         """Yields every moment whose wall-clock time matches. Between two changes of the offset, time passes as on the
         wall clock."""
         start = after.astimezone(UTC).replace(microsecond=0) + SECOND
         while True:
             offset = self._offset(start)
-            wall = next(CronSim(self.line, (start + offset - SECOND).replace(tzinfo=None)), None)
+            wall = next(CronSim(self.expression, (start + offset - SECOND).replace(tzinfo=None)), None)
             if wall is None:
                 return
             moment = wall.replace(tzinfo=UTC) - offset
-            change = self._changed(start, moment)
+            change = self._find_change(start, moment)
             if change is None:
                 yield moment
             start = change or moment + SECOND
 
-    def _changed(self, low: datetime, until: datetime) -> datetime | None:
+    def _find_change(self, low: datetime, until: datetime) -> datetime | None:
         """Returns the first change of the offset in (low, until]. No time zone has two changes within a day."""
         while low < until:
             high = min(low + DAY, until)
             if self._offset(low) != self._offset(high):
-                return self._change(low, high)
+                return self._find_exact_change(low, high)
             low = high
         return None
 
-    def _change(self, low: datetime, high: datetime) -> datetime:
+    def _find_exact_change(self, low: datetime, high: datetime) -> datetime:
         """Returns the first second at which the offset is that of `high` and not that of `low`."""
         offset = self._offset(high)
         while high - low > SECOND:
@@ -130,45 +130,46 @@ class Cron:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def cron_of(line: str, tz: str = "UTC") -> Cron:
-    """Returns a checked cron line, which fires at some time, in a time zone that exists."""
-    return parsed(validate.text(line, "cron", LONGEST_LINE), zone_of(tz))
+def cron_of(expression: str, tz: str = "UTC") -> Cron:
+    """Returns a checked cron expression, which fires at some time, in a time zone that exists."""
+    return parse_expression(validate.text(expression, "cron", MAX_EXPRESSION), zone_of(tz))
 
 
 @lru_cache(maxsize=1024)
-def parsed(line: str, zone: ZoneInfo) -> Cron:
-    """Parses a cron line."""
-    fields = line.split()
+def parse_expression(expression: str, zone: ZoneInfo) -> Cron:
+    """Parses a cron expression."""
+    fields = expression.split()
     if len(fields) != len(FIELDS):
-        raise ValidationError(f"cron: {shown(line)} has {len(fields)} fields, not 5", hint=HINT, field="cron")
+        raise ValidationError(f"cron: {shown(expression)} has {len(fields)} fields, not 5", hint=HINT, field="cron")
     joined = " ".join(fields)
     try:
         first = next(CronSim(joined, LONG_AGO), None)
     except CronSimError as error:
-        raise refusal(fields, str(error)) from None
+        raise make_refusal(fields, str(error)) from None
     if first is None:
-        raise never(joined)
+        raise make_never_error(joined)
     return Cron(joined, zone)
 
 
-def refusal(fields: list[str], said: str) -> ValidationError:
-    """Returns the error for a line that cronsim refuses. cronsim says `Bad minute`; it also says `Bad day-of-month` for
-    a day that none of the months has."""
-    line = " ".join(fields)
+def make_refusal(fields: list[str], said: str) -> ValidationError:
+    """Returns the error for an expression that cronsim refuses. cronsim says `Bad minute`; it also says `Bad
+    day-of-month` for a day that none of the months has."""
+    expression = " ".join(fields)
     for number, (name, allowed) in enumerate(FIELDS):
         if said != f"Bad {name}":
             continue
-        if name == "day-of-month" and accepted([*fields[:3], "*", fields[4]]):
-            return never(line)
+        if name == "day-of-month" and is_accepted([*fields[:3], "*", fields[4]]):
+            return make_never_error(expression)
         return ValidationError(
-            f"cron: {shown(line)}: its {name} {shown(fields[number])} is not {allowed}, or a list or range of them",
+            f"cron: {shown(expression)}: its {name} {shown(fields[number])} is not {allowed}, "
+            "or a list or range of them",
             hint=HINT,
             field="cron",
         )
-    return ValidationError(f"cron: {shown(line)} cannot be read", hint=HINT, field="cron")
+    return ValidationError(f"cron: {shown(expression)} cannot be read", hint=HINT, field="cron")
 
 
-def accepted(fields: list[str]) -> bool:
+def is_accepted(fields: list[str]) -> bool:
     """Returns whether cronsim accepts these fields."""
     try:
         CronSim(" ".join(fields), LONG_AGO)
@@ -177,10 +178,10 @@ def accepted(fields: list[str]) -> bool:
     return True
 
 
-def never(line: str) -> ValidationError:
-    """Returns the error for a line that never fires."""
+def make_never_error(expression: str) -> ValidationError:
+    """Returns the error for an expression that never fires."""
     hint = "No month that it names has such a day."
-    return ValidationError(f"cron: {shown(line)} never fires", hint=hint, field="cron")
+    return ValidationError(f"cron: {shown(expression)} never fires", hint=hint, field="cron")
 
 
 def zone_of(tz: object) -> ZoneInfo:
@@ -206,21 +207,21 @@ def zones() -> frozenset[str]:
 
 def schedule_name(value: object) -> str:
     """Checks the name of a schedule."""
-    return validate.text(value, "name", LONGEST_NAME)
+    return validate.text(value, "name", MAX_NAME)
 
 
-def checked(new: NewSchedule) -> NewSchedule:
+def check_schedule(new: NewSchedule) -> NewSchedule:
     """Checks a new schedule before anything is written."""
     backfill = new.backfill
     if backfill not in get_args(Backfill):
         raise ValidationError(f"backfill: {shown(backfill)} is not none, last or all", field="backfill")
-    validate.payload(new.payload, validate.LARGEST_EVER)
+    validate.payload(new.payload, validate.MAX_PAYLOAD)
     return new._replace(
         name=schedule_name(new.name),
         queue=validate.queue_name(new.queue),
-        kind=validate.text(new.kind, "kind", validate.LARGEST_KIND),
+        kind=validate.text(new.kind, "kind", validate.MAX_KIND),
         priority=validate.whole(new.priority, "priority", 0, 9),
-        cron=cron_of(new.cron, new.tz).line,
+        cron=cron_of(new.cron, new.tz).expression,
     )
 
 
@@ -238,7 +239,7 @@ def decide(schedule: Schedule) -> Firing:
     cron = cron_of(schedule.cron, schedule.tz)
     now = max(schedule.at, schedule.mark)  # after the clock is put back, no tick is decided twice
     if schedule.backfill == "all":
-        most = max(1, min(MOST_TICKS, MOST_BYTES // max(schedule.size, 1)))
+        most = max(1, min(MAX_TICKS, MAX_BYTES // max(schedule.size, 1)))
         ticks = [*islice(takewhile(lambda tick: tick <= now, cron.ticks(schedule.mark)), most)]
         decided = ticks[-1] if len(ticks) == most else now
     else:
@@ -253,8 +254,8 @@ def decide(schedule: Schedule) -> Firing:
 
 
 def meaning(cron: Cron) -> str:
-    """Describes a line in words: `at 06:00 every day, Europe/Rome`."""
-    said = CronSim(cron.line, LONG_AGO).explain()
+    """Describes an expression in words: `at 06:00 every day, Europe/Rome`."""
+    said = CronSim(cron.expression, LONG_AGO).explain()
     return f"{said[0].lower()}{said[1:]}, {cron.tz}"
 
 

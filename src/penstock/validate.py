@@ -24,17 +24,17 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h|d|w)")
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
-MOST_CONCURRENT = 10_000  # tasks at once in a worker process
+MAX_CONCURRENCY = 10_000  # tasks at once in a worker process
 LONGEST_DELAY = timedelta(days=3650)
 EARLIEST = datetime(1, 1, 2, tzinfo=UTC)  # in some time zone Python cannot read an earlier moment
 SHORTEST_LEASE, LONGEST_LEASE = timedelta(milliseconds=100), timedelta(hours=24)
-LARGEST_CLAIM = 10_000
-LARGEST_SUBJECT = 512
-LARGEST_KIND = 128
-LARGEST_PAYLOAD = 1 << 20  # what a queue accepts unless its max_payload says otherwise
-LARGEST_EVER = 16 << 20
-LARGEST_WORKER = 200
-DEEPEST = 100
+MAX_CLAIM = 10_000
+MAX_SUBJECT = 512
+MAX_KIND = 128
+DEFAULT_MAX_PAYLOAD = 1 << 20  # what a queue accepts unless its max_payload says otherwise
+MAX_PAYLOAD = 16 << 20
+MAX_WORKER_NAME = 200
+MAX_DEPTH = 100
 
 T = TypeVar("T")
 
@@ -112,6 +112,20 @@ def whole(value: object, field: str, least: int, most: int) -> int:
     raise ValidationError(f"{field}: {shown(value)} is not a whole number from {least} to {most}", field=field)
 
 
+def byte_size(value: int | str, field: str) -> int:
+    """Returns a size in bytes, from 1M on: a whole number, or text such as 500M or 4G."""
+    found = SIZE.fullmatch(str(value).strip())
+    count = 0 if found is None or isinstance(value, bool) else int(found[1]) * SIZE_UNITS[found[2].upper()]
+    if not 1 << 20 <= count <= 1 << 50:
+        message = f"{field}: {shown(value)} is not a size of at least 1M"
+        raise ValidationError(message, hint="Write 500M or 4G.", field=field)
+    return count
+
+
+SIZE = re.compile(r"([0-9]{1,18})\s*([KMGT]?)i?B?", re.IGNORECASE)
+SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
 def text(value: object, field: str, most: int) -> str:
     """Checks a text of 1 to `most` bytes, without NUL and lone surrogates."""
     if not isinstance(value, str):
@@ -129,7 +143,7 @@ def text(value: object, field: str, most: int) -> str:
 
 def worker(value: object) -> str:
     """Checks the name of a worker, which may be empty."""
-    return "" if value == "" else text(value, "worker", LARGEST_WORKER)
+    return "" if value == "" else text(value, "worker", MAX_WORKER_NAME)
 
 
 MOMENT_HINT = "Say its zone too: 2030-01-31T06:00:00Z, or datetime.now(UTC)."
@@ -178,7 +192,7 @@ def ids(values: Iterable[object]) -> list[int]:
     found = [whole(value, "id", 1, 2**63 - 1) for value in values]
     if len(set(found)) != len(found):
         twice = next(i for i in found if found.count(i) > 1)
-        raise ValidationError(f"id: {twice} is there twice", field="id")
+        raise ValidationError(f"id: {twice} is given twice", field="id")
     return found
 
 
@@ -187,7 +201,7 @@ def new_task(item: object) -> NewTask:
     if isinstance(item, NewTask):
         _, subject, due, priority, kind, wait = item
         if subject is not None:
-            text(subject, "subject", LARGEST_SUBJECT)
+            text(subject, "subject", MAX_SUBJECT)
         if due is not None and type(due) is not datetime:
             item = item._replace(due=moment(due))
         elif due is not None:
@@ -197,7 +211,7 @@ def new_task(item: object) -> NewTask:
         if priority != 5 or type(priority) is not int:
             whole(priority, "priority", 0, 9)
         if kind != "default":
-            text(kind, "kind", LARGEST_KIND)
+            text(kind, "kind", MAX_KIND)
         return item
     if isinstance(item, dict) or item is None:
         return NewTask(item)
@@ -211,7 +225,7 @@ def new_task(item: object) -> NewTask:
 STRICT = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
 
 
-def payload(value: Json | None, largest: int = LARGEST_PAYLOAD) -> bytes:
+def payload(value: Json | None, largest: int = DEFAULT_MAX_PAYLOAD) -> bytes:
     """Checks a payload and returns it as JSON."""
     if value is None:
         return b"{}"
@@ -226,11 +240,15 @@ def payload(value: Json | None, largest: int = LARGEST_PAYLOAD) -> bytes:
     return raw
 
 
-def inspect(raw: bytes, value: Json, largest: int = LARGEST_PAYLOAD) -> None:
+def inspect(raw: bytes, value: Json, largest: int = DEFAULT_MAX_PAYLOAD) -> None:
     """Checks an encoded payload. orjson refuses most values that are not JSON. Those that it accepts (NaN, which
     becomes null, NUL, and depth) leave a trace in its output, and only then the value itself is walked."""
     size(raw, largest)
-    if b"null" in raw or b"\\u0000" in raw or (len(raw) > 2 * DEEPEST and raw.count(b"[") + raw.count(b"{") > DEEPEST):
+    if (
+        b"null" in raw
+        or b"\\u0000" in raw
+        or (len(raw) > 2 * MAX_DEPTH and raw.count(b"[") + raw.count(b"{") > MAX_DEPTH)
+    ):
         walk(value)
 
 
@@ -240,13 +258,13 @@ def size(raw: bytes, largest: int) -> None:
         raise PayloadTooLarge(f"payload: {len(raw)} bytes are more than {largest}", field="payload")
 
 
-def payloads(values: Sequence[Json | None], largest: int = LARGEST_PAYLOAD) -> list[bytes]:
+def payloads(values: Sequence[Json | None], largest: int = DEFAULT_MAX_PAYLOAD) -> list[bytes]:
     """Encodes many payloads like `payload`, but checks them together, at half the cost. The error names the first bad
     one."""
     try:
         raws = [b"{}" if value is None else orjson.dumps(value, option=STRICT) for value in values]
         joined = b"".join(raws)
-        plain = {*map(type, values)} <= {dict, NoneType} and max(map(len, raws), default=0) <= 2 * DEEPEST
+        plain = {*map(type, values)} <= {dict, NoneType} and max(map(len, raws), default=0) <= 2 * MAX_DEPTH
     except (TypeError, ValueError, RecursionError):
         plain = False
     if plain and b"null" not in joined and b"\\u0000" not in joined:
@@ -271,16 +289,18 @@ def walk(value: object) -> None:
         kind = type(here)
         if here is None or kind in (bool, UUID):
             continue
-        if depth > DEEPEST and kind in (dict, list, tuple):
-            raise PayloadError(f"{shown_path(path)}: it is nested deeper than {DEEPEST}, or in itself", field="payload")
+        if depth > MAX_DEPTH and kind in (dict, list, tuple):
+            raise PayloadError(
+                f"{shown_path(path)}: it is nested deeper than {MAX_DEPTH}, or in itself", field="payload"
+            )
         if isinstance(here, Enum):
             stack.append((here.value, path, depth))
         elif kind is dict:
-            stack.extend((item, f"{path}.{checked_key(key, path)}", depth + 1) for key, item in here.items())  # type: ignore[attr-defined]
+            stack.extend((item, f"{path}.{check_key(key, path)}", depth + 1) for key, item in here.items())  # type: ignore[attr-defined]
         elif kind in (list, tuple):
             stack.extend((item, f"{path}[{n}]", depth + 1) for n, item in enumerate(here))  # type: ignore[arg-type, var-annotated]
         elif kind is str:
-            checked_text(here, path)  # type: ignore[arg-type]
+            check_text(here, path)  # type: ignore[arg-type]
         elif kind is int:
             if not -(2**63) <= here < 2**64:  # type: ignore[operator]
                 raise PayloadError(f"{shown_path(path)}: an integer outside 64 bits", field="payload")
@@ -295,15 +315,15 @@ def walk(value: object) -> None:
             )
 
 
-def checked_key(key: object, path: str) -> str:
+def check_key(key: object, path: str) -> str:
     """Checks a key of a JSON object."""
     if type(key) is not str:
         raise PayloadError(f"{shown_path(path)}: the key {shown(key)} is not text", field="payload")
-    checked_text(key, path)
+    check_text(key, path)
     return key
 
 
-def checked_text(value: str, path: str) -> None:
+def check_text(value: str, path: str) -> None:
     """Checks a text in a payload."""
     if "\x00" in value:
         raise PayloadError(f"{shown_path(path)}: there is a NUL in it, which PostgreSQL cannot store", field="payload")

@@ -1,4 +1,4 @@
-"""`penstock adopt` and `penstock backlog`, as people have them."""
+"""`penstock adopt` and `penstock backlog`, run from outside."""
 
 from __future__ import annotations
 
@@ -87,9 +87,7 @@ def test_adopt_pass_status(seed: Connection, dsn: str, tmp_path: Path, clock: Cl
     assert (status["done"], status["later"], status["sla"], status["sla_used"]) == (3, 1, 3600, 0)
     assert penstock("status", "--json", dsn=dsn).json["backlogs"][0]["name"] == "backlog"
     assert "backlog" in penstock("status", dsn=dsn).out
-    ran = penstock(
-        "backlog", "pass", "backlog", "--handler", "jobs:handle", "--max-records", "5", dsn=dsn, cwd=tmp_path
-    )
+    ran = penstock("backlog", "pass", "backlog", "--handler", "jobs:handle", "--limit", "5", dsn=dsn, cwd=tmp_path)
     assert ran.out.startswith("0 done, 0 failed, 1 for later")
     assert penstock("backlog", "forget", "backlog", dsn=dsn).out == "backlog is forgotten\n"
     assert one(seed, "select count(*) from penstock.adopted") == 0
@@ -143,14 +141,14 @@ def test_errors_are_one_block(
     assert one(seed, "select count(*) from penstock.adopted") == 0
 
 
-def test_undeclared_statuses_are_told(seed: Connection, dsn: str, tmp_path: Path) -> None:
+def test_undeclared_statuses_are_reported(seed: Connection, dsn: str, tmp_path: Path) -> None:
     seed.execute("insert into public.backlog values (9, 'ODD', now())")
     assert "undeclared: left alone" in penstock("adopt", "backlog", "--apply", dsn=dsn).out
     ran = penstock("backlog", "pass", "backlog", "--handler", "jobs:handle", dsn=dsn, cwd=tmp_path)
     assert "left alone, as their status is not declared: ODD 1" in ran.err
 
 
-def test_what_can_not_be_guessed_is_asked_for(seed: Connection, dsn: str) -> None:
+def test_columns_that_cannot_be_guessed_are_asked_for(seed: Connection, dsn: str) -> None:
     seed.execute("create table public.numbers (id int primary key, status int, date_inserted timestamptz)")
     seed.execute("insert into public.numbers values (1, 0, now()), (2, 7, now())")
     ran = penstock("adopt", "numbers", dsn=dsn)

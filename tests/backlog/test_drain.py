@@ -1,14 +1,15 @@
-"""Passes over tables that are not ours: the first reader's exactly as printed, and odder ones."""
+"""Passes over tables of other programs: the table of the first reader exactly as printed, and unusual ones."""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from itertools import chain
@@ -33,12 +34,13 @@ from penstock import (
     Progressive,
     ValidationError,
 )
+from penstock.handlers import Spec
 from shell import penstock
 
 
 @pytest.fixture
 def sql(sql: Connection) -> Connection:
-    """The tests' user has the name of our schema: its tables would land there."""
+    """A connection that makes tables in `public`: the tests' user has the name of our schema, which would be first."""
     sql.execute("set search_path = public")
     return sql
 
@@ -54,7 +56,7 @@ def with_columns(sql: Connection) -> None:
 
 
 def tried(backlog: Backlog, *bad: Any, **options: Any) -> list[Any]:
-    """Which records one pass handles, in order."""
+    """Runs one pass and returns the records that it handled, in order."""
     handler = Handler(*bad)
     backlog.process(handler, **options)
     return handler.seen
@@ -66,17 +68,39 @@ def tried(backlog: Backlog, *bad: Any, **options: Any) -> list[Any]:
 def test_the_table_as_printed(app: Penstock, seed: Connection) -> None:
     backlog = app.adopt("public.backlog", **TERMS, strategy=Progressive.default())
     handler = Handler(1, 4)
-    report = backlog.process(handler, max_age="360d", max_records=1000)
-    assert handler.seen == [1, 2, 3, 4], "the oldest first"
-    assert statuses(seed) == {1: "ERROR", 2: "SUCCESS", 3: "SUCCESS", 4: "ERROR"}, "as printed after one call"
+    report = backlog.process(handler, max_age="360d", limit=1000)
+    assert handler.seen == [1, 2, 3, 4], "the oldest come first"
+    assert statuses(seed) == {1: "ERROR", 2: "SUCCESS", 3: "SUCCESS", 4: "ERROR"}, (
+        "the statuses are as printed after one call"
+    )
     assert (report.done, report.failed, report.dead, report.later, report.more) == (2, 2, 0, 2, False)
     assert report.errors == {"RuntimeError": 2}
     columns = seed.execute("select column_name from information_schema.columns where table_name = 'backlog'").fetchall()
     assert len(columns) == 3, "no column is added"
 
 
+def test_a_handler_of_an_application_runs_inside_its_wrappers(app: Penstock, seed: Connection) -> None:
+    seen: list[Any] = []
+
+    @app.task(queue="work")
+    def handle(record: dict[str, Any], transaction: Any) -> None:
+        seen.append(record["id"])
+
+    def wrapper(spec: Spec) -> Callable[..., Any]:
+        @functools.wraps(spec.function)
+        def run(*arguments: Any, **named: Any) -> Any:
+            seen.append("enter")
+            return spec.function(*arguments, **named)
+
+        return run
+
+    app.registry.wrap(wrapper)
+    report = app.adopt("public.backlog", **TERMS).process(handle, limit=2)
+    assert (report.done, seen) == (2, ["enter", 1, "enter", 2])
+
+
 def test_progressive_tries_each_at_its_own_rate(app: Penstock, seed: Connection, clock: Clock) -> None:
-    """Record 4 is 8 minutes old: it is tried at 10 and 15. Record 1, two months: every 96 hours."""
+    """Record 4 is 8 minutes old and is tried at 10 and 15 minutes. Record 1 is two months old: every 96 hours."""
     backlog = app.adopt("backlog", **TERMS, strategy=Progressive.default())
     assert tried(backlog, 1, 4) == [1, 2, 3, 4]
     assert tried(backlog, 1, 4) == []
@@ -89,9 +113,11 @@ def test_progressive_tries_each_at_its_own_rate(app: Penstock, seed: Connection,
     clock.advance(60)
     assert tried(backlog, 1, 4) == [4]
     clock.advance(4 * 86400)
-    assert tried(backlog, 1, 4) == [1, 4], "missed ticks are one try, in the order of the last"
+    assert tried(backlog, 1, 4) == [1, 4], "missed ticks are one attempt, in the order of the last ones"
     assert seed.execute("select count(*) from penstock.adopted").fetchone() == (1,)
-    assert seed.execute("select count(*) from penstock.adopted_record").fetchone() == (0,), "one small row is all"
+    assert seed.execute("select count(*) from penstock.adopted_record").fetchone() == (0,), (
+        "only one small row is stored"
+    )
 
 
 def test_progressive_ends(app: Penstock, seed: Connection, clock: Clock) -> None:
@@ -99,7 +125,7 @@ def test_progressive_ends(app: Penstock, seed: Connection, clock: Clock) -> None
     seed.execute("insert into backlog values (8, 'ERROR', penstock.clock() - interval '3 years')")
     backlog = app.adopt("backlog", **TERMS)
     report = backlog.process(Handler(9, 8))
-    assert report.dead == 2, "no tick comes after this one"
+    assert report.dead == 2, "this was the last tick"
     assert statuses(seed)[9] == statuses(seed)[8] == "DEAD"
     clock.advance(20 * 86400)
     assert tried(backlog) == []
@@ -107,7 +133,7 @@ def test_progressive_ends(app: Penstock, seed: Connection, clock: Clock) -> None
 
 @pytest.mark.parametrize("mode", ["columns", "sidecar"])
 def test_fibonacci(app: Penstock, seed: Connection, clock: Clock, mode: str) -> None:
-    """One or two failures wait one minute, six wait eight."""
+    """After one or two failures a record waits one minute, after six it waits eight."""
     if mode == "columns":
         with_columns(seed)
     columns: Record = COLUMNS if mode == "columns" else {}
@@ -132,14 +158,14 @@ def test_fibonacci(app: Penstock, seed: Connection, clock: Clock, mode: str) -> 
 
 
 def test_the_second_table_as_printed(app: Penstock, seed: Connection, clock: Clock) -> None:
-    """With FAILURES and LAST_FAILURE, as the first reader's second table stands: two minutes later record 4 is due."""
+    """The second table of the first reader, with FAILURES and LAST_FAILURE: two minutes later record 4 is due."""
     with_columns(seed)
     seed.execute("update backlog set last_failure = penstock.clock() - interval '50 seconds'")
     seed.execute("update backlog set status = 'SUCCESS' where id in (2, 3)")
     seed.execute("update backlog set status = 'ERROR' where id in (1, 4)")
     seed.execute("update backlog set failures = 1 where id in (2, 4)")
     backlog = app.adopt("backlog", **TERMS, **COLUMNS, strategy=Fibonacci("1m"))
-    assert tried(backlog, 1, 4) == [1], "it has no failures: nothing to wait for"
+    assert tried(backlog, 1, 4) == [1], "a record without failures does not wait"
     clock.advance(11)
     assert tried(backlog, 4) == [4]
 
@@ -157,7 +183,7 @@ def test_the_end_of_tries_is_dead(app: Penstock, seed: Connection, clock: Clock,
     assert statuses(seed) == {1: "SUCCESS", 2: "DEAD", 3: "SUCCESS", 4: "SUCCESS"}
     seed.execute("update backlog set status = 'NEW' where id = 2")
     if mode == "sidecar":
-        assert backlog.process(Handler(2)).failed == 1, "another life begins anew"
+        assert backlog.process(Handler(2)).failed == 1, "after it was ready again, its failures count from the start"
 
 
 def test_a_schedule_ends_too(app: Penstock, seed: Connection, clock: Clock) -> None:
@@ -178,17 +204,17 @@ def test_without_a_dead_status_it_stays_failed_and_is_not_tried(app: Penstock, s
 # --- limits and order -------------------------------------------------------------------------------------------------
 
 
-def test_newest_first_max_age_and_max_records(app: Penstock, seed: Connection) -> None:
+def test_newest_first_max_age_and_limit(app: Penstock, seed: Connection) -> None:
     backlog = app.adopt("backlog", **TERMS)
-    assert tried(backlog, newest_first=True, max_records=1) == [4]
-    assert tried(backlog, max_age="4d", max_records=1) == [2]
+    assert tried(backlog, newest_first=True, limit=1) == [4]
+    assert tried(backlog, max_age="4d", limit=1) == [2]
     report = backlog.process(Handler(), max_age="4d")
     assert (report.done, report.more) == (1, False)
     assert statuses(seed)[1] == "NEW", "older than max_age"
 
 
 def hopeless(sql: Connection, rows: int, bad: int, status: str = "ERROR") -> None:
-    """A large table whose newest records are hopeless."""
+    """Fills a large table whose newest records always fail."""
     sql.execute(
         "create table backlog (id bigint primary key, status text not null, date_inserted timestamptz not null)"
     )
@@ -206,7 +232,7 @@ def hopeless(sql: Connection, rows: int, bad: int, status: str = "ERROR") -> Non
 def test_hopeless_records_do_not_hold_the_others_up(
     app: Penstock, sql: Connection, clock: Clock, rows: int, strategy: str
 ) -> None:
-    """5,000 hopeless ones are the newest, a pass takes 500, the newest first: every pass does useful work."""
+    """The 5,000 newest records always fail, and a pass takes 500, the newest first: every pass does useful work."""
     hopeless(sql, rows, 5000)
     backlog = app.adopt("backlog", **TERMS, strategy=strategy)
 
@@ -215,9 +241,9 @@ def test_hopeless_records_do_not_hold_the_others_up(
             raise RuntimeError
 
     for _ in range(5):
-        report = backlog.process(handle, max_records=500, newest_first=True)
+        report = backlog.process(handle, limit=500, newest_first=True)
         assert report.done >= 250, report
-        assert report.failed > 0, "and they are not forgotten"
+        assert report.failed > 0, "those that fail are not forgotten"
         clock.advance(300)
 
 
@@ -229,7 +255,7 @@ def test_a_pass_cut_by_its_limit_goes_on_there(app: Penstock, sql: Connection, c
     )
     backlog = app.adopt("backlog", **TERMS)
     everyone = [*range(1, 101)]
-    passes = [tried(backlog, *everyone, max_records=30) for _ in range(5)]
+    passes = [tried(backlog, *everyone, limit=30) for _ in range(5)]
     assert [len(one) for one in passes] == [30, 30, 30, 10, 0]
     assert sorted(chain.from_iterable(passes)) == everyone, "each once"
 
@@ -241,14 +267,15 @@ def test_a_quarter_is_for_what_is_due_again(
 ) -> None:
     hopeless(sql, 20_000, 1000)
     backlog = app.adopt("backlog", **TERMS, strategy=strategy)
-    report = backlog.process(lambda _: None, max_records=limit)
+    report = backlog.process(lambda _: None, limit=limit)
     assert report.done == limit
     again = 1000 - (sql.execute("select count(*) from backlog where status = 'ERROR'").fetchone() or (0,))[0]
     assert max(limit // 4, 1) <= again <= limit // 3 + 1
 
 
-def test_strangers_are_found_a_slice_at_a_time(app: Penstock, sql: Connection, clock: Clock) -> None:
-    """What failed before we came, or by somebody else's hand, in a table with more failures than a pass compares."""
+def test_foreign_failures_are_found_a_slice_at_a_time(app: Penstock, sql: Connection, clock: Clock) -> None:
+    """Records that failed before the adoption, or through another program, in a table with more failures than a pass
+    compares."""
     sql.execute("create table backlog (id int primary key, status text, date_inserted timestamptz)")
     sql.execute(
         "insert into backlog select n, 'ERROR', penstock.clock() - n * interval '1 minute'"
@@ -256,15 +283,15 @@ def test_strangers_are_found_a_slice_at_a_time(app: Penstock, sql: Connection, c
     )
     backlog = app.adopt("backlog", **TERMS, strategy=Fibonacci("1d"))
     everyone = [*range(1, 5001)]
-    first, second = tried(backlog, *everyone, max_records=2500), tried(backlog, *everyone, max_records=2500)
+    first, second = tried(backlog, *everyone, limit=2500), tried(backlog, *everyone, limit=2500)
     assert sorted(chain(first, second)) == everyone
     sql.execute("insert into backlog values (9001, 'ERROR', now() - interval '100 days'), (9002, 'ERROR', now())")
     later = [tried(backlog, *everyone) for _ in range(5)]
-    assert sorted(chain.from_iterable(later)) == [9001, 9002], "each within a few passes"
+    assert sorted(chain.from_iterable(later)) == [9001, 9002], "each is found within a few passes"
 
 
 def test_a_new_failure_waits_for_its_own_tick(app: Penstock, seed: Connection) -> None:
-    """In the first pass everything that failed before is due; what fails in it is not tried twice."""
+    """In the first pass all earlier failures are due; a record that fails in it is not tried twice."""
     seed.execute("update backlog set status = 'ERROR' where id = 2")
     backlog = app.adopt("backlog", **TERMS)
     assert sorted(tried(backlog, 1, 2, 3, 4)) == [1, 2, 3, 4]
@@ -311,7 +338,7 @@ def test_any_identifier(
     clock.advance(300)
     assert backlog.process(handle).failed == 1
     assert backlog.status().statuses == {"ERROR": 1, "SUCCESS": 4}
-    assert app.backlog("odd").process(handle).failed == 0, "found again by its name"
+    assert app.backlog("odd").process(handle).failed == 0, "the table is found again by its name"
 
 
 STATUSES = [
@@ -353,7 +380,7 @@ def test_keys_of_any_type(app: Penstock, sql: Connection, clock: Clock, kind: st
         " from generate_series(1, 9) as n".encode()
     )
     backlog = app.adopt("backlog", **{**TERMS, "key": None}, strategy=strategy)
-    first = tried(backlog, max_records=3)
+    first = tried(backlog, limit=3)
     others = tried(backlog, *(row[0] for row in sql.execute("select id from backlog where status = 'NEW'")))
     assert (len(first), len(others)) == (3, 6)
     clock.advance(300)
@@ -383,10 +410,8 @@ def test_a_key_of_two_columns(app: Penstock, sql: Connection, clock: Clock, stra
 
 @pytest.mark.parametrize("kind", ["timestamp", "timestamptz"])
 @pytest.mark.parametrize("strategy", ["progressive", "fibonacci:1m"])
-def test_moments_with_and_without_a_zone(
-    app: Penstock, sql: Connection, clock: Clock, kind: str, strategy: str
-) -> None:
-    """Without one they are read in `tz`, whatever the session's zone is."""
+def test_times_with_and_without_a_zone(app: Penstock, sql: Connection, clock: Clock, kind: str, strategy: str) -> None:
+    """Times without a zone are read in `tz`, whatever the zone of the session."""
     sql.execute(
         "create table backlog (id int primary key, status text,"
         f" date_inserted {kind}, failures int, last_failure {kind})".encode()
@@ -406,7 +431,7 @@ def test_moments_with_and_without_a_zone(
 
 
 @pytest.mark.parametrize("strategy", ["progressive", "fibonacci:1m"])
-def test_moments_that_python_can_not_hold(app: Penstock, seed: Connection, clock: Clock, strategy: str) -> None:
+def test_times_that_python_cannot_hold(app: Penstock, seed: Connection, clock: Clock, strategy: str) -> None:
     seed.execute("alter table backlog add note timestamptz default '-infinity', add day date default '4713-01-01 BC'")
     seed.execute("insert into backlog values (5, 'NEW', 'infinity'), (6, 'NEW', '-infinity')")
     seed.execute("insert into backlog values (7, 'ERROR', '0044-03-15 BC'), (8, 'ERROR', 'infinity')")
@@ -417,7 +442,7 @@ def test_moments_that_python_can_not_hold(app: Penstock, seed: Connection, clock
     assert backlog.status().oldest_age is None
 
 
-# --- others at the same table -----------------------------------------------------------------------------------------
+# --- other programs at the same table ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", ["progressive", "fibonacci:1m"])
@@ -425,7 +450,7 @@ def test_moments_that_python_can_not_hold(app: Penstock, seed: Connection, clock
 def test_overlapping_runs_handle_each_record_once(
     app: Penstock, sql: Connection, clock: Clock, strategy: str, mode: str
 ) -> None:
-    """Four passes of two threads each over fresh and failed records, half of which fail."""
+    """Runs four passes of two threads each over new and failed records, half of which fail."""
     sql.execute("create table backlog (id int primary key, status text, date_inserted timestamptz)")
     if mode == "columns":
         with_columns(sql)
@@ -448,14 +473,14 @@ def test_overlapping_runs_handle_each_record_once(
     assert {*seen} == {*range(1, 601)}
     twice = {n for n in seen if seen.count(n) > 1}
     if strategy == "progressive" and mode == "sidecar":
-        assert twice <= handlers[0].bad, "nothing tells a fresh failure of another run from an old one"
+        assert twice <= handlers[0].bad, "a new failure of another run looks like an old one"
     else:
         assert twice == set()
     found: Record = dict(sql.execute("select status, count(*) from backlog group by 1").fetchall())
     assert found == {"SUCCESS": 300, "ERROR": 300}
 
 
-def test_rows_locked_by_somebody_else_are_left(app: Penstock, seed: Connection, dsn: str) -> None:
+def test_rows_that_another_session_locks_are_left(app: Penstock, seed: Connection, dsn: str) -> None:
     seed.execute("update backlog set status = 'ERROR' where id in (1, 2)")
     backlog = app.adopt("backlog", **TERMS)
     with psycopg.connect(dsn) as other:
@@ -491,7 +516,7 @@ def test_effect_and_status_together(app: Penstock, seed: Connection) -> None:
     assert sorted(seed.execute("select id from effect").fetchall()) == [(1,), (3,), (4,)]
 
 
-def test_a_handler_that_changes_the_row_itself_is_right(app: Penstock, seed: Connection) -> None:
+def test_a_handler_may_change_the_row_itself(app: Penstock, seed: Connection) -> None:
     def handle(record: Record, transaction: Connection) -> None:
         if record["id"] == 1:
             transaction.execute("delete from backlog where id = 1")
@@ -515,7 +540,7 @@ def test_a_handler_that_ends_the_transaction_fails(app: Penstock, seed: Connecti
     assert statuses(seed)[2] == "ERROR"
 
 
-def test_a_handler_that_can_not_be_called(app: Penstock, seed: Connection) -> None:
+def test_a_handler_that_cannot_be_called(app: Penstock, seed: Connection) -> None:
     backlog = app.adopt("backlog", **TERMS)
 
     async def later(record: Record) -> None: ...
@@ -561,9 +586,9 @@ def test_a_handler_that_leaves_its_process(app: Penstock, seed: Connection) -> N
 
 
 @pytest.fixture
-def stranger(sql: Connection, direct_dsn: str) -> Iterator[str]:
-    """Somebody who may drain, but has no right on the table yet."""
-    name = f"stranger_{os.getpid()}"
+def other_role(sql: Connection, direct_dsn: str) -> Iterator[str]:
+    """The DSN of a role that may drain, but has no right on the table yet."""
+    name = f"other_role_{os.getpid()}"
     sql.execute(f"create role {name} login password 'secret' in role penstock_worker, penstock_admin".encode())
     sql.execute("grant usage on schema penstock_test to public")
     sql.execute("grant select on penstock_test.clock to public")
@@ -572,15 +597,15 @@ def stranger(sql: Connection, direct_dsn: str) -> Iterator[str]:
     sql.execute(f"drop role {name}".encode())
 
 
-def test_without_permission_to_write(seed: Connection, stranger: str) -> None:
-    with Penstock(stranger) as app:
+def test_without_permission_to_write(seed: Connection, other_role: str) -> None:
+    with Penstock(other_role) as app:
         with pytest.raises(AuthError, match=r"may not read table public\.backlog"):
             app.adopt("backlog", **TERMS)
         seed.execute("grant select on backlog to public")
         with pytest.raises(AuthError, match=r"may not update status of table public\.backlog"):
             app.adopt("backlog", **TERMS)
         watched = app.adopt("backlog", **TERMS, mode="observe")
-        assert watched.status().ready == 4, "looking is allowed"
+        assert watched.status().ready == 4, "reading is allowed"
         with pytest.raises(Conflict, match="observed only"):
             watched.process(Handler())
         seed.execute("grant update (status) on backlog to public")
@@ -588,19 +613,19 @@ def test_without_permission_to_write(seed: Connection, stranger: str) -> None:
         seed.execute("revoke update (status) on backlog from public")
         with pytest.raises(AuthError, match="may not update"):
             backlog.process(handler := Handler())
-        assert handler.seen == [], "before the first record"
+        assert handler.seen == [], "it fails before the first record"
         seed.execute("grant update (status) on backlog to public")
         assert backlog.process(Handler()).done == 4
 
 
-def test_indexes_that_only_the_owner_may_make(seed: Connection, stranger: str) -> None:
+def test_indexes_that_only_the_owner_may_make(seed: Connection, other_role: str) -> None:
     seed.execute("grant select, update (status) on backlog to public")
     told = ("adopt", "public.backlog", "--apply")
-    ran = penstock(*told, dsn=stranger)
+    ran = penstock(*told, dsn=other_role)
     assert ran.code == 3, ran.err
     assert "backlog is adopted, but this role may not make its indexes: must be owner of table backlog" in ran.err
     assert "Its owner may: create index concurrently" in ran.err
-    ran = penstock(*told, "--no-index", dsn=stranger)
+    ran = penstock(*told, "--no-index", dsn=other_role)
     assert ran.code == 0, ran.err
 
 
@@ -614,11 +639,11 @@ BAD = [
     ({"key": []}, ValidationError, "key"),
     ({"ready": []}, None, ""),
     ({"ready": [], "retry": []}, ValidationError, "ready"),
-    ({"ready": ["NEW", "ERROR"]}, ValidationError, "'ERROR' is in ready too"),
-    ({"done": "NEW"}, ValidationError, "again and again"),
-    ({"dead": "ERROR"}, ValidationError, "again and again"),
+    ({"ready": ["NEW", "ERROR"]}, ValidationError, "'ERROR' cannot be in both ready and retry"),
+    ({"done": "NEW"}, ValidationError, "cannot also be in ready or retry"),
+    ({"dead": "ERROR"}, ValidationError, "cannot also be in ready or retry"),
     ({"failed": "NEW"}, ValidationError, "handled again at once"),
-    ({"failed": "SUCCESS"}, ValidationError, "done too"),
+    ({"failed": "SUCCESS"}, ValidationError, "cannot also be the done status"),
     ({"ready": [b"NEW"]}, ValidationError, "is not a status"),
     ({"ready": ["N\x00W"]}, ValidationError, "is not a status"),
     ({"strategy": "often"}, ValidationError, "is not a strategy"),
@@ -672,7 +697,7 @@ def test_views_and_names_of_others(app: Penstock, seed: Connection) -> None:
         app.adopt("other", **TERMS, name="theirs")
 
 
-@pytest.mark.parametrize("bad", [{"max_records": 0}, {"max_age": "-1s"}, {"concurrency": 0}, {"max_records": True}])
+@pytest.mark.parametrize("bad", [{"limit": 0}, {"max_age": "-1s"}, {"concurrency": 0}, {"limit": True}])
 def test_bad_limits(app: Penstock, seed: Connection, bad: Record) -> None:
     with pytest.raises(ValidationError, match=next(iter(bad))):
         app.adopt("backlog", **TERMS).process(Handler(), **bad)
@@ -719,7 +744,7 @@ def wait_for(condition: Any, seconds: float = 20) -> None:
         time.sleep(0.05)
 
 
-# --- how it stands ----------------------------------------------------------------------------------------------------
+# --- status -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", ["progressive", "fibonacci:1m"])
@@ -743,7 +768,7 @@ def test_status(app: Penstock, seed: Connection, clock: Clock, strategy: str) ->
     assert app.backlogs() == []
 
 
-def test_identifiers_are_literals_of_nobody(app: Penstock, seed: Connection) -> None:
+def test_statuses_are_never_read_as_sql(app: Penstock, seed: Connection) -> None:
     """A status that looks like SQL is data."""
     word = "x'; drop table backlog; --"
     seed.execute(SQL("update backlog set status = {} where id = 1").format(word))

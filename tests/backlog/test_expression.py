@@ -1,4 +1,4 @@
-"""Tables whose moments are texts or numbers: `inserted` names an index over an expression."""
+"""Tables whose times are texts or numbers: `inserted` names an index over an expression."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXPRESSED: dict[str, Any] = {**TERMS, "inserted": "backlog_moment"}
 
 @pytest.fixture
 def sql(sql: Connection) -> Connection:
-    """The tests' user has the name of our schema: its tables would land there."""
+    """A connection that makes tables in `public`: the tests' user has the name of our schema, which would be first."""
     sql.execute("set search_path = public")
     return sql
 
@@ -51,7 +51,7 @@ def tried(backlog: Backlog, *bad: Any, **options: Any) -> list[Any]:
 
 def test_text_dates_are_drained_and_tried_again(app: Penstock, seed: Connection, clock: Clock) -> None:
     backlog = app.adopt("backlog", **EXPRESSED)
-    assert tried(backlog, 1, 4) == [1, 2, 3, 4], "the oldest first; those without a moment are left alone"
+    assert tried(backlog, 1, 4) == [1, 2, 3, 4], "the oldest come first; records without a time are left alone"
     assert statuses(seed) == {
         1: "ERROR", 2: "SUCCESS", 3: "SUCCESS", 4: "ERROR", 7: "NEW", 8: "NEW", 9: "ERROR"
     }  # fmt: skip
@@ -59,7 +59,7 @@ def test_text_dates_are_drained_and_tried_again(app: Penstock, seed: Connection,
     clock.advance(121)
     assert tried(backlog, 1, 4) == [4], "8 minutes old: its next tick is at 10"
     clock.advance(4 * 86400)
-    assert tried(app.backlog("backlog"), 1) == [1, 4], "by the terms as they are stored"
+    assert tried(app.backlog("backlog"), 1) == [1, 4], "according to the stored terms"
     assert statuses(seed)[4] == "SUCCESS"
 
 
@@ -78,27 +78,27 @@ def test_with_strategies_that_count_failures(app: Penstock, seed: Connection, cl
 
 
 def test_a_pass_goes_on_behind_what_it_took(app: Penstock, seed: Connection) -> None:
-    """In batches, by the newest and by age: the place in the order is a value of the expression."""
+    """In batches, newest first and by age: the position in the order is a value of the expression."""
     seed.execute("update backlog set status = 'SUCCESS'")
     seed.execute(
         "insert into backlog select n, 'NEW', (timestamptz '2020-01-01' + n * interval '1 hour')::text"
         " from generate_series(100, 3000) as n"
     )
     backlog = app.adopt("backlog", **EXPRESSED)
-    assert tried(backlog, max_records=500) == [*range(100, 600)]
-    assert tried(backlog, max_records=500, newest_first=True) == [*range(3000, 2500, -1)]
+    assert tried(backlog, limit=500) == [*range(100, 600)]
+    assert tried(backlog, limit=500, newest_first=True) == [*range(3000, 2500, -1)]
     assert len(tried(backlog, max_age="9000d", concurrency=2)) == 1901
 
 
-def test_the_handler_is_given_the_moment(app: Penstock, seed: Connection, clock: Clock) -> None:
+def test_the_handler_is_given_the_time(app: Penstock, seed: Connection, clock: Clock) -> None:
     seen: list[dict[str, Any]] = []
-    app.adopt("backlog", **EXPRESSED).process(seen.append, max_records=1)
+    app.adopt("backlog", **EXPRESSED).process(seen.append, limit=1)
     assert {*seen[0]} == {"id", "status", "date_inserted", "backlog_moment"}
     assert (clock.now() - seen[0]["backlog_moment"]).days in range(58, 63)
 
 
 def test_names_of_columns_that_our_statements_use(app: Penstock, sql: Connection, clock: Clock) -> None:
-    """An expression names its columns without a table: they must not be taken for parameters."""
+    """An expression names its columns without a table, and these must not be taken for parameters."""
     sql.execute(READ)
     sql.execute("create table odd (k0 int primary key, n text, age text, after text, until text, status text, t text)")
     sql.execute("create index odd_moment on odd (moment_of(coalesce(n, age, after, until, t)))")
@@ -114,7 +114,7 @@ def test_names_of_columns_that_our_statements_use(app: Penstock, sql: Connection
     assert (backlog.status().due, backlog.process(fail).failed) == (3, 3)
 
 
-def test_dates_and_moments_without_a_zone(app: Penstock, seed: Connection, clock: Clock) -> None:
+def test_dates_and_times_without_a_zone(app: Penstock, seed: Connection, clock: Clock) -> None:
     seed.execute("create index by_day on backlog (((moment_of(date_inserted) at time zone 'UTC')::date))")
     backlog = app.adopt("backlog", **{**EXPRESSED, "inserted": "by_day"}, tz="Asia/Tokyo", name="days")
     assert (backlog.terms.inserted.kind, backlog.terms.naive) == ("date", True)
@@ -147,7 +147,7 @@ def test_status_and_a_second_run(seed: Connection, dsn: str) -> None:
     seed.execute("create index other_moment on backlog ((moment_of(date_inserted) at time zone 'UTC'))")
     changed = penstock("adopt", "backlog", "--inserted", "other_moment", "--apply", "--json", dsn=dsn).json
     assert [one["state"] for one in changed["indexes"]] == ["made", "made"]
-    assert all(one["replaces"] for one in changed["indexes"]), "they were over the other expression"
+    assert all(one["replaces"] for one in changed["indexes"]), "the old indexes were over the other expression"
     seed.execute("alter table backlog add came timestamptz default now()")
     told = penstock("adopt", "backlog", "--inserted", "came", "--apply", "--json", dsn=dsn).json["terms"]
     assert (told["inserted"], "inserted_expression" in told) == ("came", False)
@@ -164,8 +164,8 @@ def test_plans_use_an_index(app: Penstock, seed: Connection, dsn: str) -> None:
     for told in (penstock(*given, dsn=dsn).json, penstock(*given, "--apply", dsn=dsn).json):
         for plan in told["plans"]:
             assert any("penstock_backlog" in line for line in plan["after"]), plan
-    say = Statements(app.backlog("backlog").terms)
-    statement = say.ready(newest_first=False, bounded=True, onward=True)
+    statements = Statements(app.backlog("backlog").terms)
+    statement = statements.ready(newest_first=False, bounded=True, onward=True)
     place = ("2020-01-01", "2020-01-01", 1, 100)
     plan = "\n".join(row[0] for row in seed.execute(b"explain " + statement, place))
     assert re.search(r"Index Scan using penstock_backlog_ready .*\n +Index Cond: ", plan), plan
@@ -217,7 +217,7 @@ def test_the_hint_can_be_followed(seed: Connection, dsn: str, kind: str) -> None
     assert penstock("adopt", "backlog", dsn=dsn).code == 0
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def test_an_index_that_was_dropped(app: Penstock, seed: Connection, dsn: str) -> None:
@@ -260,7 +260,7 @@ def test_an_index_that_was_changed(app: Penstock, seed: Connection) -> None:
         ("nowhere", "has no column 'nowhere'", None),
     ],
 )
-def test_an_index_that_does_not_do(app: Penstock, seed: Connection, name: str, words: str, hint: str | None) -> None:
+def test_an_index_that_cannot_be_used(app: Penstock, seed: Connection, name: str, words: str, hint: str | None) -> None:
     seed.execute("create table other (id int primary key, created text)")
     seed.execute("create index other_moment on other (moment_of(created))")
     seed.execute("create index by_status on backlog (status, moment_of(date_inserted))")
@@ -280,7 +280,7 @@ def test_an_index_that_does_not_do(app: Penstock, seed: Connection, name: str, w
 
 
 def test_a_function_that_this_role_may_not_call(seed: Connection, direct_dsn: str) -> None:
-    name = f"stranger_{seed.info.backend_pid}"
+    name = f"other_role_{seed.info.backend_pid}"
     seed.execute(f"create role {name} login password 'secret' in role penstock_worker, penstock_admin".encode())
     seed.execute("grant usage on schema penstock_test to public")
     seed.execute("grant select on penstock_test.clock to public")

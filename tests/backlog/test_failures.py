@@ -1,4 +1,4 @@
-"""One bad record never ends a batch, and why it failed is told."""
+"""A bad record never ends a batch, and the reason of its failure is reported."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from psycopg import Connection
 
 from backlogs import COLUMNS, TERMS, Handler, Record, make_backlog, statuses
 from conftest import Clock
-from penstock import Penstock, ValidationError
-from shell import is_one_block, penstock
+from penstock import Penstock, Unavailable, ValidationError
+from shell import COMMAND, in_a_terminal, is_one_block, penstock
 
 STRATEGIES = ["progressive", "fibonacci:1m"]
 
@@ -27,11 +27,11 @@ def seed(sql: Connection, clock: Clock) -> Connection:
     return sql
 
 
-def refuse(sql: Connection, condition: str, *, deferred: bool = False) -> None:
-    """A trigger that raises when a row would become so."""
+def refuse(sql: Connection, condition: str, *, deferred: bool = False, state: str = "P0001") -> None:
+    """Makes a trigger that raises if an updated row would meet the condition."""
     sql.execute(
         "create function public.refuse() returns trigger language plpgsql as"
-        " $$begin raise exception 'not this one'; end$$"
+        f" $$begin raise exception 'not this one' using errcode = '{state}'; end$$".encode()
     )
     kind, when = ("constraint trigger", "after") if deferred else ("trigger", "before")
     sql.execute(
@@ -46,10 +46,10 @@ def refuse(sql: Connection, condition: str, *, deferred: bool = False) -> None:
 
 @pytest.mark.parametrize("deferred", [False, True], ids=["at once", "at commit"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_record_whose_status_can_not_be_written(
+def test_a_record_whose_status_cannot_be_written(
     app: Penstock, seed: Connection, clock: Clock, strategy: str, deferred: bool
 ) -> None:
-    """The others go on, once; this one keeps its status, and is named."""
+    """The other records are handled once. This one keeps its status and is named."""
     refuse(seed, "new.id = 2", deferred=deferred)
     backlog = app.adopt("public.backlog", **TERMS, strategy=strategy)
     report = backlog.process(handler := Handler())
@@ -73,19 +73,48 @@ def test_a_record_whose_status_can_not_be_written(
     assert backlog.failures() == []
 
 
+@pytest.mark.parametrize("state", ["08001", "25006", "57P01", "58030"])
+@pytest.mark.parametrize("deferred", [False, True], ids=["at once", "at commit"])
+def test_a_trigger_that_raises_what_a_lost_connection_raises(
+    app: Penstock, seed: Connection, clock: Clock, state: str, deferred: bool
+) -> None:
+    """As a trigger does that writes to another server which is down. The connection of the pass is alive."""
+    refuse(seed, "new.id = 2", deferred=deferred, state=state)
+    backlog = app.adopt("public.backlog", **TERMS)
+    report = backlog.process(handler := Handler(), concurrency=2)
+    assert sorted(handler.seen) == [1, 2, 3, 4]
+    assert statuses(seed) == {1: "SUCCESS", 2: "NEW", 3: "SUCCESS", 4: "SUCCESS"}
+    assert (report.done, report.failed, report.unwritten) == (3, 1, 1)
+    (failure,) = backlog.failures()
+    assert (failure.key, failure.error_class, failure.unwritten) == (("2",), "StatusNotWritten", True)
+
+
+def test_a_connection_that_is_lost_while_a_status_is_written(app: Penstock, seed: Connection, clock: Clock) -> None:
+    refuse(seed, "new.id = 2 and new.status = 'SUCCESS'")
+    seed.execute(
+        "create or replace function public.refuse() returns trigger language plpgsql as"
+        " $$begin perform pg_terminate_backend(pg_backend_pid()); perform pg_sleep(60); return new; end$$"
+    )
+    backlog = app.adopt("public.backlog", **TERMS)
+    with pytest.raises(Unavailable):
+        backlog.process(Handler())
+    assert statuses(seed)[2] == "NEW"
+    assert backlog.failures() == []
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_record_that_can_not_be_done_has_failed(app: Penstock, seed: Connection, clock: Clock, strategy: str) -> None:
+def test_a_record_that_cannot_be_done_has_failed(app: Penstock, seed: Connection, clock: Clock, strategy: str) -> None:
     seed.execute("alter table public.backlog add constraint odd check (id <> 2 or status <> 'SUCCESS') not valid")
     backlog = app.adopt("public.backlog", **TERMS, strategy=strategy)
     report = backlog.process(Handler(3))
     assert statuses(seed) == {1: "SUCCESS", 2: "ERROR", 3: "ERROR", 4: "SUCCESS"}
     assert (report.done, report.failed, report.unwritten) == (2, 2, 0)
     assert report.errors == {"RuntimeError": 1, "StatusNotWritten": 1}
-    assert backlog.process(handler := Handler()).handled == 0, "it waits like any other"
+    assert backlog.process(handler := Handler()).handled == 0, "it waits like any other failed record"
     assert handler.seen == []
 
 
-def test_one_among_hundreds_in_a_batch(app: Penstock, seed: Connection) -> None:
+def test_one_bad_record_among_hundreds_in_a_batch(app: Penstock, seed: Connection) -> None:
     seed.execute("insert into public.backlog select n, 'NEW', now() from generate_series(10, 2000) as n")
     refuse(seed, "new.id in (1234, 1500)")
     backlog = app.adopt("public.backlog", **TERMS)
@@ -97,7 +126,7 @@ def test_one_among_hundreds_in_a_batch(app: Penstock, seed: Connection) -> None:
     assert found[("1500",)].endswith("its handler raised RuntimeError: record 1500 is bad")
 
 
-def test_effects_of_a_record_whose_status_can_not_be_written_are_undone(app: Penstock, seed: Connection) -> None:
+def test_effects_of_a_record_whose_status_cannot_be_written_are_undone(app: Penstock, seed: Connection) -> None:
     seed.execute("create table public.effect (id int)")
     refuse(seed, "new.id = 2 and new.status = 'SUCCESS'")
 
@@ -135,7 +164,7 @@ def test_a_counter_that_is_full(app: Penstock, seed: Connection) -> None:
 
 
 def test_records_that_share_a_key_after_all(app: Penstock, seed: Connection) -> None:
-    """Counted once, doubled later: none is marked by the outcome of another."""
+    """The key was unique when it was counted, and is not later: no record gets the outcome of another."""
     backlog = app.adopt("public.backlog", **{**TERMS, "key": "date_inserted"}, count_key=True)
     seed.execute("insert into public.backlog select 10, 'NEW', date_inserted from public.backlog where id = 1")
     report = backlog.process(Handler())
@@ -213,7 +242,7 @@ def test_a_status_that_a_trigger_refuses(app: Penstock, seed: Connection, deferr
     app.adopt("public.backlog", **TERMS, mode="observe")
 
 
-def test_terms_that_are_noted_are_not_tried_again(app: Penstock, seed: Connection) -> None:
+def test_stored_terms_are_not_tried_again(app: Penstock, seed: Connection) -> None:
     seed.execute("create sequence public.tries")
     seed.execute(
         "create function public.count() returns trigger language plpgsql as"
@@ -222,7 +251,9 @@ def test_terms_that_are_noted_are_not_tried_again(app: Penstock, seed: Connectio
     seed.execute("create trigger count before update on public.backlog for each row execute function public.count()")
     for _ in range(3):
         app.adopt("public.backlog", **TERMS)
-    assert seed.execute("select last_value from public.tries").fetchone() == (3,), "three statuses, once"
+    assert seed.execute("select last_value from public.tries").fetchone() == (3,), (
+        "three statuses were tried, once each"
+    )
     assert {*statuses(seed).values()} == {"NEW"}
 
 
@@ -236,7 +267,7 @@ def test_a_trial_waits_for_no_lock(app: Penstock, seed: Connection, dsn: str) ->
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_failures_are_told(app: Penstock, seed: Connection, clock: Clock, strategy: str, caplog: Any) -> None:
+def test_failures_are_reported(app: Penstock, seed: Connection, clock: Clock, strategy: str, caplog: Any) -> None:
     backlog = app.adopt("public.backlog", **TERMS, strategy=strategy)
     with caplog.at_level(logging.WARNING, "penstock.backlog"):
         backlog.process(Handler(1, 4))
@@ -255,7 +286,7 @@ def test_failures_are_told(app: Penstock, seed: Connection, clock: Clock, strate
     assert (newest.key, newest.times, newest.first_at, newest.last_at) == (("4",), 2, first, clock.now())
     clock.advance(86400 * 5)
     backlog.process(Handler())
-    assert backlog.failures() == [], "what succeeds leaves the list"
+    assert backlog.failures() == [], "a record that succeeds leaves the list"
     assert backlog.status().last_error is None
 
 
@@ -272,8 +303,8 @@ def test_the_list_is_bounded_and_forgotten(app: Penstock, sql: Connection, clock
     assert len(caplog.messages) == 101
     assert caplog.messages[-1] == "1190 more records of backlog failed"
     assert len(backlog.failures(1000)) == 1000
-    assert ("1",) not in {one.key for one in backlog.failures(1000)}, "the oldest go first"
-    # Two that note at once do not see each other's failures: the next one deletes what is too much.
+    assert ("1",) not in {one.key for one in backlog.failures(1000)}, "the oldest are dropped first"
+    # Two passes that note failures at once do not see each other's: the next one deletes the surplus.
     sql.execute("insert into public.backlog values (1300, 'NEW', penstock.clock())")
     backlog.process(Handler(1300))
     assert sql.execute("select count(*) from penstock.adopted_failure").fetchone() == (1000,)
@@ -285,7 +316,7 @@ def test_the_list_is_bounded_and_forgotten(app: Penstock, sql: Connection, clock
 
 
 def test_overlapping_passes_note_their_failures(app: Penstock, seed: Connection, clock: Clock) -> None:
-    """More than are kept, so that each pass deletes what another one noted: none waits in a circle."""
+    """There are more failures than are kept, so each pass deletes failures of another one, without a deadlock."""
     seed.execute("insert into public.backlog select n, 'NEW', penstock.clock() from generate_series(10, 3009) as n")
     backlogs = [app.adopt("public.backlog", **TERMS, strategy="fibonacci:1s") for _ in range(3)]
     for _ in range(2):
@@ -293,23 +324,23 @@ def test_overlapping_passes_note_their_failures(app: Penstock, seed: Connection,
             reports = [*pool.map(lambda one: one.process(Handler(*range(3010)), concurrency=2), backlogs)]
         assert sum(report.failed for report in reports) == 3004
         clock.advance(2)
-    assert sum(backlogs[0].status().errors.values()) <= 1000 + 3 * 2 * 500, "as much as was noted at one moment"
+    assert sum(backlogs[0].status().errors.values()) <= 1000 + 3 * 2 * 500, (
+        "at most the limit and what was noted at the same time"
+    )
     seed.execute("update public.backlog set status = 'NEW' where id = 1")
-    backlogs[0].process(Handler(1), max_records=1)
+    backlogs[0].process(Handler(1), limit=1)
     assert sum(backlogs[0].status().errors.values()) == 1000
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_what_a_pass_notes_of_a_table_that_is_forgotten_meanwhile(
-    app: Penstock, seed: Connection, strategy: str
-) -> None:
+def test_a_pass_over_a_table_that_is_forgotten_meanwhile(app: Penstock, seed: Connection, strategy: str) -> None:
     backlog = app.adopt("public.backlog", **TERMS, strategy=strategy)
 
     def handle(record: Record) -> None:
         backlog.abandon()
         raise RuntimeError
 
-    backlog.process(handle, max_records=1)
+    backlog.process(handle, limit=1)
     assert seed.execute("select count(*) from penstock.adopted_failure").fetchone() == (0,)
     seed.execute("insert into penstock.adopted_failure values (99, '{1}', 'E', '', 1, false, false, now(), now())")
     assert [finding.what for finding in app.verify().findings] == ["orphans: of no adopted table"]
@@ -317,7 +348,7 @@ def test_what_a_pass_notes_of_a_table_that_is_forgotten_meanwhile(
     assert app.verify().ok
 
 
-def test_errors_that_can_not_be_stored_or_said(app: Penstock, seed: Connection) -> None:
+def test_errors_that_cannot_be_stored_or_printed(app: Penstock, seed: Connection) -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError
@@ -331,12 +362,86 @@ def test_errors_that_can_not_be_stored_or_said(app: Penstock, seed: Connection) 
     backlog = app.adopt("public.backlog", **TERMS)
     assert backlog.process(handle).failed == 2
     found = {one.key: one for one in backlog.failures()}
-    assert (found[("1",)].error_class, found[("1",)].message) == ("Mute", "")
-    assert len(found[("2",)].message) == 6000
+    assert (found[("1",)].error_class, found[("1",)].message) == ("Mute", "<Mute>")
+    assert found[("2",)].message.startswith(r"a\x00b\ud800xxx")
+    assert 1900 < len(found[("2",)].message) < 2100
+
+
+def fail_deep(record: Record) -> None:
+    secret = "hunter2"
+    try:
+        {}[record["status"]]
+    except KeyError as error:
+        raise ValueError(f"record {record['id']}" + 0 * secret) from error
+
+
+def fail_in_transaction(record: Record, transaction: Connection) -> None:
+    transaction.execute("select 1")
+    fail_deep(record)
+
+
+@pytest.mark.parametrize("handler", [fail_deep, fail_in_transaction])
+def test_a_failure_is_stored_with_its_traceback(app: Penstock, seed: Connection, clock: Clock, handler: Any) -> None:
+    """As that of a task is: bounded, with causes, without values of variables and frames of Penstock."""
+    backlog = app.adopt("public.backlog", **TERMS)
+    backlog.process(handler)
+    found = backlog.failure("2")
+    assert found is not None
+    assert (found.error_class, found.message, found.why) == ("ValueError", "record 2", "ValueError: record 2")
+    assert found.traceback is not None
+    assert found.traceback.startswith("Traceback (most recent call last):\n  File ")
+    assert "KeyError: 'NEW'\n\nThe above exception was the direct cause" in found.traceback
+    assert "raise ValueError(f" in found.traceback
+    assert "hunter2" not in found.error.replace('secret = "hunter2"', "")
+    assert "drain.py" not in found.traceback
+    assert found.to_json()["traceback"] == found.traceback
+    assert backlog.failure("4711") is None
+    with pytest.raises(ValidationError, match="key: id needs 1 values, not 2"):
+        backlog.failure("1", "2")
+
+
+def test_a_long_traceback_is_bounded(app: Penstock, seed: Connection, clock: Clock) -> None:
+    def recurse(record: Record, depth: int = 200) -> None:
+        if depth == 0:
+            raise RuntimeError("x" * 10_000)
+        recurse(record, depth - 1)
+
+    backlog = app.adopt("public.backlog", **TERMS)
+    backlog.process(recurse)
+    found = backlog.failures()[0]
+    assert len(found.error) <= 6000
+    assert found.traceback is not None
+
+
+@pytest.mark.parametrize("known", ["adopt", "backlog", "backlogs"])
+def test_no_traceback_is_stored_if_the_application_says_so(
+    app: Penstock, seed: Connection, dsn: str, known: str
+) -> None:
+    app.adopt("public.backlog", **TERMS)
+    with Penstock(dsn, tracebacks=False) as quiet:
+        adopted = {
+            "adopt": lambda: quiet.adopt("public.backlog", **TERMS),
+            "backlog": lambda: quiet.backlog("backlog"),
+            "backlogs": lambda: quiet.backlogs()[0],
+        }[known]()
+        adopted.process(Handler(1))
+        assert [(one.error, one.traceback) for one in adopted.failures()] == [("record 1 is bad", None)]
+
+
+def test_a_status_that_is_refused_keeps_the_traceback_of_the_handler(app: Penstock, seed: Connection) -> None:
+    refuse(seed, "new.id = 2")
+    backlog = app.adopt("public.backlog", **TERMS)
+    backlog.process(Handler(2))
+    found = backlog.failure("2")
+    assert found is not None
+    assert found.error_class == "StatusNotWritten"
+    assert found.message.endswith("its handler raised RuntimeError: record 2 is bad")
+    assert found.traceback is not None
+    assert 'raise RuntimeError(f"record' in found.traceback
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_key_that_can_not_be_noted_ends_nothing(app: Penstock, sql: Connection, clock: Clock, strategy: str) -> None:
+def test_a_key_that_cannot_be_stored_ends_no_pass(app: Penstock, sql: Connection, clock: Clock, strategy: str) -> None:
     sql.execute("create table public.backlog (id text, status text, date_inserted timestamptz)")
     sql.execute(
         "insert into public.backlog select string_agg(md5(n::text || k), ''), 'NEW', penstock.clock()"
@@ -345,23 +450,21 @@ def test_a_key_that_can_not_be_noted_ends_nothing(app: Penstock, sql: Connection
     sql.execute("insert into public.backlog values ('short', 'NEW', penstock.clock())")
     backlog = app.adopt("public.backlog", **TERMS, count_key=True, strategy=strategy)
     report = backlog.process(Handler(*(key for key in statuses(sql) if key != "short")))
-    assert (report.done, report.failed) == (1, 2), "each once"
+    assert (report.done, report.failed) == (1, 2), "each record is handled once"
 
 
-def test_the_shell_tells_them(seed: Connection, dsn: str, tmp_path: Path) -> None:
-    (tmp_path / "jobs.py").write_text(
-        "def handle(record):\n    if record['id'] < 3: raise ValueError(f\"no \x1b[31m{record['id']}\")\n"
-    )
+def test_the_shell_shows_failures(seed: Connection, dsn: str, tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(JOBS)
     assert penstock("adopt", "backlog", "--apply", dsn=dsn).code == 0
     assert penstock("backlog", "failures", "backlog", dsn=dsn).out == "no failures\n"
     assert "failed" not in penstock("backlog", "status", dsn=dsn).out
     ran = penstock("backlog", "pass", "backlog", "--handler", "jobs:handle", dsn=dsn, cwd=tmp_path)
     assert "record 1 of backlog failed: ValueError" in ran.err
     assert "no " not in ran.err, "the message of an error may contain data"
-    status = penstock("backlog", "status", dsn=dsn).out
-    assert "backlog: 2 records failed: ValueError 2" in status
-    assert "penstock backlog failures backlog" in status
-    told = penstock("backlog", "failures", "backlog", "--json", dsn=dsn).json["failures"]
+    summary = penstock("backlog", "status", dsn=dsn).out
+    assert "backlog: 2 records failed: ValueError 2" in summary
+    assert "penstock backlog failures backlog" in summary
+    told = penstock("backlog", "failures", "backlog", "--json", dsn=dsn, tracebacks=True).json["failures"]
     assert {(*one["key"], one["error_class"], one["times"]) for one in told} == {
         ("1", "ValueError", 1),
         ("2", "ValueError", 1),
@@ -375,6 +478,43 @@ def test_the_shell_tells_them(seed: Connection, dsn: str, tmp_path: Path) -> Non
     assert (ran.code, is_one_block(ran.err)) == (2, True)
     quiet = penstock("backlog", "pass", "backlog", "--handler", "jobs:handle", "-q", dsn=dsn, cwd=tmp_path)
     assert (quiet.out, quiet.err) == ("", "")
+
+
+JOBS = "def handle(record):\n    if record['id'] < 3: raise ValueError(f\"no \x1b[31m{record['id']}\")\n"
+
+
+def test_the_shell_shows_one_failure_with_its_traceback(seed: Connection, dsn: str, tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(JOBS)
+    assert penstock("adopt", "backlog", "--apply", dsn=dsn).code == 0
+    run = ("backlog", "pass", "backlog", "--handler", "jobs:handle")
+    assert penstock(*run, dsn=dsn, cwd=tmp_path).code == 0
+    show = ("backlog", "failures", "backlog")
+    for one in penstock(*show, "--json", dsn=dsn, tracebacks=True).json["failures"]:
+        assert "raise ValueError" in one["traceback"]
+    (one,) = penstock(*show, "--key", "1", "--json", dsn=dsn, tracebacks=True).json["failures"]
+    assert (one["key"], one["message"]) == (["1"], "no \x1b[31m1")
+    text = penstock(*show, "--key", "1", dsn=dsn, tracebacks=True).out
+    lines = text.splitlines()
+    assert lines[0].split() == ["key", "1"]
+    assert "error_class  ValueError" in lines
+    assert "Traceback (most recent call last):" in lines
+    assert lines[-1] == r"ValueError: no \x1b[31m1"
+    assert "\x1b" not in text
+    ran = penstock(*show, "--key", "4", dsn=dsn)
+    assert (ran.code, is_one_block(ran.err)) == (1, True)
+    assert "4" in ran.err
+    seed.execute("update public.backlog set status = 'NEW'")
+    assert penstock(*run, "--no-tracebacks", dsn=dsn, cwd=tmp_path).code == 0
+    assert {one["traceback"] for one in penstock(*show, "--json", dsn=dsn).json["failures"]} == {None}
+
+
+def test_a_pass_says_why_records_failed_in_a_terminal(seed: Connection, dsn: str, tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(JOBS)
+    assert penstock("adopt", "backlog", "--apply", dsn=dsn).code == 0
+    words = [*COMMAND, "backlog", "pass", "backlog", "--handler", "jobs:handle"]
+    _, said = in_a_terminal(words, dsn, tmp_path)
+    assert r"warning record 1 of backlog failed: ValueError (no \x1b[31m1)" in said
+    assert "Traceback" not in said
 
 
 def test_the_shell_says_that_a_status_was_not_written(seed: Connection, dsn: str, tmp_path: Path) -> None:

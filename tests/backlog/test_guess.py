@@ -1,4 +1,4 @@
-"""What a table's columns and statuses probably mean."""
+"""Guesses of what the columns and statuses of a table mean."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ def test_case_types_and_the_only_one() -> None:
     ]
     assert guess_columns(seen, []) == {"status": "State", "inserted": "Created At"}
     seen = [SeenColumn("x", "enum"), SeenColumn("born", "date"), SeenColumn("failures", "integer")]
-    assert guess_columns(seen, ["x"]) == {"key": ["x"], "status": "x", "inserted": "born"}, "half a pair is none"
+    assert guess_columns(seen, ["x"]) == {"key": ["x"], "status": "x", "inserted": "born"}, (
+        "one column of a pair is not used alone"
+    )
     assert guess_columns([SeenColumn("a", ZONED), SeenColumn("b", ZONED)], []) == {}
     assert guess_columns([SeenColumn("created_at", "text")], []) == {"inserted": "created_at"}, (
-        "to be told why it will not do"
+        "it is guessed, so that the error says why it cannot be used"
     )
 
 
@@ -51,7 +53,7 @@ def test_statuses(kind: str, values: set[str], wanted: dict[str, object]) -> Non
     assert guess_statuses(kind, values) == wanted
 
 
-def test_no_status_means_ready_where_no_word_does() -> None:
+def test_null_means_ready_if_no_status_does() -> None:
     made = {"ready": [None], "retry": ["ERROR"], "done": "DONE", "failed": "ERROR", "dead": "DEAD"}
     assert guess_statuses("text", {"DONE"}, nulls=True) == made
     assert guess_statuses("text", {"done"}, nulls=True)["dead"] == "dead"

@@ -1,4 +1,4 @@
-"""A key identifies one record, or the table is not adopted."""
+"""A table is only adopted if its key identifies one record."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_key_without_a_unique_index_is_refused(app: Penstock, seed: Connection
     assert adopted(seed) == 0
 
 
-def test_a_count_may_prove_it(app: Penstock, seed: Connection, dsn: str) -> None:
+def test_a_count_may_prove_that_a_key_is_unique(app: Penstock, seed: Connection, dsn: str) -> None:
     told = ("adopt", "public.backlog", "--key", "date_inserted", "--count-key")
     ran = penstock(*told, "--apply", "--no-index", dsn=dsn)
     assert ran.code == 0, ran.err
@@ -70,7 +70,7 @@ def test_an_index_that_is_dropped_later_ends_passes_before_the_first_record(app:
     with pytest.raises(ValidationError, match="no unique index"):
         backlog.process(handler := Handler())
     assert handler.seen == []
-    assert app.backlog("backlog").status().ready == 4, "to look at it is allowed"
+    assert app.backlog("backlog").status().ready == 4, "reading is allowed"
 
 
 @pytest.mark.parametrize("strategy", ["progressive", "fibonacci:1m"])

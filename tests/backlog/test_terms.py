@@ -1,4 +1,4 @@
-"""What is agreed on stands, and what is guessed is shown."""
+"""Terms that were agreed on are kept, and guessed terms are shown."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_records_without_a_status_are_ready(
     assert (report.done, report.failed) == (3 if others else 1, 1)
     rest = "SUCCESS" if others else "NEW"
     assert statuses(seed) == {1: "SUCCESS", 2: "ERROR", 3: rest, 4: rest}
-    assert app.backlog("backlog").terms.ready == (*others, None), "as it was agreed on"
+    assert app.backlog("backlog").terms.ready == (*others, None), "the terms are as agreed on"
     clock.advance(86400)
     assert backlog.process(Handler()).done == 1
 
@@ -104,7 +104,7 @@ def test_a_second_run_keeps_what_was_agreed_on(app: Penstock, seed: Connection, 
     assert "sla          1h  (agreed)" in text
 
 
-def test_what_is_said_changes_what_was_agreed_on(app: Penstock, seed: Connection, dsn: str) -> None:
+def test_an_option_changes_the_stored_terms(app: Penstock, seed: Connection, dsn: str) -> None:
     applied(dsn, "--dead", "GONE", "--sla", "1h", "--strategy", "fibonacci:2m", "--max-attempts", "7")
     told = applied(dsn, "--retry", "FAULTY", "--sla", "none")
     assert (told["terms"]["retry"], told["terms"]["failed"], told["terms"]["dead"]) == (["FAULTY"], "FAULTY", "GONE")
@@ -136,7 +136,7 @@ def test_a_name_of_its_own_is_found_again(seed: Connection, dsn: str) -> None:
 
 
 def test_a_failed_status_is_tried_again(seed: Connection, dsn: str) -> None:
-    """One that is said is not half guessed."""
+    """If it is given, it is not combined with a guess."""
     assert applied(dsn, "--retry", "FAULTY")["terms"]["failed"] == "FAULTY"
     penstock("backlog", "forget", "backlog", dsn=dsn)
     assert applied(dsn, "--failed", "FAULTY")["terms"]["retry"] == ["FAULTY"]
@@ -152,10 +152,10 @@ def test_an_empty_table(sql: Connection, dsn: str, clock: Clock) -> None:
     assert (told["ready"], told["oldest_age"]) == (0, None)
 
 
-# --- moments ----------------------------------------------------------------------------------------------------------
+# --- times ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_zone_of_moments_without_one_is_shown(seed: Connection, dsn: str) -> None:
+def test_the_zone_of_times_without_one_is_shown(seed: Connection, dsn: str) -> None:
     assert "tz  " not in penstock("adopt", "public.backlog", dsn=dsn).out
     seed.execute("alter table public.backlog alter date_inserted type timestamp")
     told = penstock("adopt", "public.backlog", "--json", dsn=dsn, env={"PGTZ": "Europe/Rome"}).json
@@ -168,6 +168,42 @@ def test_the_zone_of_moments_without_one_is_shown(seed: Connection, dsn: str) ->
     assert applied(dsn)["terms"]["tz"] == "Asia/Tokyo"
 
 
+def test_the_agreed_zone_is_kept_in_a_session_with_another_zone(
+    app: Penstock, seed: Connection, clock: Clock, monkeypatch: pytest.MonkeyPatch, dsn: str
+) -> None:
+    seed.execute("update public.backlog set date_inserted = penstock.clock() - interval '4000 hours' where id = 1")
+    seed.execute("set timezone = 'Europe/Rome'")
+    seed.execute("alter table public.backlog alter date_inserted type timestamp")
+    monkeypatch.setenv("PGTZ", "Europe/Rome")
+    assert app.adopt("public.backlog", **TERMS).terms.zone == "Europe/Rome", "the first call takes the session's"
+    age = pytest.approx(4000 * 3600, abs=60)
+    assert app.backlog("backlog").status().oldest_age == age, "also if summer time ended meanwhile"
+    monkeypatch.setenv("PGTZ", "Asia/Tokyo")
+    again = app.adopt("public.backlog", **TERMS)
+    assert again.terms.zone == "Europe/Rome"
+    assert again.status().oldest_age == age
+    assert app.adopt("public.backlog", **TERMS, sla="1h").terms.zone == "Europe/Rome", "with another term, too"
+    assert app.adopt("public.backlog", **TERMS, name="second").terms.zone == "Europe/Rome", "and under another name"
+    assert app.adopt("public.backlog", **TERMS, tz="America/Lima").terms.zone == "America/Lima"
+    assert app.backlog("backlog").terms.zone == app.adopt("public.backlog", **TERMS).terms.zone == "America/Lima"
+    assert app.backlog("second").terms.zone == app.adopt("public.backlog", **TERMS, name="second").terms.zone
+    told = penstock("adopt", "public.backlog", "--name", "backlog", "--json", dsn=dsn, env={"PGTZ": "Asia/Tokyo"}).json
+    assert told["terms"]["tz"] == "America/Lima"
+
+
+def test_a_zone_that_is_not_used_is_said(
+    app: Penstock, seed: Connection, dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app.adopt("public.backlog", **TERMS)
+    assert not caplog.records
+    ages = [app.adopt("public.backlog", **TERMS, tz=tz).status().oldest_age for tz in ("UTC", "Asia/Tokyo")]
+    assert ages[0] == pytest.approx(ages[1], abs=1)
+    said = "tz: Asia/Tokyo is not used: all times of table public.backlog have a zone of their own"
+    assert said in caplog.messages
+    ran = penstock("adopt", "public.backlog", "--tz", "Asia/Tokyo", dsn=dsn)
+    assert (ran.code, ran.err) == (0, said + "\n")
+
+
 @pytest.mark.parametrize(
     ("kind", "using", "words"),
     [
@@ -175,7 +211,7 @@ def test_the_zone_of_moments_without_one_is_shown(seed: Connection, dsn: str) ->
         ("bigint", "extract(epoch from date_inserted)", "using to_timestamp(date_inserted)"),
     ],
 )
-def test_moments_that_are_texts_or_numbers(seed: Connection, dsn: str, kind: str, using: str, words: str) -> None:
+def test_times_that_are_texts_or_numbers(seed: Connection, dsn: str, kind: str, using: str, words: str) -> None:
     seed.execute(f"alter table public.backlog alter date_inserted type {kind} using {using}".encode())
     for more in ((), ("--inserted", "date_inserted")):
         ran = penstock("adopt", "public.backlog", *more, dsn=dsn)
@@ -185,13 +221,13 @@ def test_moments_that_are_texts_or_numbers(seed: Connection, dsn: str, kind: str
         assert words in ran.err
     hinted = ran.err.partition("alter table ")[2].strip().removesuffix(".")
     seed.execute(f"alter table {hinted}".encode())
-    assert penstock("adopt", "public.backlog", dsn=dsn).code == 0, "as we said"
+    assert penstock("adopt", "public.backlog", dsn=dsn).code == 0, "the hint can be followed"
 
 
 # --- indexes ----------------------------------------------------------------------------------------------------------
 
 
-def test_without_indexes_none_is_said_to_be_made(seed: Connection, dsn: str) -> None:
+def test_without_indexes_none_is_reported_as_made(seed: Connection, dsn: str) -> None:
     assert "index " not in penstock("adopt", "public.backlog", "--no-index", dsn=dsn).out
     text = penstock("adopt", "public.backlog", "--no-index", "--apply", dsn=dsn).out
     assert "index made" not in text
@@ -213,10 +249,10 @@ def test_an_index_for_other_terms_is_replaced(seed: Connection, dsn: str) -> Non
     assert found["penstock_backlog_ready"] == ("(status = 'NEW'::text)", True)
 
 
-def test_what_an_interrupted_run_left_is_put_right(seed: Connection, dsn: str) -> None:
-    """Ctrl-C while an index is made: the terms are noted, the index is not valid. A second run makes it."""
+def test_a_second_run_completes_an_interrupted_one(seed: Connection, dsn: str) -> None:
+    """After Ctrl-C while an index is made, the terms are stored and the index is not valid. A second run makes it."""
     with psycopg.connect(dsn) as other:
-        other.execute("update public.backlog set status = status where id = 1")  # an index waits for its end
+        other.execute("update public.backlog set status = status where id = 1")  # the index waits for its end
         running = subprocess.Popen(
             [*COMMAND, "adopt", "public.backlog", "--apply"],
             env=environment(dsn),
@@ -247,7 +283,7 @@ def test_what_an_interrupted_run_left_is_put_right(seed: Connection, dsn: str) -
 
 @pytest.fixture
 def parted(sql: Connection, clock: Clock) -> Connection:
-    """By day, and one of the days by its key."""
+    """A table that is partitioned by day, with one day partitioned by key."""
     sql.execute("set search_path = public")
     sql.execute(
         "create table backlog (id bigint, status text, date_inserted timestamptz, primary key (id, date_inserted))"
@@ -284,7 +320,7 @@ def test_indexes_on_partitions_are_made_concurrently(app: Penstock, parted: Conn
 
 
 def test_a_partition_whose_index_is_missing_gets_it(parted: Connection, dsn: str) -> None:
-    """As after Ctrl-C between two partitions."""
+    """An index on one partition is missing, as after Ctrl-C between two partitions."""
     steps = penstock("adopt", "public.backlog", "--json", dsn=dsn).json["indexes"][0]["steps"]
     for step in steps[:2]:
         parted.execute(step.encode())

@@ -1,8 +1,9 @@
-"""When adopted records are due: the arithmetic, and that SQL finds exactly what it says."""
+"""When adopted records are due: the arithmetic, and that SQL finds exactly these records."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +20,7 @@ SECOND = timedelta(seconds=1)
 
 
 def last_tick_by_hand(strategy: Progressive, inserted: datetime, now: datetime) -> datetime | None:
-    """k × period of each tier, one by one, as the rule is written."""
+    """Computes the last tick from the rule: k × period of each tier, one by one."""
     age = (now - inserted).total_seconds()
     begin, found = 0.0, None
     for until, every in strategy.tiers:
@@ -47,7 +48,7 @@ MOMENTS = st.integers(0, 500)
 
 
 @given(TIERS, st.lists(MOMENTS, max_size=30), MOMENTS, st.data())
-def test_windows_hold_what_the_rule_says(
+def test_windows_hold_the_ticks_of_the_rule(
     tiers: list[tuple[int, int]], ages: list[int], since: int, data: st.DataObject
 ) -> None:
     strategy = Progressive(sorted(tiers))
@@ -62,7 +63,18 @@ def test_windows_hold_what_the_rule_says(
         assert ticks.find_last_tick(rungs, inserted, NOW) == tick
         found = [inserted + one.age for one in windows if one.after < inserted <= one.until]
         wanted = [tick] if tick is not None and tick >= mark.tick else []
-        assert found == wanted, "in one window at most"
+        assert found == wanted, "each is in at most one window"
+
+
+def test_moments_in_a_zone_with_summer_time() -> None:
+    """The session may have any zone: the night of the change is 25 hours long, and a record waits no hour more."""
+    rome = ZoneInfo("Europe/Rome")
+    rungs = [timedelta(hours=hours) for hours in (1, 24, 25)]
+    inserted = datetime(2026, 10, 24, 12, tzinfo=rome)
+    now = inserted.astimezone(UTC) + timedelta(hours=24, minutes=30)
+    assert ticks.find_last_tick(rungs, inserted, now) == inserted.astimezone(UTC) + timedelta(hours=24)
+    mark = (now - timedelta(minutes=1)).astimezone(rome)
+    assert ticks.find_windows(rungs, Mark(mark), now) == ticks.find_windows(rungs, Mark(mark.astimezone(UTC)), now)
 
 
 def spans(strategy: Progressive) -> list[tuple[float, float, float]]:
@@ -91,10 +103,10 @@ def test_sql_and_python_agree(
     at: tuple[int, int | None] | None,
     limit: int,
 ) -> None:
-    """What SQL finds, in its order, is what the rule says of each record by itself."""
+    """SQL finds the same records, in the same order, as the rule for each record."""
     mark = ticks.START if at is None else Mark(NOW - at[0] * SECOND, None if at[1] is None else (str(at[1]),))
     terms = app.adopt("public.record", inserted="at", retry="ERROR", strategy=strategy).terms
-    say = Statements(terms)
+    statements = Statements(terms)
     rows = [(n, NOW - age * SECOND) for n, age in enumerate(ages)]
     records.execute("truncate public.record")
     with records.cursor() as cursor:
@@ -104,7 +116,7 @@ def test_sql_and_python_agree(
         tick = last_tick_by_hand(strategy, inserted, NOW)
         if tick is not None and after(mark, tick, (str(n),)):
             due.append((tick, (str(n),)))
-    found = fetch_candidates(records, *say.due_by_ticks(NOW, mark, None, limit))
+    found = fetch_candidates(records, *statements.due_by_ticks(NOW, mark, None, limit))
     assert [(one.due, one.key) for one in found] == sorted(due)[:limit]
 
 

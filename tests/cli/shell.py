@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,12 @@ from penstock.embedded import Server
 COMMAND = (sys.executable, "-m", "penstock.cli")
 COLD = bool(os.environ.get("PENSTOCK_TEST_COLD"))
 STARTERS = [("demo",), ("drain",), ("scale",), ("up",), ("work",)]
+# The sessions that wait for the table of tasks. Other tests run in clones of the same database, where it has the same
+# number.
+WAITING = (
+    "select l.pid from pg_locks as l join pg_database as d on d.oid = l.database"
+    " where not l.granted and l.relation = 'penstock.task'::regclass and d.datname = current_database()"
+)
 COUNTS = ("created", "updated", "renewed", "reopened", "skipped", "superseded")
 
 
@@ -73,6 +80,21 @@ def run_cold(
 ) -> subprocess.CompletedProcess[bytes]:
     command = [*COMMAND, *arguments]
     return subprocess.run(command, input=stdin, capture_output=True, env=env, cwd=cwd, timeout=within, check=False)
+
+
+def in_a_terminal(command: Sequence[str], dsn: str, cwd: Path) -> tuple[int, str]:
+    """Runs a program in a terminal, and returns its exit code and its output."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(dsn, {"TERM": "dumb"}), cwd=cwd
+    )
+    os.close(theirs)
+    said = b""
+    with suppress(OSError):  # the other end is closed
+        while some := os.read(ours, 4096):
+            said += some
+    os.close(ours)
+    return process.wait(60), said.decode().replace("\r\n", "\n")
 
 
 def interrupted_demo(home: Path, after: bytes, *arguments: str) -> tuple[int, bytes, bytes]:

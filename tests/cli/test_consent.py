@@ -1,4 +1,4 @@
-"""The question before a command that cannot be undone, and the manners of all commands."""
+"""The question before a command that cannot be undone, and conventions of all commands."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typer.main import get_command
 
 from penstock import Penstock, Queue
 from penstock.cli import tree
-from shell import COMMAND, Ran, bury, each, environment, nothing_changes, penstock, refused
+from shell import COMMAND, WAITING, Ran, bury, each, environment, nothing_changes, penstock, refused
 
 # --- the question -----------------------------------------------------------------------------------------------------
 
 
 def at_terminal(*arguments: str, dsn: str, typed: bytes = b"", after: bytes = b"[y/N] ") -> Ran:
-    """A command with a terminal for its questions and answers; standard output is still a pipe. What is typed comes
-    after the question; if nothing is, no question is waited for."""
+    """Runs a command with a terminal for its questions and answers, while standard output is a pipe. `typed` is sent
+    after the question; if it is empty, no question is expected."""
     ours, theirs = os.openpty()
-    # A session without a terminal gets the first one it opens: Ctrl-C in it is a real one.
+    # A session without a terminal gets the first one it opens, so Ctrl-C in it is a real one.
     script = 'exec "$@" <"$0" 2>"$0"'
     process = subprocess.Popen(
         ["sh", "-c", script, os.ttyname(theirs), *COMMAND, *arguments],
@@ -35,18 +35,18 @@ def at_terminal(*arguments: str, dsn: str, typed: bytes = b"", after: bytes = b"
         start_new_session=True,
     )
     with process:
-        said = heard(ours, until=after) if typed else b""
+        said = read_terminal(ours, until=after) if typed else b""
         os.write(ours, typed)
         out, _ = process.communicate(timeout=30)
-        said += heard(ours)
+        said += read_terminal(ours)
     os.close(ours)
     os.close(theirs)
     assert b"Traceback" not in said
     return Ran(process.returncode, out.decode(), said.decode())
 
 
-def heard(terminal: int, until: bytes | None = None) -> bytes:
-    """What was written on it: up to a question, or what is there."""
+def read_terminal(terminal: int, until: bytes | None = None) -> bytes:
+    """Returns what was written on a terminal: up to a question, or what is there."""
     said = b""
     while until is None or until not in said:
         if not select.select([terminal], [], [], 0 if until is None else 30)[0]:
@@ -84,7 +84,7 @@ def test_a_person_is_asked(dsn: str, app: Penstock, queue: Queue) -> None:
     assert (ran.code, ran.out) == (0, "queue spare with 0 tasks dropped\n")
 
 
-def test_nobody_is_asked_about_nothing(dsn: str, queue: Queue) -> None:
+def test_nothing_to_do_is_not_asked_about(dsn: str, queue: Queue) -> None:
     queue.push(subject="here")
     nothing: tuple[tuple[tuple[str, ...], str], ...] = (
         (("dead", "purge", "work"), "no dead tasks of queue work to remove\n"),
@@ -105,7 +105,7 @@ def test_nobody_is_asked_about_nothing(dsn: str, queue: Queue) -> None:
 
 
 def test_a_person_types_tasks(dsn: str, queue: Queue) -> None:
-    """No bar: it would write over what is typed."""
+    """There is no progress bar, which would write over the typed text."""
     invitation = b"reading tasks, one JSON object a line; Ctrl-D ends\r\n"
     ran = at_terminal("push", "work", dsn=dsn, typed=b'{"payload": {}}\n\x04', after=invitation)
     assert (ran.code, ran.out) == (0, "1 created\n")
@@ -123,7 +123,7 @@ def test_half_a_terminal_is_none(dsn: str, queue: Queue) -> None:
     refused(ran, "no terminal", "--yes")
 
 
-# --- manners ----------------------------------------------------------------------------------------------------------
+# --- conventions ------------------------------------------------------------------------------------------------------
 
 
 def test_a_wrong_command_line_is_one_block_too() -> None:
@@ -147,7 +147,7 @@ def test_every_command_shows_an_example() -> None:
             yield path, str(group.help)
 
     for path, text in leaves(get_command(tree()), ("penstock",)):
-        shown = path[:-1] if path == ("penstock", "scale", "run") else path  # it is what `scale` does by itself
+        shown = path[:-1] if path == ("penstock", "scale", "run") else path  # `scale` without a subcommand does this
         assert f"Example: {' '.join(shown)}" in text, path
 
 
@@ -161,7 +161,7 @@ def test_a_read_only_server_changes_nothing(dsn: str, queue: Queue) -> None:
 
 
 def test_a_long_purge_may_be_interrupted(dsn: str, queue: Queue) -> None:
-    """It waits for a lock, as a long purge would run. Ctrl-C ends it, and all tasks are still there."""
+    """The purge waits for a lock, in place of one that runs long. Ctrl-C ends it, and all tasks are still there."""
     queue.push_many([{}] * 3)
     with psycopg.connect(dsn) as other, nothing_changes(queue):
         other.execute("lock table penstock.task in access exclusive mode")
@@ -173,8 +173,7 @@ def test_a_long_purge_may_be_interrupted(dsn: str, queue: Queue) -> None:
             env=environment(dsn),
         )
         with process, psycopg.connect(dsn, autocommit=True) as sql:
-            waiting = "select from pg_locks where not granted and relation = 'penstock.task'::regclass"
-            while not sql.execute(waiting).rowcount:
+            while not sql.execute(WAITING).rowcount:
                 assert process.poll() is None
             process.send_signal(2)
             out, err = process.communicate(timeout=30)

@@ -15,7 +15,7 @@ from shell import Ran, each, is_one_block
 
 
 def parsed(text: str) -> list[Any]:
-    """The YAML that we write: maps and lists by indentation, JSON's scalars. Whatever else is there is an error."""
+    """Parses the YAML that the command writes: maps and lists by indentation, and JSON scalars. Anything else fails."""
     return [block([line for line in one.splitlines() if line], 0)[0] for one in text.split("---\n")]
 
 
@@ -64,7 +64,7 @@ def test_keda_gets_what_it_reads(dsn: str, app: Penstock, sql: psycopg.Connectio
     assert [deployment, authentication, scaled] == value.json
     name = "penstock-mail-high-prio"
     assert (deployment["kind"], deployment["metadata"]) == ("Deployment", {"name": name, "namespace": "shop"})
-    assert "replicas" not in deployment["spec"], "KEDA's"
+    assert "replicas" not in deployment["spec"], "KEDA sets the replicas"
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert container["args"][:5] == ["penstock", "work", "shop.tasks:app", "--queues", "mail.high_prio"]
     assert authentication["spec"]["secretTargetRef"] == [{"parameter": "connection", "name": "penstock", "key": "dsn"}]
@@ -87,7 +87,7 @@ def test_keda_gets_what_it_reads(dsn: str, app: Penstock, sql: psycopg.Connectio
         assert isinstance(row[0], int)
         return row[0]
 
-    assert asked() == 1, "without a decision it is one, not none"
+    assert asked() == 1, "without a decision the target is 1, not 0"
     store_decision(app, "mail.high_prio", workers=7)
     assert asked() == 7
     store_decision(app, "mail.high_prio", workers=0)

@@ -14,7 +14,7 @@ import pytest
 from psycopg import Connection
 
 from penstock import Queue
-from shell import COMMAND, COUNTS, each, environment, is_one_block, penstock
+from shell import COMMAND, COUNTS, WAITING, each, environment, is_one_block, penstock
 
 TASKS = """
 {"payload": {"n": 1}, "subject": "a"}
@@ -62,7 +62,7 @@ def test_push_tells_of_conflicts_and_of_queues_that_are_not_there(dsn: str, queu
     )
     assert (taken.code, unknown.code, missing.code, mode.code, batch.code) == (1, 1, 2, 2, 2)
     assert is_one_block(taken.err)
-    assert "line 2: subject 'a' is taken" in taken.err  # the first is blank
+    assert "line 2: subject 'a' is taken" in taken.err  # the first line is blank
     assert "Nothing was written; --on-conflict skip or update would accept it." in taken.err
     assert (unknown.out, '"hint": "Did you mean \'work\'?"' in unknown.err) == ("", True)
     assert "No such file" in missing.err
@@ -120,15 +120,14 @@ def test_an_interrupted_push_writes_nothing(dsn: str, queue: Queue, sql: Connect
 def test_a_push_interrupted_while_it_writes_says_how_to_go_on(
     dsn: str, queue: Queue, tmp_path: Path, mode: str
 ) -> None:
-    """It waits for a lock. One transaction is rolled back; of several, some may be committed."""
+    """The push waits for a lock. A single transaction is rolled back; of several, some may be committed."""
     file = tmp_path / "tasks.jsonl"
     file.write_text("".join(f'{{"payload": {{}}, "subject": "s{n}"}}\n' for n in range(10)))
     push = ("push", "work", "--file", str(file), "--on-conflict", mode)
     with psycopg.connect(dsn) as other, psycopg.connect(dsn, autocommit=True) as sql:
         other.execute("lock table penstock.task in access exclusive mode")
         with subprocess.Popen([*COMMAND, *push], stderr=subprocess.PIPE, env=environment(dsn)) as process:
-            waiting = "select from pg_locks where not granted and relation = 'penstock.task'::regclass"
-            while not sql.execute(waiting).rowcount:
+            while not sql.execute(WAITING).rowcount:
                 assert process.poll() is None
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=30)

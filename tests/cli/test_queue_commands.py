@@ -21,7 +21,7 @@ from shell import COMMAND, each, environment, nothing_changes, penstock, refused
 
 CLAIMED = {"id", "kind", "subject", "payload", "priority", "attempt", "iterations", "due", "created"}
 SETTINGS = {one.name for one in fields(QueueSettings)}
-NOBODY = 10**9
+UNKNOWN_ID = 10**9
 
 
 # --- queues -----------------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def test_a_queue_is_created_shown_and_set(dsn: str, app: Penstock) -> None:
         "fibonacci:1m30s,cap=1d",
         "exponential:5s,factor=1.5,cap=1h,jitter=0",
         "fixed:250ms",
-        "schedule:1m,5m,1h30m",
+        "delays:1m,5m,1h30m",
         "progressive:1d=5m,7d=1h",
     ],
 )
@@ -235,7 +235,7 @@ def test_settles_that_make_no_sense(dsn: str, queue: Queue) -> None:
     claim = queue.claim()
     token, id_ = str(claim.token), str(claim.ids[0])
     with nothing_changes(queue):
-        word, error, both, payload, list_, naive, uuid, twice, stranger, missing = each(
+        word, error, both, payload, list_, naive, uuid, twice, unknown_id, missing = each(
             ("settle", "work", token, id_, "--outcome", "dnoe"),
             ("settle", "work", token, id_, "--error", "x"),
             ("settle", "work", token, id_, "--outcome", "again", "--due", "2027-01-01T00:00:00Z", "--delay", "5m"),
@@ -244,26 +244,26 @@ def test_settles_that_make_no_sense(dsn: str, queue: Queue) -> None:
             ("settle", "work", token, id_, "--outcome", "again", "--due", "tomorrow"),
             ("settle", "work", "abc", id_),
             ("settle", "work", token, id_, id_),
-            ("settle", "work", token, str(NOBODY)),
+            ("settle", "work", token, str(UNKNOWN_ID)),
             ("settle", "wrok", token, id_),
             dsn=dsn,
         )
     refused(word, "Did you mean done?")
-    refused(error, "error: the outcome done has none")
-    refused(both, "either --due or --delay")
+    refused(error, "error: --error cannot be given with the outcome done")
+    refused(both, "--due cannot be combined with --delay")
     refused(payload, "PS1002", "payload: it is not JSON")
     refused(list_, "PS1002", "not a JSON object")
     refused(naive, "due: 'tomorrow'")
     refused(uuid, "token: 'abc'")
-    refused(twice, "there twice")
-    refused(stranger, "PS2001", "never in this lease", code=1)
+    refused(twice, "twice")
+    refused(unknown_id, "PS2001", "never in this lease", code=1)
     refused(missing, "Did you mean 'work'?", code=1)
     unknown = penstock("settle", "work", str(uuid4()), id_, "--json", dsn=dsn)
     assert (unknown.code, json.loads(unknown.err)["error"]["code"]) == (1, "PS2003")
     queue.settle(claim)
 
 
-def test_a_claim_that_nobody_could_read_is_given_back(dsn: str, queue: Queue) -> None:
+def test_a_claim_whose_output_cannot_be_written_is_given_back(dsn: str, queue: Queue) -> None:
     queue.push()
     with Path("/dev/full").open("wb") as full:
         ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""`penstock dead redrive --canary`: a few go first, and the rest follows only when all of them succeeded."""
+"""`penstock dead redrive --canary`: a few tasks go first, and the rest follows only if all of them succeed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from psycopg import Connection
 
 from penstock import Outcome, Queue
 from penstock.model import Task
-from shell import COMMAND, Ran, each, environment, is_one_block, penstock
+from shell import COMMAND, WAITING, Ran, each, environment, is_one_block, penstock
 
-NOBODY = 10**9
+UNKNOWN_ID = 10**9
 DONE = Outcome.done()
 EVERY = ("dead", "redrive", "work", "--all", "--yes")
 STAYS = "nothing more is redriven: the rest is still dead\n"
 
 
 def bury(queue: Queue, count: int, *, error: str = "boom", subject: str | None = None) -> list[int]:
-    """Dead tasks, the oldest first."""
+    """Makes dead tasks, and returns their ids, the oldest first."""
     ids = []
     for _ in range(count):
         ids.append(queue.push({}, priority=0, subject=subject).id)
@@ -88,7 +88,7 @@ def test_the_rest_follows(dsn: str, queue: Queue) -> None:
         "tasks": redriven(*ids),
         "unknown_subjects": [],
     }
-    assert ran[:2] == [(ids[0], 3), (ids[1], 3)], "the oldest first, and the rest is still dead"
+    assert ran[:2] == [(ids[0], 3), (ids[1], 3)], "the oldest go first, while the rest is still dead"
 
 
 def test_for_people(dsn: str, queue: Queue) -> None:
@@ -99,7 +99,7 @@ def test_for_people(dsn: str, queue: Queue) -> None:
 
 
 def test_one_that_runs_again_succeeded(dsn: str, queue: Queue) -> None:
-    """This also holds for a task that ran before the first look, and for one that is kept."""
+    """This also holds for a task that ran before the command first looked, and for one whose document is kept."""
     queue.set(keep_done="1h")
     ids = bury(queue, 3)
     with worker(queue, lambda task: Outcome.again(delay="1h") if task.id == ids[0] else DONE):
@@ -147,7 +147,7 @@ def test_what_dies_meanwhile_was_not_chosen(dsn: str, queue: Queue) -> None:
 
 
 def test_the_rest_stays_dead(dsn: str, queue: Queue) -> None:
-    """One is tried again, one is given up: neither succeeded."""
+    """One canary is to be tried again and one is dead: neither has succeeded."""
     ids = bury(queue, 5)
     with worker(queue, lambda task: Outcome.failed("still\x1b[31m broken", delay="1h") if task.id == ids[1] else DONE):
         said = penstock(*EVERY, "--canary", "2", dsn=dsn)
@@ -187,7 +187,7 @@ def test_the_wait_passes(dsn: str, queue: Queue) -> None:
     assert [task.id for task in queue.tasks(state="dead")] == ids[2:]
 
 
-def test_why_nobody_came(dsn: str, queue: Queue) -> None:
+def test_it_says_why_no_worker_came(dsn: str, queue: Queue) -> None:
     bury(queue, 2)
     queue.push({}, priority=0)
     assert queue.claim()
@@ -199,7 +199,7 @@ def test_why_nobody_came(dsn: str, queue: Queue) -> None:
 
 @contextmanager
 def watching(dsn: str, queue: Queue) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Returns the command and the pid of its backend, while a lock holds it at the look at its only canary."""
+    """Returns the command and the pid of its backend, while a lock blocks it at the query for its only canary."""
     command = [*COMMAND, *EVERY, "--canary", "1"]
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(dsn)) as process,
@@ -208,9 +208,8 @@ def watching(dsn: str, queue: Queue) -> Iterator[tuple[subprocess.Popen[bytes], 
     ):
         until(lambda: queue.status().dead == 2)
         other.execute("lock table penstock.task in access exclusive mode")
-        waiting = "select pid from pg_locks where not granted and relation = 'penstock.task'::regclass"
-        until(lambda: sql.execute(waiting).rowcount == 1)
-        yield process, sql.execute(waiting).fetchall()[0][0]
+        until(lambda: sql.execute(WAITING).rowcount == 1)
+        yield process, sql.execute(WAITING).fetchall()[0][0]
         other.rollback()
 
 
@@ -224,7 +223,7 @@ def test_it_may_be_interrupted(dsn: str, queue: Queue) -> None:
     assert (queue.status().dead, queue.status().pending) == (2, 1)
 
 
-def test_an_error_says_what_was_done_by_then(dsn: str, queue: Queue, sql: Connection) -> None:
+def test_an_error_says_what_was_already_done(dsn: str, queue: Queue, sql: Connection) -> None:
     bury(queue, 3)
     with watching(dsn, queue) as (process, backend):
         sql.execute("select pg_terminate_backend(%s)", (backend,))
@@ -233,15 +232,15 @@ def test_an_error_says_what_was_done_by_then(dsn: str, queue: Queue, sql: Connec
     assert err.decode().endswith("The canaries are redriven, the rest is not.\n")
 
 
-# --- those named ------------------------------------------------------------------------------------------------------
+# --- named tasks ------------------------------------------------------------------------------------------------------
 
 
-def test_named_ones(dsn: str, queue: Queue) -> None:
-    """The first named that can be redriven go ahead; the others get their answers."""
+def test_named_tasks(dsn: str, queue: Queue) -> None:
+    """The first named tasks that can be redriven are the canaries; the others get their answers."""
     old, new = bury(queue, 2)
     (subject,) = bury(queue, 1, subject="s")
     live = queue.push(subject="later", due=datetime.now(UTC) + timedelta(days=1)).id
-    words = ("dead", "redrive", "work", str(NOBODY), str(new), str(old))
+    words = ("dead", "redrive", "work", str(UNKNOWN_ID), str(new), str(old))
     names = ("--subject", "later", "--subject", "s", "--subject", "gone")
     with worker(queue, done) as ran:
         value = penstock(*words, *names, "--canary", "1", "--json", dsn=dsn)
@@ -249,14 +248,14 @@ def test_named_ones(dsn: str, queue: Queue) -> None:
     assert value.code == 1, "two of them are not there"
     assert value.json == {
         "canary": {"succeeded": [new], "failed": {}, "waiting": []},
-        "tasks": redriven(new, old, subject) | {str(NOBODY): "unknown", str(live): "live"},
+        "tasks": redriven(new, old, subject) | {str(UNKNOWN_ID): "unknown", str(live): "live"},
         "unknown_subjects": ["gone"],
     }
-    assert ran[0] == (new, 2), "the first named, while the others are dead"
+    assert ran[0] == (new, 2), "the first named task runs while the others are dead"
 
 
-def test_named_ones_that_all_go_well(dsn: str, queue: Queue) -> None:
-    """A subject whose task is done and gone is still known: it was redriven."""
+def test_named_tasks_that_all_succeed(dsn: str, queue: Queue) -> None:
+    """A subject whose task is done and removed still gets its answer: it was redriven."""
     first, second = bury(queue, 1, subject="a") + bury(queue, 1, subject="b")
     with worker(queue, done):
         said = penstock("dead", "redrive", "work", "--subject", "a", "--subject", "b", "--canary", "1", dsn=dsn)
@@ -266,7 +265,7 @@ def test_named_ones_that_all_go_well(dsn: str, queue: Queue) -> None:
     assert queue.status().totals["redriven"] == len({first, second})
 
 
-def test_a_named_one_fails(dsn: str, queue: Queue) -> None:
+def test_a_named_task_fails(dsn: str, queue: Queue) -> None:
     one, two, three = bury(queue, 3)
     with worker(queue, lambda task: Outcome.dead("no") if task.id == three else DONE):
         value = penstock("dead", "redrive", "work", str(three), str(one), str(two), "--canary", "2", "--json", dsn=dsn)
@@ -277,7 +276,7 @@ def test_a_named_one_fails(dsn: str, queue: Queue) -> None:
 
 
 def test_what_is_refused_changes_nothing(dsn: str, queue: Queue) -> None:
-    """One that is done among those named: all are refused, as without canaries."""
+    """One of the named tasks is done: all are refused, as without canaries."""
     queue.set(keep_done="1h")
     finished = queue.push().id
     queue.settle(queue.claim())
@@ -288,7 +287,7 @@ def test_what_is_refused_changes_nothing(dsn: str, queue: Queue) -> None:
     assert queue.task(dead).state == "dead"
 
 
-# --- before anything is done ------------------------------------------------------------------------------------------
+# --- refusals, and the rehearsal --------------------------------------------------------------------------------------
 
 
 def test_bad_numbers_are_refused(dsn: str, queue: Queue) -> None:
@@ -318,7 +317,7 @@ def test_a_rehearsal_names_the_canaries(dsn: str, queue: Queue) -> None:
     value, said, named = each(
         (*EVERY, "--canary", "2", "--dry-run", "--json"),
         (*EVERY, "--canary", "2", "--dry-run"),
-        ("dead", "redrive", "work", str(NOBODY), str(three), str(one), "--canary", "1", "--dry-run"),
+        ("dead", "redrive", "work", str(UNKNOWN_ID), str(three), str(one), "--canary", "1", "--dry-run"),
         dsn=dsn,
     )
     assert (value.code, value.json) == (
@@ -333,5 +332,5 @@ def test_a_rehearsal_names_the_canaries(dsn: str, queue: Queue) -> None:
     )
     assert (said.code, said.out) == (0, f"would be: 3 redriven\ncanaries: {one}, {two}\n")
     assert named.code == 1
-    assert named.out == f"would be: 2 redriven, 1 unknown\n  {NOBODY}: unknown\ncanaries: {three}\n"
+    assert named.out == f"would be: 2 redriven, 1 unknown\n  {UNKNOWN_ID}: unknown\ncanaries: {three}\n"
     assert [task.id for task in queue.tasks(state="dead")] == [one, two, three]

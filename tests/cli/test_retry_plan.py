@@ -1,4 +1,4 @@
-"""`penstock retry plan`: what a strategy means, before a queue is given it. Needs no database."""
+"""`penstock retry plan` shows what a strategy means before a queue uses it. It needs no database."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from shell import each, penstock
         ("exponential --base 5s --failures 4", [5, 10, 20, 40]),
         ("exponential:5s,factor=3,cap=1m,jitter=0.5 --failures 4", [5, 15, 45, 60]),
         ("fixed --delay 250ms --failures 2", [0.25, 0.25]),
-        ("schedule:1m,5m,1h", [60, 300, 3600]),
+        ("delays:1m,5m,1h", [60, 300, 3600]),
     ],
 )
 def test_waits(arguments: str, waits: list[float]) -> None:
-    """A schedule ends when it ends, however many failures are asked for."""
+    """A strategy of fixed delays ends after the last one, however many failures are asked for."""
     assert penstock("retry", "plan", *arguments.split(), "--json").json == waits
 
 

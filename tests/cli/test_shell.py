@@ -113,7 +113,7 @@ def test_status(dsn: str, app: Penstock, queue: Queue) -> None:
     assert head[:8] == ["queue", *GAUGES, "finished"]
     assert [row[0] for row in rows] == ["mail", "work"]
     assert rows[0][-2] == "30s"
-    assert rows[1][1:8] == ["0", "1", "1", "0", "0", "0", "1"]  # done ones are not kept; one finished
+    assert rows[1][1:8] == ["0", "1", "1", "0", "0", "0", "1"]  # done tasks are not kept; one has finished
     assert (quiet.out, quiet.err) == ("", "")
     assert unknown.code == 1
     assert "Did you mean 'mail'?" in unknown.err
@@ -198,7 +198,7 @@ def test_a_dsn_comes_from_the_first_that_is_set(dsn: str, tmp_path: Path) -> Non
 LIBPQ = {"PGHOST": "host", "PGPORT": "port", "PGUSER": "user", "PGPASSFILE": "passfile", "PGDATABASE": "dbname"}
 
 
-# --- manners ----------------------------------------------------------------------------------------------------------
+# --- conventions ------------------------------------------------------------------------------------------------------
 
 
 def test_errors_are_one_block_or_one_json_value(dsn: str) -> None:
@@ -228,7 +228,7 @@ def test_help_breaks_lines_only_where_the_terminal_ends() -> None:
 
 
 def test_every_command_has_help() -> None:
-    runner = CliRunner()  # in this process: a dozen new ones would say the same
+    runner = CliRunner()  # in this process: a dozen new ones would give the same answers
 
     def commands(group: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         yield path

@@ -10,7 +10,7 @@ from penstock.model import TaskInfo
 from shell import COUNTS, Ran, bury, each, nothing_changes, penstock, refused
 
 LISTED = {*TaskInfo._fields}
-NOBODY = 10**9
+UNKNOWN_ID = 10**9
 
 
 # --- push -------------------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_one_task_is_shown(dsn: str, queue: Queue) -> None:
         ("tasks", "show", str(pushed.id), "--json"),
         ("tasks", "show", str(pushed.id)),
         ("tasks", "ls", "work"),
-        ("tasks", "show", str(NOBODY)),
+        ("tasks", "show", str(UNKNOWN_ID)),
         ("tasks", "show", "abc", "--json"),
         dsn=dsn,
     )
@@ -93,7 +93,7 @@ def test_one_task_is_shown(dsn: str, queue: Queue) -> None:
     assert 'payload\n{\n  "to": "Ünï",\n  "lines": [\n    1\n  ]\n}\n' in said.out
     assert "[red]\\x1b[31m\\n" in said.out
     assert "[red]\\x1b[31m\\n" in listed.out
-    refused(unknown, "PS2001", f"no task {NOBODY}", code=1)
+    refused(unknown, "PS2001", f"no task {UNKNOWN_ID}", code=1)
     assert (strange.code, json.loads(strange.err)["error"]["code"]) == (2, "PS1001")
 
 
@@ -104,13 +104,24 @@ def test_cancel(dsn: str, queue: Queue) -> None:
     queue.push_many([NewTask({}, f"s{n}") for n in range(4)])
     claimed, first, second, _ = (task.id for task in queue.tasks())
     assert queue.claim().ids == [claimed]
-    words = ("tasks", "cancel", "work", str(claimed), str(first), str(NOBODY), "--subject", "s2", "--subject", "gone")
-    fates = {str(claimed): "revoked", str(first): "cancelled", str(NOBODY): "unknown", str(second): "cancelled"}
+    words = (
+        "tasks",
+        "cancel",
+        "work",
+        str(claimed),
+        str(first),
+        str(UNKNOWN_ID),
+        "--subject",
+        "s2",
+        "--subject",
+        "gone",
+    )
+    fates = {str(claimed): "revoked", str(first): "cancelled", str(UNKNOWN_ID): "unknown", str(second): "cancelled"}
     with nothing_changes(queue):
         dry, said, unasked = each((*words, "--dry-run", "--json"), (*words, "--dry-run"), (*words, "--json"), dsn=dsn)
     assert dry.json == {"tasks": {}, "would": fates, "dry_run": True, "unknown_subjects": ["gone"]}
     assert dry.code == said.code == 1
-    assert said.out == f"would be: 2 cancelled, 1 revoked, 2 unknown\n  {NOBODY}: unknown\n  gone: unknown\n"
+    assert said.out == f"would be: 2 cancelled, 1 revoked, 2 unknown\n  {UNKNOWN_ID}: unknown\n  gone: unknown\n"
     assert (unasked.code, unasked.out) == (2, "")
     assert json.loads(unasked.err)["error"]["code"] == "PS1001"
 
@@ -122,7 +133,7 @@ def test_cancel(dsn: str, queue: Queue) -> None:
     assert str(queue.tasks(subject="s3")[0].reason).endswith("(cut)")
 
 
-def test_names_that_are_none(dsn: str, queue: Queue) -> None:
+def test_names_that_are_not_valid(dsn: str, queue: Queue) -> None:
     queue.push()
     with nothing_changes(queue):
         neither, twice, zero, large, missing, empty = each(
@@ -134,8 +145,8 @@ def test_names_that_are_none(dsn: str, queue: Queue) -> None:
             ("tasks", "cancel", "work", "--subject", "", "--yes"),
             dsn=dsn,
         )
-    refused(neither, "neither ids nor subjects")
-    refused(twice, "id: 5 is there twice")
+    refused(neither, "no ids and no subjects")
+    refused(twice, "id: 5 is given twice")
     refused(zero, "id: 0")
     refused(large, "id: 9223372036854775808")
     refused(missing, "Did you mean 'work'?", code=1)
@@ -155,8 +166,8 @@ def test_reschedule(dsn: str, queue: Queue) -> None:
             dsn=dsn,
         )
     assert (dry.code, dry.json["would"]) == (0, {str(one): "rescheduled"})
-    refused(both, "either --due or --in")
-    refused(neither, "either --due or --in")
+    refused(both, "give one of --due and --in")
+    refused(neither, "give one of --due and --in")
     refused(naive, "no time zone", "2030-01-31T06:00:00Z")
     refused(length, "in: 'soon'")
     by_id = penstock("tasks", "reschedule", "work", str(other), "--due", due, "--json", dsn=dsn)
@@ -201,11 +212,11 @@ def test_dead_tasks_are_listed(dsn: str, queue: Queue) -> None:
     refused(none, "Did you mean 'work'?", code=1)
 
 
-def test_redrive_of_named_ones(dsn: str, queue: Queue) -> None:
+def test_redrive_of_named_tasks(dsn: str, queue: Queue) -> None:
     boom, _ = bury(queue, "boom", "bang")
     waiting = queue.push(subject="w").id
-    words = ("dead", "redrive", "work", str(boom), str(NOBODY), "--subject", "w")
-    fates = {str(boom): "redriven", str(NOBODY): "unknown", str(waiting): "live"}
+    words = ("dead", "redrive", "work", str(boom), str(UNKNOWN_ID), "--subject", "w")
+    fates = {str(boom): "redriven", str(UNKNOWN_ID): "unknown", str(waiting): "live"}
     with nothing_changes(queue):
         dry = penstock(*words, "--dry-run", "--json", dsn=dsn)
     assert (dry.code, dry.json["would"]) == (1, fates)
@@ -232,9 +243,9 @@ def test_redrive_of_what_matches(dsn: str, queue: Queue) -> None:
             dsn=dsn,
         )
     assert (dry.code, dry.json["would"]) == (0, {str(boom): "redriven"})
-    assert limited.json["would"] == {str(old): "redriven"}, "the oldest first"
+    assert limited.json["would"] == {str(old): "redriven"}, "the oldest come first"
     refused(none, "add --all")
-    refused(both, "--kind has nothing to choose")
+    refused(both, "--kind cannot be combined with named tasks")
     refused(filtered, "all: ")
     assert len(every.json["would"]) == 4
     refused(unasked, "--yes")
@@ -272,7 +283,7 @@ def test_dead_purge(dsn: str, queue: Queue) -> None:
     assert (by_id.code, by_id.json["would"]) == (1, 1)
     assert (by_time.json["would"], capped.json["would"]) == (1, 3)
     refused(unasked, "--yes")
-    refused(both, "--limit has nothing to choose")
+    refused(both, "--limit cannot be combined with named tasks")
 
     ran = penstock(*purge, "--before", before.isoformat(), "--yes", "--json", dsn=dsn)
     assert (ran.code, ran.json) == (0, {"queue": "work", "purged": 1})

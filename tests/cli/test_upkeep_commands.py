@@ -114,7 +114,7 @@ ASK = ("--", "-XAtc", "select current_database()")
 
 
 def test_psql_on_path(dsn: str, tmp_path: Path) -> None:
-    """A psql of our own tells what it is given: the password in a variable, nothing on the command line."""
+    """A stub of psql prints what it is given: the password is in a variable, and not on the command line."""
     program = tmp_path / "psql"
     program.write_text('#!/bin/sh\necho "args $*"\nenv | grep ^PG | sort\nexit 7\n')
     program.chmod(0o755)
@@ -127,9 +127,9 @@ def test_psql_on_path(dsn: str, tmp_path: Path) -> None:
         "PGSSLMODE=require", "PGUSER=ann",
     ]  # fmt: skip
     same = penstock("psql", "--dsn", given, "-c", "select 1", env=env)
-    assert (same.code, same.out) == (ran.code, ran.out), "options that are not ours are psql's"
+    assert (same.code, same.out) == (ran.code, ran.out), "options that penstock does not have are passed on to psql"
     short = penstock("psql", "-v", "ON_ERROR_STOP=1", "-h", "there", "-Atc", "select 1", "--dsn", given, env=env)
-    assert short.out.splitlines()[0] == "args -v ON_ERROR_STOP=1 -h there -Atc select 1", "and so are all short ones"
+    assert short.out.splitlines()[0] == "args -v ON_ERROR_STOP=1 -h there -Atc select 1", "so are all short options"
     loud = penstock("psql", "--verbose", "--dsn", given, env=env)
     assert (loud.out.splitlines()[0], "db.example" in loud.err) == ("args ", True)
     assert "--verbose" in penstock("psql", "--help").out

@@ -27,7 +27,7 @@ from penstock import Outcome, Penstock, Queue
 from penstock.cli.commands.top import View, draw_screen
 from penstock.cli.terminal.board import RecentBoards
 from penstock.client import scaling
-from penstock.model import Board, BoardWorker, QueueStatus, Scaled, StoredDecision
+from penstock.model import Board, BoardWorker, QueueQuestion, QueueStatus, Scaled, StoredDecision
 from shell import COMMAND, each, environment, is_one_block, penstock
 
 PATIENCE = 30.0  # seconds, for a loaded machine
@@ -65,9 +65,9 @@ def test_why_tells_the_last_decision_and_what_changed(dsn: str, app: Penstock, p
     lines = shown.out.splitlines()
     assert lines[0].startswith("3 workers for work, WARNING, decided ")
     assert lines[1] == "500 waiting, the oldest for 50 of 60 s; 3 keep every deadline"
-    assert lines[2].startswith("1 worker there were; decided by deadlines; the oldest task is late in 10s")
+    assert lines[2].startswith("1 worker at that moment; decided by deadlines; the oldest task is late in 10s")
     assert "at that pace a task is late in 12s" in lines[2] or "late in 13s" in lines[2]
-    assert lines[3].startswith("policy deadline, epoch 1; a scaler scales it, and looked")
+    assert lines[3].startswith("policy deadline, epoch 1; a scaler scales it, and decided")
     assert lines[4] == "since the decision before, 20s earlier: target 2 → 3, wanted 2 → 3, urgency NORMAL → WARNING"
     assert ["deadlines", "3"] in [line.split() for line in lines]
     assert "\x1b" not in shown.out
@@ -100,6 +100,19 @@ def test_why_without_a_scaler_says_what_one_would_do(dsn: str, app: Penstock, pr
         assert said in ran.err
     assert (odd.code, "at: 'yesterday'" in odd.err) == (2, True)
     assert promised.status().pending == 500
+
+
+def test_why_without_a_scaler_counts_what_has_finished(dsn: str, app: Penstock, promised: Queue) -> None:
+    """It counts as a scaler does: attempts with any outcome, not only those that the queue keeps."""
+    promised.push_many([{}] * 12)
+    assert "finished" not in penstock("why", "work", dsn=dsn).out
+    claim = promised.claim(7, worker="w")
+    outcomes = [*[Outcome.done()] * 3, Outcome.again(delay="1h"), Outcome.dead("bad"), *[Outcome.failed("bad")] * 2]
+    promised.settle(claim, dict(zip((task.id for task in claim.tasks), outcomes, strict=True)))
+    assert [one.ended for one in scaling.scaler_snapshot(app._database, [QueueQuestion("work")]).queues] == [7]
+    shown, value = each(("why", "work"), ("why", "work", "--json"), dsn=dsn)
+    assert "7 finished, none lately" in shown.out
+    assert "7 finished" in value.json["would"]["reason"]
 
 
 def test_why_may_be_asked_by_a_reader(dsn: str, app: Penstock, promised: Queue, sql: psycopg.Connection) -> None:
@@ -144,7 +157,7 @@ def test_watching_for_people_in_a_pipe(dsn: str, promised: Queue) -> None:
     )
 
 
-def test_watching_what_can_not_be(dsn: str, promised: Queue) -> None:
+def test_watching_with_wrong_options(dsn: str, promised: Queue) -> None:
     missing, fast, alone, away = each(
         ("status", "wrok", "--watch"),
         ("status", "--watch", "--interval", "1ms"),
@@ -164,7 +177,7 @@ def test_watching_on_a_terminal(dsn: str, promised: Queue) -> None:
         terminal.until(lambda said: said.count(b"pending") >= 3)
         terminal.press(b"\x03")
         assert terminal.ended() == 130
-    assert b"\x1b[2J" not in terminal.said, "it is drawn over, not wiped: nothing flickers"
+    assert b"\x1b[2J" not in terminal.said, "the picture is overwritten and not cleared, so that it does not flicker"
     assert terminal.said.rstrip().endswith(b"\x1b[?25h"), "the cursor is back"
 
 
@@ -186,7 +199,7 @@ def running(*arguments: str, dsn: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 class Terminal:
-    """A command in a terminal of its own: what is typed is typed, and Ctrl-C comes from its keyboard."""
+    """A command in a terminal of its own, with typed keys and a real Ctrl-C."""
 
     def __init__(
         self, *arguments: str, dsn: str, size: tuple[int, int] = (24, 80), term: str = "xterm-256color"
@@ -218,7 +231,7 @@ class Terminal:
 
     def resize(self, rows: int, columns: int, *, tell: bool = True) -> None:
         fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        if tell:  # a kernel tells the foreground group itself; not every sandbox's does
+        if tell:  # a kernel signals the foreground group itself, but not every sandbox does
             os.killpg(self.process.pid, signal.SIGWINCH)
 
     def press(self, keys: bytes) -> None:
@@ -228,9 +241,9 @@ class Terminal:
         deadline = time.monotonic() + PATIENCE
         while not enough(self.said):
             assert time.monotonic() < deadline, self.said[-3000:].decode(errors="replace")
-            self._hear(0.2)
+            self._read(0.2)
 
-    def _hear(self, seconds: float) -> None:
+    def _read(self, seconds: float) -> None:
         if select.select([self._ours], [], [], seconds)[0]:
             self.said += os.read(self._ours, 65536)
 
@@ -238,17 +251,17 @@ class Terminal:
         deadline = time.monotonic() + PATIENCE
         while self.process.poll() is None:
             assert time.monotonic() < deadline
-            self._hear(0.05)
-        self._hear(0.1)
+            self._read(0.05)
+        self._read(0.1)
         return self.process.returncode
 
     def frames(self) -> list[list[str]]:
-        """The pictures, as lines of plain text."""
+        """Returns the pictures, as lines of plain text."""
         parts = self.said.decode(errors="replace").split("\x1b[H")[1:]
         return [[line.rstrip() for line in plain(part).splitlines()] for part in parts]
 
     def shows(self, *texts: str) -> None:
-        """Until the newest whole picture has all of these."""
+        """Waits until the newest complete picture contains all of these texts."""
 
         def seen(_: bytes) -> bool:
             return any(all(text in "\n".join(frame) for text in texts) for frame in self.frames()[-2:])
@@ -264,7 +277,7 @@ def plain(text: str) -> str:
 
 
 def left(terminal: Terminal) -> None:
-    """As if it had never been there."""
+    """Checks that the terminal is as it was before."""
     assert terminal.said.count(b"\x1b[?1049h") == terminal.said.count(b"\x1b[?1049l") == 1
     assert terminal.said.rindex(b"\x1b[?25h") > terminal.said.rindex(b"\x1b[?25l")
     assert b"Traceback" not in terminal.said
@@ -302,7 +315,7 @@ def test_top_ends_with_ctrl_c(dsn: str, promised: Queue) -> None:
 
 
 def test_top_keeps_trying(direct_dsn: str, server_dsn: str) -> None:
-    """PostgreSQL goes away, says nothing of it, and comes back."""
+    """PostgreSQL goes away without a sign, and comes back."""
     name = psycopg.conninfo.conninfo_to_dict(direct_dsn)["dbname"]
     with Penstock(direct_dsn) as app:
         app.create_queue("work")
@@ -341,11 +354,11 @@ def test_top_of_a_server_that_stands_still(direct_dsn: str, sql: psycopg.Connect
 
 
 def backend(pid: int) -> bool:
-    """Of a client; not a worker of autovacuum, which others wait for."""
+    """Whether this is the backend of a client, and not an autovacuum worker, which others wait for."""
     return b"autovacuum" not in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-def test_top_on_a_terminal_that_can_not_be_drawn_on(dsn: str, promised: Queue) -> None:
+def test_top_on_a_terminal_without_cursor_control(dsn: str, promised: Queue) -> None:
     with Terminal("top", dsn=dsn, term="dumb") as terminal:
         assert terminal.ended() == 2
         assert b"'dumb' cannot be drawn on" in terminal.said
@@ -419,11 +432,11 @@ def test_rates_and_what_is_left() -> None:
     assert second.urgency == "NORMAL"
     assert (second.workers, second.target) == (3, 3)
     assert second.status.queue == "q1"
-    assert memory.see(a_board(2, 0, 0, at=AT - 100))[0].leaving is None, "another clock: nothing is made of it"
+    assert memory.see(a_board(2, 0, 0, at=AT - 100))[0].leaving is None, "the clock was set back, so no rate is shown"
 
 
 def test_what_ended_did_not_arrive_again(app: Penstock, promised: Queue, clock: Clock) -> None:
-    """Done tasks are removed, and cancelled ones may have been active: each is counted once."""
+    """Done tasks are removed, and cancelled tasks may have been active: each is counted once."""
     clock.freeze()
     promised.push_many([{}] * 30)
     memory = RecentBoards()

@@ -69,7 +69,7 @@ def start_parent() -> socket.socket:
         process = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            stdin=subprocess.PIPE,  # pipes, as commands have: their stream objects are made here
+            stdin=subprocess.PIPE,  # pipes, as commands have them: their stream objects are made here
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8"},

@@ -1,4 +1,4 @@
-"""Real servers, each in a home of its own, all stopped at the end."""
+"""Real servers, each in its own home, which are all stopped at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Start = Callable[..., Server]
 
 @pytest.fixture
 def tidy() -> Iterator[Callable[[Path], Path]]:
-    """Notes a home whose server is to be stopped at the end."""
+    """Registers a home whose server is stopped at the end."""
     homes: list[Path] = []
 
     def tidy(home: Path) -> Path:
@@ -35,10 +35,10 @@ def home(tmp_path: Path, tidy: Callable[[Path], Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def pattern(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with a cluster in it, made once: initdb is most of the price of a first start."""
+    """A home with a cluster, which is made once because initdb takes most of the time of a first start."""
     home = tmp_path_factory.mktemp("pattern") / "home"
     Server.start(home).stop()
-    (home / "state.json").unlink()  # no two copies are to want the same port
+    (home / "state.json").unlink()  # so that no two copies use the same port
     return home
 
 
@@ -50,7 +50,7 @@ def used(home: Path, pattern: Path) -> Path:
 
 @pytest.fixture
 def start(home: Path) -> Start:
-    """Starts the server of `home`; small, so that many fit beside each other."""
+    """Starts the server of `home`, with little memory so that many can run at once."""
 
     def start(**options: object) -> Server:
         return Server.start(home, settings={"shared_buffers": "16MB"}, **options)  # type: ignore[arg-type]

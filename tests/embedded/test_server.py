@@ -72,7 +72,7 @@ def test_it_is_up_within_seconds_over_socket_and_tcp(start: Start, home: Path) -
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One for those who only look at it."""
+    """A server for tests that do not change it."""
     server = Server.start(tmp_path_factory.mktemp("shared") / "home", settings={"shared_buffers": "16MB"})
     yield server
     server.stop()
@@ -98,7 +98,7 @@ def test_the_password_is_seen_nowhere(server: Server) -> None:
     assert "passfile=" in server.dsn_tcp
 
 
-def test_what_we_make_is_private(server: Server) -> None:
+def test_all_files_are_private(server: Server) -> None:
     assert {mode(path) for path in (server.home, server.data, server.socket_dir)} == {0o700}
     assert {mode(server.home / name) for name in ("pgpass", "log", "state.json", "lock")} == {0o600}
     assert (server.home / ".gitignore").read_text() == "*\n"
@@ -178,7 +178,7 @@ def test_stop_is_idempotent_and_the_data_stay(start: Start, home: Path) -> None:
     assert (again.dsn, again.dsn_tcp) == (server.dsn, server.dsn_tcp)
     assert again.pid != server.pid
     assert answer(again.dsn, "select n from kept") == 7
-    server.stop()  # of the server that was: the new one goes on
+    server.stop()  # the stopped server's object: the new server goes on
     assert answer(again.dsn) == 1
 
 
@@ -227,24 +227,24 @@ def test_killed_and_started_again_with_all_that_was_committed(start: Start, home
 
 
 @pytest.mark.usefixtures("used")
-def test_a_strangers_pid_is_neither_believed_nor_killed(start: Start, home: Path) -> None:
+def test_the_pid_of_another_program_is_neither_believed_nor_killed(start: Start, home: Path) -> None:
     server = start()
     server.kill()
-    stranger = subprocess.Popen(["sleep", "60"])
+    other_program = subprocess.Popen(["sleep", "60"])
     try:
         for lock in (server.data / "postmaster.pid", *server.socket_dir.glob("*.lock")):
             lines = lock.read_text().splitlines()
-            lock.write_text("\n".join([str(stranger.pid), *lines[1:]]) + "\n")
+            lock.write_text("\n".join([str(other_program.pid), *lines[1:]]) + "\n")
         assert Server.running(home) is None
-        Server(**{name: getattr(server, name) for name in server.__slots__} | {"pid": stranger.pid}).stop()
+        Server(**{name: getattr(server, name) for name in server.__slots__} | {"pid": other_program.pid}).stop()
         again = start()
         assert answer(again.dsn) == 1
         assert again.dsn == server.dsn
         again.stop()
-        assert stranger.poll() is None
+        assert other_program.poll() is None
     finally:
-        stranger.kill()
-        stranger.wait()
+        other_program.kill()
+        other_program.wait()
 
 
 @pytest.mark.usefixtures("used")
@@ -288,12 +288,12 @@ def test_any_path_will_do(tmp_path: Path, name: str, tidy: Callable[[Path], Path
     assert mode(server.socket_dir) == 0o700
     if server.socket_dir != home / "run":
         server.stop()
-        shutil.rmtree(server.socket_dir)  # as a cleaner of /tmp would do it
+        shutil.rmtree(server.socket_dir)  # as a cleaner of /tmp would do
         assert answer(Server.start(home).dsn) == 1
 
 
 @pytest.mark.usefixtures("used")
-def test_the_port_is_kept_unless_somebody_took_it(start: Start, home: Path) -> None:
+def test_the_port_is_kept_unless_it_is_taken(start: Start, home: Path) -> None:
     server = start()
     server.stop()
     with socket.socket() as thief:
@@ -321,7 +321,7 @@ def test_data_of_another_version_are_refused(start: Start) -> None:
 def test_recovery_is_waited_for(start: Start, home: Path) -> None:
     server = start()
     with psycopg.connect(server.dsn) as connection:
-        os.kill(connection.info.backend_pid, signal.SIGKILL)  # the postmaster stays, all others begin anew
+        os.kill(connection.info.backend_pid, signal.SIGKILL)  # the postmaster stays, all other processes restart
         deadline = time.monotonic() + 20
         while "all server processes terminated" not in server.log.read_text() and time.monotonic() < deadline:
             assert Server.running(home) == server

@@ -1,5 +1,5 @@
-"""Where workers are harmed: a PostgreSQL of its own, workers that are started again whenever they die, somebody who
-does harm, and a checker who joins what everybody noted with what the tables say at rest."""
+"""The arena of the fault tests: a PostgreSQL of its own, workers and producers that are started again when they die,
+faults that are injected, and a checker that compares the notes of all processes with the tables at rest."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ TABLES = """
     create table effect (task bigint not null, key bigint not null, attempt int not null, pid int not null);
     create table exact (task bigint not null, key bigint not null, attempt int not null, pid int not null);
 """
-FIRST_NUMBER = 1  # of a producer; the tasks that a test pushes by itself have the keys of number 0
+FIRST_NUMBER = 1  # of a producer; tasks that the test itself pushes have the keys of number 0
 Process = subprocess.Popen[bytes]
 
 
 @dataclass
 class Arena:
-    """A database, the workers and producers on it, and the file in which they note what they do.
+    """A database, its workers and producers, and the file in which they note what they do.
 
     With `lanes`, each worker and each producer reaches PostgreSQL through a lane of its own, so that one of them can be
     cut off.
@@ -51,7 +51,7 @@ class Arena:
     dice: random.Random
     lease: float = 1.0
     lanes: list[Lane] = field(default_factory=list)
-    log: list[Path] = field(default_factory=list)  # of PostgreSQL, if it is ours alone
+    log: list[Path] = field(default_factory=list)  # of PostgreSQL, if no other test uses it
     workers: list[Process] = field(default_factory=list)
     producers: list[Process] = field(default_factory=list)
     keeping: int = 0
@@ -85,7 +85,7 @@ class Arena:
     # --- workers ----------------------------------------------------------------------------------------------------
 
     def keep(self, count: int, *options: str) -> None:
-        """So many `penstock work`, each started again when it ends."""
+        """Start `count` workers (`penstock work`), each of which is started again when it ends."""
         self.keeping, self._options, self._kept_at = count, options, self.history.stat().st_size
         self.look_after()
 
@@ -119,7 +119,7 @@ class Arena:
         return process
 
     def _way(self) -> tuple[str, Lane | None]:
-        """The DSN for a new process: through a lane that no living one uses, if there are lanes."""
+        """Return the DSN for a new process: through a lane that no living process uses, if there are lanes."""
         living = [process.pid for process in (*self.workers, *self.producers) if process.poll() is None]
         used = [self._lane_of.get(pid) for pid in living]
         lane = next((one for one in self.lanes if one not in used), None)
@@ -129,7 +129,7 @@ class Arena:
         return self._lane_of.get(process.pid)
 
     def runners(self, worker: Process | None = None) -> list[int]:
-        """Processes in which handlers run."""
+        """Return the processes in which handlers run."""
         found: list[int] = []
         for one in self.workers if worker is None else [worker]:
             with suppress(OSError):
@@ -149,7 +149,7 @@ class Arena:
     # --- producers --------------------------------------------------------------------------------------------------
 
     def produce(self, producers: int, tasks: int, rate: float, seed: int, **orders: Any) -> None:
-        """So many producers that push `tasks` among them, `rate` a second; each is replaced when it is killed."""
+        """Start producers that together push `tasks` tasks, `rate` a second. Each is replaced when it is killed."""
         self._stopping = False
         self._producing = {"rate": rate / producers, "seed": seed, **orders}
         for n in range(producers):
@@ -175,7 +175,8 @@ class Arena:
         self.producers.append(producer)
 
     def _replace(self, producer: Process) -> None:
-        """One that was killed goes on where it was, under another number. One that ended by itself has said why."""
+        """Start a producer that goes on where a killed one was, under another number. One that ended by itself is a
+        finding."""
         self.producers.remove(producer)
         tasks, counts = self._tasks_of[producer.pid]
         if producer.returncode == 0:
@@ -225,7 +226,8 @@ class Arena:
     # --- harm -------------------------------------------------------------------------------------------------------
 
     def harm(self, seconds: float, every: float, blow: Callable[[], None]) -> None:
-        """A blow every so often, until so much time has passed; the dead are replaced."""
+        """Strike about every `every` seconds, for `seconds` seconds or until the queue is empty, and replace workers
+        that died."""
         self.wait_for_claims()
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self.empty():
@@ -234,14 +236,14 @@ class Arena:
             self.look_after()
 
     def wait_for_claims(self, timeout: float = 60) -> None:
-        """Until the workers that `keep` started claim: on a busy machine the worst would be over before."""
+        """Wait until the workers that `keep` started claim: on a busy machine the harm would be over before."""
         begun = time.monotonic()
         while b'"op":"claim"' not in self._noted_since() and time.monotonic() < begun + timeout:
             self.look_after()
             time.sleep(0.05)
 
     def _noted_since(self) -> bytes:
-        """What was noted since `keep`."""
+        """Return the notes since `keep`."""
         with self.history.open("rb") as file:
             file.seek(self._kept_at)
             return file.read()
@@ -253,8 +255,8 @@ class Arena:
             send(pid, signal.SIGKILL)
         self.notes.write(op="kill", pids=pids)
 
-    def frozen_in_the_act(self) -> list[int]:
-        """The processes of a worker, its supervisor the last, all stopped while it holds tasks."""
+    def freeze_while_it_holds(self) -> list[int]:
+        """Freeze a worker while it holds tasks, and return its processes, the supervisor last."""
         for _ in range(50):
             worker = self.dice.choice(self.workers)
             runners = self.runners(worker)
@@ -272,23 +274,23 @@ class Arena:
         return []
 
     def empty(self) -> bool:
-        found = self._standing()
+        found = self._progress()
         return found is not None and found[0] == 0
 
     # --- rest -------------------------------------------------------------------------------------------------------
 
     def rest(self, timeout: float = 90) -> None:
-        """Liveness: no more harm, and everything drains."""
+        """Check liveness: without more harm, everything drains."""
         if not self.drain(timeout):
             with Penstock(self.dsn) as app:
                 raise AssertionError(f"stuck: {app.queue('faults').status()}\n{self.tail()}")
 
     def drain(self, timeout: float, patience: float = 60.0) -> bool:
-        """Wait until nothing waits and nothing runs, then end the workers. False: it took too long, or for so long
-        nothing went on."""
+        """Wait until no task waits or runs, then end the workers. Return False if that took longer than `timeout`, or
+        if nothing changed for `patience` seconds."""
         until = time.monotonic() + timeout
         before, changed = (-1, -1), time.monotonic()
-        while (now := self._standing()) is None or now[0]:
+        while (now := self._progress()) is None or now[0]:
             self.look_after()
             if now is not None and now != before:
                 before, changed = now, time.monotonic()
@@ -298,15 +300,15 @@ class Arena:
         self.end_workers()
         return now is not None and now[0] == 0
 
-    def _standing(self) -> tuple[int, int] | None:
-        """How many tasks wait or run, and how many completions there were; None: PostgreSQL does not answer."""
+    def _progress(self) -> tuple[int, int] | None:
+        """Return how many tasks wait or run and how many are done, or None if PostgreSQL does not answer."""
         with suppress(Exception), Penstock(self.dsn, timeout=1) as app:
             status = app.queue("faults").status()
             return status.waiting + status.active, status.totals["done"]
         return None
 
     def left(self) -> int:
-        """Tasks that wait or run."""
+        """Return how many tasks wait or run."""
         with Penstock(self.dsn) as app:
             status = app.queue("faults").status()
             return status.waiting + status.active
@@ -323,13 +325,13 @@ class Arena:
         return [orjson.loads(note) for note in read_notes(self.history)]
 
     def judge(self) -> Verdict:
-        """The checker's verdict. Nothing may be running any more."""
+        """Return the checker's verdict. No process may be running any more."""
         return check(
             self.dsn, self.history, deadlocks=self.deadlocks(), excused=self.excused, others=tuple(self.findings)
         )
 
     def deadlocks(self) -> int:
-        """From the server's log where it is ours alone: its statistics do not survive a crash."""
+        """Count deadlocks, in the server's log if no other test uses it: its statistics do not survive a crash."""
         if self.log:
             return sum(log.read_bytes().count(b"deadlock detected") for log in self.log)
         with psycopg.connect(self.dsn) as sql:
@@ -358,7 +360,7 @@ def wait_or_kill(process: Process, below: list[int]) -> None:
 
 
 def prepare(dsn: str, lease: str = "1s") -> None:
-    """The schema, the queue and the tables of effects."""
+    """Make the schema, the queue and the tables of effects."""
     with Penstock(dsn) as app, psycopg.connect(dsn, autocommit=True) as sql:
         app.init()
         app.create_queue("faults", lease=lease, max_attempts=1000, retry="fixed:50ms")
@@ -366,33 +368,33 @@ def prepare(dsn: str, lease: str = "1s") -> None:
 
 
 @contextmanager
-def arena_on(place: Arena) -> Iterator[Arena]:
-    """The arena, and at the end none of its processes."""
+def arena_on(arena: Arena) -> Iterator[Arena]:
+    """Yield the arena, and at the end stop all of its processes."""
     try:
-        yield place
+        yield arena
     finally:
-        place.keeping = 0
-        place.end_producers()
-        place.end_workers()
-        place.notes.close()
+        arena.keeping = 0
+        arena.end_producers()
+        arena.end_workers()
+        arena.notes.close()
 
 
 @contextmanager
-def arena(home: Path, seed: int, *, lease: str = "1s", settings: dict[str, str] | None = None) -> Iterator[Arena]:
-    """An arena with a server of its own."""
+def start_arena(home: Path, seed: int, *, lease: str = "1s", settings: dict[str, str] | None = None) -> Iterator[Arena]:
+    """Start an arena with a server of its own."""
     print(f"\nseed {seed} (PENSTOCK_FAULT_SEED={seed} runs it again)")
     chosen = {"shared_buffers": "256MB", "fsync": "off", **(settings or {})}
     server = Server.start(home / "pg", environ=os.environ, settings=chosen)
     try:
         prepare(server.dsn, lease)
-        place = Arena(server.dsn, home, random.Random(seed), float(lease.rstrip("s")), log=[server.log])
-        with arena_on(place):
-            yield place
+        arena = Arena(server.dsn, home, random.Random(seed), float(lease.rstrip("s")), log=[server.log])
+        with arena_on(arena):
+            yield arena
     finally:
         running = Server.running(home / "pg")
         if running is not None:
             running.stop("immediate")
 
 
-def refusals(place: Arena, verb: str) -> int:
-    return sum(one["op"] == verb and one.get("phase") == "fail" for one in place.operations())
+def refusals(arena: Arena, verb: str) -> int:
+    return sum(one["op"] == verb and one.get("phase") == "fail" for one in arena.operations())

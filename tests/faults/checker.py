@@ -1,11 +1,11 @@
-"""The checker: joins what producers and workers noted with what the tables say at rest.
+"""The checker: compares the notes of producers and workers with the tables at rest.
 
 The notes are loaded into a schema `noted` of the database under test. Each rule is a query whose rows are violations. A
 claim is known on both sides by its task and the moment PostgreSQL claimed at, so that each finished attempt in
 `penstock.history` is traced back to the token that asked for it.
 
-What may have happened or not is never a violation: operations that were invoked and whose end nobody was told, and, in
-the time before an asynchronous failover that PostgreSQL is allowed to lose (`excused`), those that were told.
+An operation that may or may not have happened is never a violation: one that was invoked and whose end is not known,
+and one that was reported in the time before an asynchronous failover that PostgreSQL is allowed to lose (`excused`).
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ RULES = (
     ),
     Rule(
         "stale_accepted",
-        "two attempts of a task overlap: it was claimed while somebody held it",
-        # A claim looks at the clock before it looks at the agenda: on a busy machine that is a moment earlier.
+        "two attempts of a task overlap: it was claimed while it was held",
+        # A claim reads the clock before it reads the agenda: on a busy machine that is a moment earlier.
         """
         select s.task_id || ' claimed at ' || s.claimed_at from (
             select a.task_id, a.claimed_at,
@@ -270,7 +270,7 @@ RULES = (
     ),
     Rule(
         "unexpected",
-        "a task was claimed that nobody pushed, or whose push failed",
+        "a task was claimed that was never pushed, or whose push failed",
         """
         select c.task_id || ' with key ' || c.key from noted.claimed as c
         left join noted.pushed as p on p.key = c.key
@@ -279,7 +279,7 @@ RULES = (
     ),
     Rule(
         "unexpected",
-        "a version was claimed that nobody pushed, or whose push failed",
+        "a version was claimed that was never pushed, or whose push failed",
         """
         select c.subject || ' version ' || c.version from noted.claimed as c
         left join noted.upserted as u on u.subject = c.subject and u.version = c.version
@@ -288,7 +288,7 @@ RULES = (
     ),
     Rule(
         "unexpected",
-        "an effect of a task that nobody pushed",
+        "an effect of a task that was never pushed",
         """
         select x.task::text from (select task, key from effect union select task, key from exact) as x
         where not exists (select from noted.pushed as p where p.key = x.key)
@@ -308,7 +308,7 @@ RULES = (
     ),
     Rule(
         "unexpected",
-        "a settle succeeded and says nothing of a task it was asked to settle",
+        "a settle succeeded and gave no answer for a task that it was asked to settle",
         """
         select t.task_id || ' by ' || t.token from noted.told as t where t.state is null
         """,
@@ -344,7 +344,7 @@ RULES = (
     ),
     Rule(
         "stuck",
-        "a task waits or is leased, though nobody does harm any more",
+        "a task waits or is leased, though there is no more harm",
         """
         select t.kind || ' ' || t.id from penstock.task as t where t.ended is null
         union
@@ -358,7 +358,7 @@ RULES = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """How many violations there are of each promise; all zero: nothing was found."""
+    """The number of violations of each promise. If all are zero, nothing was found."""
 
     lost: int = 0
     unexpected: int = 0
@@ -384,7 +384,7 @@ class Verdict:
 
 
 def load_notes(sql: psycopg.Connection, history: Path, excused: Sequence[tuple[float, float]] = ()) -> None:
-    """The notes, as tables in the schema `noted`. The connection must be in autocommit."""
+    """Load the notes into tables of the schema `noted`. The connection must be in autocommit."""
     sql.execute(LOAD)
     with sql.cursor() as cursor:
         for since, until in excused:
@@ -422,12 +422,12 @@ def check(
     return Verdict(**counts, findings=tuple(findings))
 
 
-# --- how soon work went on --------------------------------------------------------------------------------------------
+# --- recovery times ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """Seconds until work went on, after each harm of one kind, and the bar it is held to."""
+    """The seconds until work went on after each harm of one kind, and the promised maximum."""
 
     name: str
     bar: float
@@ -443,11 +443,12 @@ class Recovery:
 
     @property
     def kept(self) -> bool:
-        return self.worst is None or self.worst <= self.bar
+        """Whether the promise was kept. A promise that was not measured was not kept."""
+        return self.worst is not None and self.worst <= self.bar
 
 
-# From the death of a process to the moment its tasks could be claimed again, less the lease. Not where PostgreSQL, or
-# the way to it, was harmed meanwhile.
+# From the death of a process until its tasks could be claimed again, less the lease. Cases in which PostgreSQL or the
+# network was harmed meanwhile are left out.
 AFTER_KILL: LiteralString = """
     with killed as (
         select to_timestamp((n.facts->>'at')::float8) as at, v.pid::int as pid
@@ -478,7 +479,7 @@ AFTER_BACK_PUSH: LiteralString = """
 
 
 def measure_recovery(dsn: str, lease: float) -> list[Recovery]:
-    """How soon work went on, from the notes that `check` has loaded."""
+    """Return how soon work went on, from the notes that `check` has loaded."""
     with psycopg.connect(dsn, autocommit=True) as sql:
 
         def ask(query: LiteralString, what: str = "") -> tuple[float, ...]:

@@ -1,5 +1,5 @@
-"""The application that workers run while they are harmed. Its handlers leave effects in a table; claims, extends and
-settles of whatever process imports this are noted in a history file, and may end at a named point."""
+"""The application that workers run in the fault tests. Its handlers leave effects in a table. Each process that imports
+it notes its claims, extends and settles in a history file, and may end at a named point."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from notes import Notes, describe_claim
 from penstock import Context, LeaseLost, Outcome, Penstock, Unavailable
 from penstock.client import database as sync_database
 from penstock.client.claims import Claimer
+from penstock.client.connections import fetch_raw
 from penstock.client.queue import Queue
 from penstock.client.queue_async import AsyncQueue
 from penstock.model import Claim, Task
@@ -30,7 +31,7 @@ OWN = threading.local()
 
 
 def reached(point: str) -> None:
-    """The process ends here if somebody wants it to. Each file is one death."""
+    """End the process here if there is a file for this point. Each file is for one process."""
     for file in POINTS.glob(f"{point}.*"):
         try:
             file.unlink()
@@ -40,11 +41,11 @@ def reached(point: str) -> None:
         os._exit(7)
 
 
-# --- what the worker does, noted ------------------------------------------------------------------------------------
+# --- notes of what the worker does ----------------------------------------------------------------------------------
 
 
 def noted(verb: str, call: Callable[..., Any], asked: Callable[..., dict[int, str]]) -> Callable[..., Any]:
-    """The verb, with a note before it and one that says how it ended. `asked` says which outcome each id is given."""
+    """Return the verb with a note before it and one after it. `asked` returns the outcome that each id is given."""
 
     def run(queue: Queue, claim: Any, *given: Any, **named: Any) -> Any:
         outcomes = asked(claim, *given)
@@ -78,7 +79,7 @@ def settle_outcomes(claim: Claim, outcomes: Any = None) -> dict[int, str]:
 
 @contextmanager
 def noted_settling(queue: Queue, claim: Claim, id_: int, outcome: Any = Outcome.done) -> Iterator[Any]:
-    """`transaction()` of a handler: what it writes, and the end of its task."""
+    """Note the end of a task that a handler settles with `transaction()`."""
     facts = {"op": "settle", "token": str(claim.token), "ids": [id_]}
     note(**facts, phase="invoke")
     try:
@@ -94,7 +95,7 @@ def noted_settling(queue: Queue, claim: Claim, id_: int, outcome: Any = Outcome.
 
 
 def noted_claim(claimer: Claimer, once: Any, wanted: Any) -> Claim:
-    """The claim, and the moment PostgreSQL claimed at: history has it too, so that both can be joined."""
+    """Note a claim with its time in PostgreSQL, by which history can be joined to it."""
     claim: Claim = CLAIM(claimer, once, wanted)
     if claim:
         note(**describe_claim(claim, float(wanted.lease)))
@@ -117,13 +118,13 @@ async def extended(queue: AsyncQueue, token: Any, **named: Any) -> Any:
         raise
 
 
-CLAIM, SETTLING, FETCH, EXTEND = Claimer._claim, Queue.settling, sync_database.fetch_raw, AsyncQueue.extend
+CLAIM, SETTLING, FETCH, EXTEND = Claimer._claim, Queue.settling, fetch_raw, AsyncQueue.extend
 Claimer._claim = noted_claim  # type: ignore[method-assign, assignment]
 Queue.settling = noted_settling  # type: ignore[method-assign, assignment]
 Queue.settle = noted("settle", Queue.settle, settle_outcomes)  # type: ignore[method-assign]
 Queue.release = noted("release", Queue.release, lambda claim: dict.fromkeys(claim.ids, "release"))  # type: ignore[method-assign]
 AsyncQueue.extend = extended  # type: ignore[assignment, method-assign]
-sync_database.fetch_raw = fetched  # type: ignore[assignment]
+sync_database.fetch_raw = fetched  # type: ignore[assignment, attr-defined]
 
 
 # --- handlers -------------------------------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ def own_connection() -> psycopg.Connection:
 
 @app.task(queue="faults", kind="plain")
 def plain(key: int, seconds: float, task: Task) -> None:
-    """An effect that is there as soon as it happens: once or more often."""
+    """Write an effect at once, so that it happens once or more often."""
     time.sleep(seconds)
     reached("mid_handler")
     own_connection().execute(
@@ -149,7 +150,7 @@ def plain(key: int, seconds: float, task: Task) -> None:
 
 @app.task(queue="faults", kind="exact")
 def exact(key: int, seconds: float, context: Context) -> None:
-    """An effect in the transaction that settles the task: exactly once."""
+    """Write an effect in the transaction that settles the task, so that it happens exactly once."""
     time.sleep(seconds)
     with context.transaction() as connection:
         connection.execute(
@@ -161,19 +162,19 @@ def exact(key: int, seconds: float, context: Context) -> None:
 
 @app.task(queue="faults", kind="quick")
 def quick(key: int) -> None:
-    """In the middle of a batch."""
+    """Do nothing; the point is in the middle of a batch."""
     reached("mid_batch")
 
 
 @app.task(queue="faults", kind="hot")
 def hot(version: int, seconds: float) -> None:
-    """Its subject is pushed to again and again, while it waits, while it runs, and after it has ended."""
+    """Run a task whose subject is pushed to again and again: while it waits, while it runs, and after it has ended."""
     time.sleep(seconds)
 
 
 @app.task(queue="faults", kind="greedy")
 def greedy(key: int, seconds: int) -> None:
-    """Holds the interpreter: nothing else in this process runs meanwhile."""
+    """Hold the interpreter, so that nothing else in this process runs meanwhile."""
     note(op="greedy", phase="invoke", key=key)
     ctypes.PyDLL(None).usleep(seconds * 1_000_000)
     note(op="greedy", phase="ok", key=key)

@@ -1,7 +1,7 @@
-"""What the checker must find: the product's SQL, each time with one defect.
+"""The mutants that the checker must find: the product's SQL with one defect each.
 
 A mutant replaces text in the definition of a function, as PostgreSQL has it, or runs a statement. The text must be
-there exactly once: a mutant of a function that has changed fails, and has to be written anew.
+there exactly once: if the function has changed, the mutant fails and has to be written anew.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import psycopg
 class Mutant:
     """One defect. `caught_by` are verdicts of which at least one must not be zero.
 
-    `blows` is the harm that brings it out; `mix` and `kinds` are what producers do, if the usual will not do.
+    `blows` is the harm that brings it out. `mix` and `kinds` say what producers do, if the default does not suffice.
     """
 
     name: str
@@ -220,7 +220,7 @@ MUTANTS = (
         kinds=SLOW_KINDS,
     ),
     Mutant(
-        "the ledger forgets a bulk push whose COMMIT was not heard",
+        "the ledger forgets a bulk push whose COMMIT was not confirmed",
         ("completed_twice",),
         function="enter_part",
         changes=(("return v_known.report;", "return null;"),),

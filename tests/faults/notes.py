@@ -1,7 +1,7 @@
-"""The history file of a campaign: producers, workers and whoever does harm append what they do, one JSON object a line.
+"""The history file of a campaign: producers, workers and the campaign append what they do, a JSON object per line.
 
-A note begins and ends with a line feed. A process that is killed in the middle of a write leaves a torn line, and the
-next note is whole all the same; `read_notes` leaves out what is torn.
+A note begins and ends with a line feed. A process that is killed in the middle of a write leaves a torn line, but the
+next note is complete; `read_notes` leaves out torn lines.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Notes:
 
 
 def describe_claim(claim: Claim, lease: float) -> dict[str, Any]:
-    """What is noted of a claim: its tasks, and the moment PostgreSQL claimed at, by which history is joined to it."""
+    """Return the note of a claim: its tasks, and its time in PostgreSQL, by which history is joined to it."""
     assert claim.until is not None
     return {
         "op": "claim",
@@ -57,7 +57,7 @@ def describe_task(task: Task) -> list[Any]:
 
 
 def read_notes(path: Path) -> Iterator[bytes]:
-    """Each whole note, as JSON text, in the order of the file."""
+    """Yield each complete note as JSON text, in the order of the file."""
     if not path.exists():
         return
     with path.open("rb") as file:

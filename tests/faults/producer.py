@@ -1,7 +1,6 @@
-"""A producer that is harmed: it pushes tasks at a rate, alone and in bulk, upserts hot subjects with rising versions,
-and cancels some of it. Every operation is noted before it begins and when its end is known: ok, fail (surely not
-written) or unknown. Only this process ever writes its subjects, so that the last version that was reported is the one
-that must run.
+"""A producer in the fault tests: it pushes tasks at a rate, alone and in bulk, upserts hot subjects with rising
+versions, and cancels some tasks. It notes every operation before it begins and when its end is known: ok, fail (surely
+not written) or unknown. Only this process writes its subjects, so the last version that was reported must run.
 
     python producer.py '{"dsn": …, "history": …, "counts": …, "number": 3, "seed": 7, "rate": 200, "tasks": 10000}'
 """
@@ -24,12 +23,12 @@ from penstock import CommitUnknown, NewTask, Penstock, PenstockError, Unavailabl
 
 KEYS = 10_000_000  # of one producer; the next one begins there
 PAUSE = 0.2  # seconds after PostgreSQL was not available
-ASKED_AGAIN = 5  # times a cancel that met a busy task is repeated
+ASKED_AGAIN = 5  # times that a cancel of a busy task is repeated
 
 
 @dataclass(frozen=True)
-class Orders:
-    """What a producer is told. `mix` says how often it does what, and how many of its bulk tasks are of which kind."""
+class ProducerConfig:
+    """The arguments of a producer. `mix` has the weights of its operations."""
 
     dsn: str
     history: str
@@ -41,7 +40,8 @@ class Orders:
     subjects: int = 20
     longest: float = 0.1  # seconds that a handler sleeps
     mix: dict[str, float] | None = None
-    kinds: dict[str, float] | None = None
+    kinds: dict[str, float] | None = None  # the weights of bulk tasks
+    singles: dict[str, float] | None = None  # and of tasks that are pushed one by one
 
 
 Weights = Mapping[str, float]
@@ -56,18 +56,19 @@ MIX: Weights = {
 }
 BULK_KINDS: Weights = {"quick": 8, "plain": 1, "exact": 1}
 SINGLE_KINDS: Weights = {"plain": 1, "exact": 1, "shaky": 2, "quick": 1}
+CANCELLED_KINDS = ("plain", "exact", "quick")
 
 
 class Producer:
-    def __init__(self, orders: Orders) -> None:
-        self._orders = orders
-        self._dice = random.Random(f"{orders.seed}/{orders.number}")
-        self._notes = Notes(Path(orders.history))
-        self._counts = Path(orders.counts)
-        self._app = Penstock(orders.dsn, timeout=5.0)
+    def __init__(self, config: ProducerConfig) -> None:
+        self._config = config
+        self._dice = random.Random(f"{config.seed}/{config.number}")
+        self._notes = Notes(Path(config.history))
+        self._counts = Path(config.counts)
+        self._app = Penstock(config.dsn, timeout=5.0)
         self._queue = self._app.queue("faults")
-        self._next_key = orders.number * KEYS
-        self._versions = {f"hot-{orders.number}-{n}": 0 for n in range(orders.subjects)}
+        self._next_key = config.number * KEYS
+        self._versions = {f"hot-{config.number}-{n}": 0 for n in range(config.subjects)}
         self._pushed = 0
         self._over = False
 
@@ -75,11 +76,11 @@ class Producer:
         self._over = True
 
     def run(self) -> None:
-        """Until all tasks are pushed or somebody says stop."""
-        mix = self._orders.mix or MIX
+        """Run until all tasks are pushed, or until `stop` is called."""
+        mix = self._config.mix or MIX
         began = time.monotonic()
-        while self._pushed < self._orders.tasks and not self._over:
-            if self._pushed > (time.monotonic() - began + 0.5) * self._orders.rate:
+        while self._pushed < self._config.tasks and not self._over:
+            if self._pushed > (time.monotonic() - began + 0.5) * self._config.rate:
                 time.sleep(0.02)
                 continue
             act: Callable[[], int] = getattr(self, self._draw(mix))
@@ -96,16 +97,16 @@ class Producer:
     def _payload(self, kind: str) -> dict[str, Any]:
         key, self._next_key = self._next_key, self._next_key + 1
         if kind in ("plain", "exact"):
-            return {"key": key, "seconds": round(self._dice.uniform(0, self._orders.longest), 4)}
+            return {"key": key, "seconds": round(self._dice.uniform(0, self._config.longest), 4)}
         return {"key": key}
 
     # --- tasks without a subject ------------------------------------------------------------------------------------
 
     def bulk(self) -> int:
         """A push of many, repeated with its batch id until it is known to be written."""
-        kind = self._draw(self._orders.kinds or BULK_KINDS)
-        most = max(10, round(self._orders.rate))  # what a second brings: it does not come all at once
-        count = min(self._dice.choice((10, 50, 200, 500)), most, self._orders.tasks - self._pushed)
+        kind = self._draw(self._config.kinds or BULK_KINDS)
+        most = max(10, round(self._config.rate))  # tasks of one second, so that they do not come all at once
+        count = min(self._dice.choice((10, 50, 200, 500)), most, self._config.tasks - self._pushed)
         items = [NewTask(self._payload(kind), kind=kind) for _ in range(count)]
         batch = uuid4()
         first = self._next_key - count
@@ -116,7 +117,7 @@ class Producer:
                 report = self._queue.push_many(items, batch_id=batch)
             except Unavailable:
                 if self._over:
-                    return 0  # invoked, and nobody knows
+                    return 0  # invoked, and its end is not known
                 time.sleep(PAUSE)
             else:
                 assert report.created == count
@@ -124,13 +125,13 @@ class Producer:
                 return count
 
     def single(self) -> int:
-        return 1 if self._push_one(self._draw(SINGLE_KINDS)) is not None else 0
+        return 1 if self._push_one(self._draw(self._config.singles or SINGLE_KINDS)) is not None else 0
 
     def poison(self) -> int:
         return 1 if self._push_one("poison") is not None else 0
 
     def _push_one(self, kind: str) -> tuple[int, int] | None:
-        """The key and the id of a new task."""
+        """Push a task and return its key and id."""
         payload = self._payload(kind)
         facts = {"op": "push", "batch": str(uuid4()), "kind": kind, "first": payload["key"], "count": 1}
         self._notes.write(**facts, phase="invoke")
@@ -139,7 +140,7 @@ class Producer:
         return payload["key"], pushed.id
 
     def _told(self, facts: dict[str, Any], act: Callable[[], Any]) -> Any:
-        """What it answers. An error that leaves the end open is told apart from one that does not."""
+        """Call `act`, note its end and return its answer. An error that leaves the end open is noted as unknown."""
         try:
             return act()
         except CommitUnknown:
@@ -150,8 +151,9 @@ class Producer:
             raise
 
     def cancelled(self) -> int:
-        """A task that is cancelled soon after it was pushed: it waits, it runs, or it is done by then."""
-        key, id_ = self._push_one(self._dice.choice(("plain", "exact", "quick"))) or (0, 0)
+        """Push a task and cancel it soon: it waits, runs, or is done by then."""
+        kinds = [kind for kind in CANCELLED_KINDS if kind in (self._config.singles or SINGLE_KINDS)]
+        key, id_ = self._push_one(self._dice.choice(kinds)) or (0, 0)
         time.sleep(self._dice.uniform(0, 0.1))
         facts = {"op": "cancel", "key": key, "task": id_}
         for _ in range(ASKED_AGAIN):
@@ -174,12 +176,12 @@ class Producer:
         return len(chosen)
 
     def _upsert(self, subjects: list[str]) -> None:
-        """The next version of each. One alone is told what became of it; many are repeated until they are written."""
+        """Push the next version of each subject. A single push is not repeated; a bulk push is, until it is written."""
         for subject in subjects:
             self._versions[subject] += 1
         items = [(subject, self._versions[subject]) for subject in subjects]
         facts: dict[str, Any] = {"op": "upsert", "items": items, "batch": str(uuid4())}
-        seconds = round(self._dice.uniform(0, self._orders.longest), 4)
+        seconds = round(self._dice.uniform(0, self._config.longest), 4)
         tasks = [NewTask({"version": v, "seconds": seconds}, subject, kind="hot") for subject, v in items]
         self._notes.write(**facts, phase="invoke")
         if len(tasks) > 1:
@@ -215,7 +217,7 @@ class Producer:
 
 
 def main() -> None:
-    producer = Producer(Orders(**json.loads(sys.argv[1])))
+    producer = Producer(ProducerConfig(**json.loads(sys.argv[1])))
     signal.signal(signal.SIGTERM, lambda *_: producer.stop())
     producer.run()
 

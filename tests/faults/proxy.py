@@ -1,16 +1,16 @@
-"""A small TCP proxy between clients and PostgreSQL that can break the network in the ways networks break.
+"""A small TCP proxy between clients and PostgreSQL that can break the network in the ways in which networks break.
 
     with Proxy(server.port) as proxy:
         lane = proxy.add_lane()                  # a port of its own: one worker can be cut off while others go on
-        lane.dsn(server.dsn_tcp)                 # the way through it
+        lane.dsn(server.dsn_tcp)                 # the DSN through it
         lane.delay(0.05)                         # each piece of data arrives so much later
         lane.hang()                              # TCP still acknowledges, but nothing is forwarded
         lane.hang_present()                      # the same for the connections that there are; new ones work
-        lane.given_up()                          # how many of those the client has closed since
+        lane.given_up()                          # how many of these the client has closed since then
         lane.hang_statements()                   # connections are made, but no statement is forwarded
         lane.hang_process(pid)                   # the same for all connections of a process, new ones too, until heal()
         lane.drop()                              # packets vanish: nothing is acknowledged, no connect answered
-        lane.heal()                              # what was held back or sent again arrives; those connections are reset
+        lane.heal()                              # held back data arrives; connections that hang by themselves are reset
         lane.reset()                             # every connection ends with RST
         lane.cut_commits(2)                      # the next two COMMITs are carried out, but the client gets RST
         lane.cut_commits(1, arrive=False)        # the next COMMIT does not even arrive
@@ -43,7 +43,7 @@ RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
 
 def owns_port(pid: int, port: int) -> bool:
-    """Whether a socket of this process has this port of the machine (Linux tells)."""
+    """Return whether a socket of this process has this port, according to Linux."""
     inodes = set()
     with suppress(OSError):
         for file in Path(f"/proc/{pid}/fd").iterdir():
@@ -61,8 +61,8 @@ class Route:
         self.client = client
         self.server: socket.socket | None = None
         self.cutting = False  # a COMMIT was passed on, and its answer must not reach the client
-        self.hangs = False  # whatever the lane does
-        self.owner: int | None = None  # the process that connected, of those that may hang
+        self.hangs = False  # even if the lane does not
+        self.owner: int | None = None  # the process that connected, if it is one that may hang
         self.pumps: list[asyncio.Task[None]] = []
 
     @property
@@ -111,7 +111,7 @@ class Route:
                 await loop.sock_sendall(self.client, data)
 
     async def _receive(self, end: socket.socket) -> bytes:
-        """The next piece, after the lane's delay, once the lane forwards anything at all."""
+        """Return the next data, after the lane's delay, when the lane forwards at all."""
         await self.lane.flowing.wait()
         try:
             data = await asyncio.get_running_loop().sock_recv(end, PIECE)
@@ -160,7 +160,7 @@ class Lane:
         self.flowing = asyncio.Event()
         self.flowing.set()
         self.cuts = 0  # COMMITs that are still to be cut
-        self.spared = 0  # and those that get through before
+        self.spared = 0  # and those that are let through before
         self.commits_arrive = True
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
@@ -201,7 +201,7 @@ class Lane:
         self._proxy.call(self.flowing.clear)
 
     def hang_present(self) -> int:
-        """Answers how many connections there are."""
+        """Let the present connections hang, and return how many there are."""
         found: list[int] = []
         self._proxy.call(lambda: found.append(self._hang_present()))
         return sum(found)
@@ -213,7 +213,7 @@ class Lane:
         self._proxy.call(lambda: self.hung.add(pid))
 
     def given_up(self) -> int:
-        """How many connections that hang by themselves the client has closed: TCP knows, nothing reads it."""
+        """Return how many hanging connections the client has closed, as TCP knows: no one reads them."""
         found: list[bool] = []
         self._proxy.call(lambda: found.extend(route.hangs and given_up(route.client) for route in self.routes))
         return sum(found)
@@ -278,7 +278,7 @@ def given_up(end: socket.socket) -> bool:
 
 
 class Proxy:
-    """Lanes to one server on this machine. `target` may change: connections that come later lead to the other port."""
+    """Lanes to one server on this machine. `target` may change: later connections lead to the new port."""
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -296,7 +296,7 @@ class Proxy:
         return lane
 
     def call(self, act: Callable[[], object]) -> None:
-        """Run it in the proxy's thread and wait for its end."""
+        """Call `act` in the proxy's thread and wait for its end."""
 
         async def run() -> None:
             act()

@@ -1,6 +1,6 @@
-"""Harm by plan: producers push, workers drain, and blows fall at moments that a seed decides.
+"""Harm by plan: producers push, workers drain, and faults (blows) happen at times that a seed decides.
 
-The plan is the same for the same seed: which blows, when, and how hard. Whom they hit depends on who lives then.
+The same seed gives the same plan: which blows, when, and how hard. Their victims depend on which processes live then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.model import Claim
 from proxy import Lane
 
 TICK = 0.1  # seconds between two looks
-DEAF = (25.5, 28.0)  # seconds: a worker waits for an answer for 20
+NO_ANSWER = (25.5, 28.0)  # seconds: a worker waits for an answer for 20
 CALM = 3.0  # seconds without a blow after PostgreSQL is back, so that nothing else delays the first claim
 END_ALL = (
     "select pg_terminate_backend(pid) from (select pid from pg_stat_activity"
@@ -38,7 +38,7 @@ END_ALL = (
 
 
 class Blow(NamedTuple):
-    """When, as a share of the time there is; what; and a seed for how hard."""
+    """One fault: when, as a share of the whole time; which; and a seed for how hard."""
 
     at: float
     what: str
@@ -46,20 +46,20 @@ class Blow(NamedTuple):
 
 
 def make_plan(counts: Mapping[str, int], seed: int) -> list[Blow]:
-    """Every blow as often as asked, in an order and at moments that the seed decides."""
+    """Return every blow as often as `counts` says, in an order and at times that the seed decides."""
     dice = random.Random(seed)
     blows = [what for what, count in counts.items() for _ in range(count)]
     dice.shuffle(blows)
     moments = sorted(dice.random() for _ in blows)
-    # What lasts long falls at even distances, the first at the start: a short storm is not much longer for it.
-    longest = sorted(n for n, what in enumerate(blows) if what == "deaf_worker")
+    # Blows that last long come at even distances, the first at the start, so that a short storm does not become long.
+    longest = sorted(n for n, what in enumerate(blows) if what == "unanswered_worker")
     for n, index in enumerate(longest):
         moments[index] = n / len(longest)
     return [Blow(at, what, dice.getrandbits(32)) for at, what in zip(moments, blows, strict=True)]
 
 
 class Host(Protocol):
-    """Where PostgreSQL runs, for whoever ends it."""
+    """Where PostgreSQL runs, so that the storm can crash and freeze it."""
 
     def crash(self, dice: random.Random) -> None: ...
     def start(self) -> None: ...
@@ -68,7 +68,7 @@ class Host(Protocol):
 
 @dataclass
 class OwnServer:
-    """A PostgreSQL that belongs to one stage alone."""
+    """A PostgreSQL that only one stage uses."""
 
     home: Path
     settings: dict[str, str]
@@ -104,9 +104,9 @@ Event = tuple[float, int, Callable[[], None]]
 
 @dataclass
 class Storm:
-    """Blows that fall on an arena. Those that last (a frozen worker, a cut lane) end while others fall."""
+    """Strikes an arena with the blows of a plan. Several that last, as a frozen worker does, may overlap."""
 
-    place: Arena
+    arena: Arena
     plan: list[Blow]
     seconds: float
     host: Host | None = None
@@ -120,14 +120,16 @@ class Storm:
     _order: int = 0
     _quiet_until: float = 0.0
     _down: set[int] = field(default_factory=set)  # workers that are frozen or cut off
-    _deaf: set[int] = field(default_factory=set)  # those of them that must live until their deadline
+    _unanswered: set[int] = field(
+        default_factory=set
+    )  # those of them that must live until the deadline of their statements
     _endings: dict[int, Callable[[], None]] = field(default_factory=dict)
     _began: float = 0.0
 
     # --- from start to end ------------------------------------------------------------------------------------------
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Let the plan's blows fall, until all have fallen and the time is over, or `until` says that it is enough."""
+        """Strike until all blows of the plan are done and the time is over, or until `until` returns true."""
         self._began = time.monotonic()
         for blow in self.plan:
             self._at(self._began + blow.at * self.seconds, partial(self._strike, blow))
@@ -139,7 +141,7 @@ class Storm:
             if now > self._began + self.seconds and not self._events:
                 break
             self._fire_due(now)
-            self.place.look_after()
+            self.arena.look_after()
             if now > told + self.every:
                 told = now
                 self.say(self.progress())
@@ -152,13 +154,13 @@ class Storm:
         for end in [*self._endings.values()]:
             end()
         self._endings.clear()
-        for lane in self.place.lanes:
+        for lane in self.arena.lanes:
             lane.heal()
         if self.host is not None:
             self.host.start()
 
     def schedule(self, share: float, act: Callable[[], None]) -> None:
-        """Call it at this share of the time; before `run`."""
+        """Have `act` called at this share of the time. Call this before `run`."""
         self._scheduled.append((share, act))
 
     def _at(self, moment: float, act: Callable[[], None]) -> None:
@@ -174,7 +176,7 @@ class Storm:
             act()
 
     def _lasting(self, seconds: float, end: Callable[[], None]) -> None:
-        """Call `end` after so many seconds, or at the end of the storm if that is earlier."""
+        """Have `end` called after `seconds` seconds, or at the end of the storm if that is earlier."""
         key = self._order + 1
 
         def finish() -> None:
@@ -195,13 +197,13 @@ class Storm:
         self._again(blow)
 
     def _again(self, blow: Blow) -> None:
-        """No victim was there, or PostgreSQL was down: the blow falls a moment later."""
+        """Strike a moment later, because there was no victim or PostgreSQL was down."""
         if time.monotonic() < self._began + self.seconds + self.grace:
             self._at(time.monotonic() + 0.5, partial(self._strike, blow))
 
     @property
     def _severed(self) -> int:
-        """How many blows have fallen that end connections, also those that hang."""
+        """Return how many blows so far have ended connections, also hanging ones."""
         return sum(self.done[what] for what in ("crash", "crowd", "reset", "stop_postgres", "terminate"))
 
     # --- progress ---------------------------------------------------------------------------------------------------
@@ -213,7 +215,7 @@ class Storm:
         return f"{gone:5.0f} s  {harm or 'no harm yet'}  |  {self.tasks()}  |  last: {self.last}  |  ETA {left:.0f} s"
 
     def tasks(self) -> str:
-        with suppress(Exception), Penstock(self.place.dsn, timeout=1) as app:
+        with suppress(Exception), Penstock(self.arena.dsn, timeout=1) as app:
             status = app.queue("faults").status()
             return f"done {status.totals['done']:,}, left {status.waiting + status.active:,}"
         return "PostgreSQL is away"
@@ -222,29 +224,29 @@ class Storm:
 
     def _kill(self, dice: random.Random) -> str:
         what = dice.choices(("runner", "supervisor", "worker", "producer"), (50, 20, 20, 10))[0]
-        if what == "producer" and self.place.producers:
-            victim = dice.choice(self.place.producers)
-            self.place.kill([victim.pid])
+        if what == "producer" and self.arena.producers:
+            victim = dice.choice(self.arena.producers)
+            self.arena.kill([victim.pid])
             return "killed a producer"
-        workers = [one for one in self.place.workers if one.pid not in self._deaf]
+        workers = [one for one in self.arena.workers if one.pid not in self._unanswered]
         if not workers:
             return ""
         worker = dice.choice(workers)
-        runners = self.place.runners(worker)
+        runners = self.arena.runners(worker)
         victims = {"supervisor": [worker.pid], "worker": [worker.pid, *runners]}.get(what, dice_some(dice, runners))
         if not victims:
             return ""
-        self.place.kill(victims)
+        self.arena.kill(victims)
         return f"killed a {what}"
 
     def _freeze(self, dice: random.Random) -> str:
-        """All of a worker, or one of its runners, stopped for longer than its lease: it comes back as a zombie."""
-        seconds = self.place.lease * dice.uniform(1.5, 3.0)
+        """Freeze a worker, or one of its runners, for longer than its lease: it comes back as a zombie."""
+        seconds = self.arena.lease * dice.uniform(1.5, 3.0)
         whole, told_to_stop = dice.random() < 0.7, dice.random() < 0.3
         worker = self._healthy(dice)
         if worker is None:
             return ""
-        runners = self.place.runners(worker)
+        runners = self.arena.runners(worker)
         pids = [*runners, worker.pid] if whole else dice_some(dice, runners)
         if not pids:
             return ""
@@ -262,8 +264,8 @@ class Storm:
         return f"froze a {'worker' if whole else 'runner'} for {seconds:.1f} s"
 
     def _healthy(self, dice: random.Random) -> Process | None:
-        """A worker that is neither frozen nor cut off, and is not the last one."""
-        found = [worker for worker in self.place.workers if worker.pid not in self._down]
+        """Return a worker that is neither frozen nor cut off, unless it is the last one."""
+        found = [worker for worker in self.arena.workers if worker.pid not in self._down]
         return dice.choice(found) if len(found) > 1 else None
 
     def _stop_while_it_holds(self, worker: Process, pids: list[int], runners: list[int]) -> None:
@@ -280,7 +282,7 @@ class Storm:
             send(pid, signal.SIGSTOP)
 
     def _holders(self) -> set[int]:
-        with psycopg.connect(self.place.dsn, autocommit=True, connect_timeout=2) as sql:
+        with psycopg.connect(self.arena.dsn, autocommit=True, connect_timeout=2) as sql:
             rows = sql.execute(
                 "select w.pid from penstock.lease as l join penstock.worker as w on w.name = l.worker"
             ).fetchall()
@@ -294,37 +296,37 @@ class Storm:
         return "SIGTERM to a worker"
 
     def _zombie(self, dice: random.Random) -> str:
-        """A client claims tasks, is silent until another worker has one of them, and settles them: it waits for locks,
-        or does not, as workers do."""
-        app = Penstock(self.place.dsn, timeout=2)
+        """Claim tasks, stay silent until another worker has one of them, and then settle them, waiting for locks or
+        not, as workers do."""
+        app = Penstock(self.arena.dsn, timeout=2)
         queue = app.queue("faults")
-        claim = queue.claim(dice.randint(1, 3), lease=self.place.lease, worker="zombie", may_alone=False)
+        claim = queue.claim(dice.randint(1, 3), lease=self.arena.lease, worker="zombie", quarantined=False)
         if not claim:
             app.close()
             return ""
-        self.place.notes.write(**describe_claim(claim, self.place.lease))
+        self.arena.notes.write(**describe_claim(claim, self.arena.lease))
         wait = dice.random() < 0.5
 
         def settle() -> None:
             with suppress(PenstockError), app:
                 if not self._wait_until_taken(claim):
-                    return  # while its lease is there, what it says is right
+                    return  # while its lease is valid, so is its settle
                 facts = {"op": "settle", "token": str(claim.token), "ids": claim.ids}
-                self.place.notes.write(**facts, phase="invoke")
+                self.arena.notes.write(**facts, phase="invoke")
                 try:
                     states = queue.settle(claim, wait=wait)
                 except LeaseLost as error:
                     lost = {*error.refused, *error.revoked, *error.busy}
-                    self.place.notes.write(**{**facts, "ids": [*lost]}, phase="fail")
+                    self.arena.notes.write(**{**facts, "ids": [*lost]}, phase="fail")
                     states = {id_: "done" for id_ in claim.ids if id_ not in lost}
                 states = {id_: state for id_, state in states.items() if state != "busy"}
-                self.place.notes.write(**{**facts, "ids": [*states]}, phase="ok", states=states)
+                self.arena.notes.write(**{**facts, "ids": [*states]}, phase="ok", states=states)
 
-        self._lasting(self.place.lease * dice.uniform(1.1, 2.0), settle)
+        self._lasting(self.arena.lease * dice.uniform(1.1, 2.0), settle)
         return f"a zombie claimed {len(claim)}"
 
     def _wait_until_taken(self, claim: Claim) -> bool:
-        """Until a task of it is in the lease of another worker, for two seconds at most. Whether its lease is gone."""
+        """Wait up to 2 s until another worker has claimed one of its tasks. Return whether its lease is gone."""
         until = time.monotonic() + 2
         query = """
             select count(*) filter (where token = %s), count(*) from penstock.lease
@@ -333,7 +335,7 @@ class Storm:
         kept, leases = 1, 0
         with (
             suppress(psycopg.OperationalError),
-            psycopg.connect(self.place.dsn, autocommit=True, connect_timeout=2) as sql,
+            psycopg.connect(self.arena.dsn, autocommit=True, connect_timeout=2) as sql,
         ):
             while time.monotonic() < until and (kept or not leases):
                 row = sql.execute(query, (claim.token, claim.token, claim.ids)).fetchone()
@@ -351,15 +353,15 @@ class Storm:
             self.host.crash(dice)
             time.sleep(away)
             self.host.start()
-        self.place.notes.write(op="back", what="restart")
+        self.arena.notes.write(op="back", what="restart")
         self._quiet_until = time.monotonic() + CALM
         return f"PostgreSQL crashed, away {away:.1f} s"
 
     def _stop_postgres(self, dice: random.Random) -> str:
-        """All processes of the server stopped: connections stay open, and nothing answers."""
+        """Freeze all processes of the server: connections stay open, and nothing answers."""
         if self.host is None:
             return ""
-        seconds = dice.uniform(0.5, 1.5 * self.place.lease)
+        seconds = dice.uniform(0.5, 1.5 * self.arena.lease)
         with self._outage():
             pids = self.host.processes()
             for pid in pids:
@@ -375,20 +377,20 @@ class Storm:
         try:
             yield
         finally:
-            self.place.notes.write(op="outage", since=since, until=time.time() + CALM)
+            self.arena.notes.write(op="outage", since=since, until=time.time() + CALM)
 
     def _terminate(self, dice: random.Random) -> str:
-        with psycopg.connect(self.place.dsn, autocommit=True, connect_timeout=2) as sql:
+        with psycopg.connect(self.arena.dsn, autocommit=True, connect_timeout=2) as sql:
             count = len(sql.execute(END_ALL).fetchall())
         return f"ended {count} connections"
 
     def _crowd(self, dice: random.Random) -> str:
-        """No connection is left for anybody else."""
+        """Take all connections, so that none is left for other clients."""
         crowd: list[psycopg.Connection] = []
         with self._outage():
             try:
                 while len(crowd) < 500:
-                    crowd.append(psycopg.connect(self.place.dsn, connect_timeout=2))
+                    crowd.append(psycopg.connect(self.arena.dsn, connect_timeout=2))
             except psycopg.OperationalError:
                 time.sleep(dice.uniform(0.5, 1.5))
             finally:
@@ -397,8 +399,8 @@ class Storm:
         return f"took {len(crowd)} connections, all there were"
 
     def _snapshot(self, dice: random.Random) -> str:
-        """A transaction that holds back vacuum."""
-        sql = psycopg.connect(self.place.dsn, connect_timeout=2)
+        """Open a transaction that holds back vacuum."""
+        sql = psycopg.connect(self.arena.dsn, connect_timeout=2)
         sql.execute("set transaction isolation level repeatable read")
         sql.execute("select count(*) from penstock.agenda")
         seconds = dice.uniform(5, 15)
@@ -406,26 +408,26 @@ class Storm:
         return f"held a snapshot for {seconds:.0f} s"
 
     def _lock(self, dice: random.Random) -> str:
-        """A foreign transaction pushes to subjects that wait or run, and stays open."""
+        """Push to subjects that wait or run in a transaction that stays open."""
         subjects = [f"lock-{uuid4().hex[:8]}-{n}" for n in range(3)]
-        with Penstock(self.place.dsn, timeout=2) as app:
+        with Penstock(self.arena.dsn, timeout=2) as app:
             queue = app.queue("faults")
             self._upsert(subjects, 1, lambda task: queue.push_many([task]))
         time.sleep(0.2)
-        sql = psycopg.connect(self.place.dsn, connect_timeout=2)
+        sql = psycopg.connect(self.arena.dsn, connect_timeout=2)
         for subject in subjects:
             payload = {"version": 2, "seconds": 0.0}
             facts = {"op": "upsert", "items": [[subject, 2]], "batch": subject}
-            self.place.notes.write(**facts, phase="invoke")
+            self.arena.notes.write(**facts, phase="invoke")
             queue.push(payload, subject=subject, kind="hot", on_conflict="update", connection=sql)
-        seconds = dice.uniform(1.0, 3 * self.place.lease)
+        seconds = dice.uniform(1.0, 3 * self.arena.lease)
 
         def commit() -> None:
             with suppress(psycopg.OperationalError):
                 sql.commit()
                 for subject in subjects:
                     facts = {"op": "upsert", "items": [[subject, 2]], "batch": subject}
-                    self.place.notes.write(**facts, phase="ok")
+                    self.arena.notes.write(**facts, phase="ok")
             sql.close()
 
         self._lasting(seconds, commit)
@@ -434,9 +436,9 @@ class Storm:
     def _upsert(self, subjects: list[str], version: int, push: Callable[[NewTask], object]) -> None:
         for subject in subjects:
             facts = {"op": "upsert", "items": [[subject, version]], "batch": subject}
-            self.place.notes.write(**facts, phase="invoke")
+            self.arena.notes.write(**facts, phase="invoke")
             push(NewTask({"version": version, "seconds": 0.3}, subject, kind="hot"))
-            self.place.notes.write(**facts, phase="ok")
+            self.arena.notes.write(**facts, phase="ok")
 
     # --- the network ------------------------------------------------------------------------------------------------
 
@@ -446,39 +448,39 @@ class Storm:
         return found and f"{found}: {1000 * delay:.0f} ms more for {seconds:.0f} s"
 
     def _hung(self, dice: random.Random) -> str:
-        seconds = self.place.lease * dice.uniform(1.0, 4.0)
+        seconds = self.arena.lease * dice.uniform(1.0, 4.0)
         found = self._cut_off(dice, seconds, Lane.hang, reset=dice.random() < 0.5)
         return found and f"{found}: hung for {seconds:.1f} s"
 
-    def _deaf_worker(self, dice: random.Random) -> str:
-        """The connections that a worker has get no answer for longer than its deadline; new ones work. It must give up
-        those that it waits for, and go on with others."""
-        seconds = dice.uniform(*DEAF)
+    def _unanswered_worker(self, dice: random.Random) -> str:
+        """Let the connections of a worker hang for longer than its deadline, while new ones work. The worker must give
+        up those that it waits on, and go on with others."""
+        seconds = dice.uniform(*NO_ANSWER)
         worker = self._healthy(dice)
-        lane = None if worker is None else self.place.lane_of(worker)
-        if worker is None or lane is None or not {*self.place.runners(worker)} & self._holders():
-            return ""  # one that starts has only connections of its supervisor, which waits for longer
+        lane = None if worker is None else self.arena.lane_of(worker)
+        if worker is None or lane is None or not {*self.arena.runners(worker)} & self._holders():
+            return ""  # a worker that starts has only the supervisor's connections, which have a longer deadline
         since, began, severed = time.time(), time.monotonic(), self._severed
         if not lane.hang_present():
             return ""  # it has just started, or PostgreSQL is down
         self._down.add(worker.pid)
-        self._deaf.add(worker.pid)
+        self._unanswered.add(worker.pid)
 
         def heal() -> None:
             self._down.discard(worker.pid)
-            self._deaf.discard(worker.pid)
+            self._unanswered.discard(worker.pid)
             count, lasted = lane.given_up(), time.monotonic() - began
-            if not count and severed == self._severed and lasted > DEAF[0] and worker.poll() is None:
-                self.place.findings.append(f"a worker waited for {lasted:.0f} s for answers, and gave up no connection")
+            if not count and severed == self._severed and lasted > NO_ANSWER[0] and worker.poll() is None:
+                self.arena.findings.append(f"a worker waited for {lasted:.0f} s for answers, and gave up no connection")
             lane.heal()
-            self.place.notes.write(op="outage", since=since, until=time.time() + CALM)
-            self.say(f"a deaf worker gave up {count} connections in {lasted:.0f} s")
+            self.arena.notes.write(op="outage", since=since, until=time.time() + CALM)
+            self.say(f"an unanswered worker gave up {count} connections in {lasted:.0f} s")
 
         self._lasting(seconds, heal)
         return f"a worker gets no answers for {seconds:.0f} s"
 
     def _silent(self, dice: random.Random) -> str:
-        seconds = self.place.lease * dice.uniform(1.0, 4.0)
+        seconds = self.arena.lease * dice.uniform(1.0, 4.0)
         found = self._cut_off(dice, seconds, Lane.drop, reset=dice.random() < 0.5)
         return found and f"{found}: silent for {seconds:.1f} s"
 
@@ -500,12 +502,12 @@ class Storm:
         reset: bool = False,
         down: bool = True,
     ) -> str:
-        """Harm the lane of one worker or producer for so long; at the end it is healed, or all it has is reset. `down`:
-        nothing gets through meanwhile."""
+        """Harm the lane of one worker or producer for `seconds`. At the end it is healed, or with `reset` its
+        connections are reset. `down` means that nothing gets through meanwhile."""
         producer = dice.random() < 0.4
-        process = dice.choice(self.place.producers) if producer and self.place.producers else self._healthy(dice)
-        lane = None if process is None else self.place.lane_of(process)
-        if process is None or lane is None or any(lane is self.place._lane_of.get(pid) for pid in self._down):
+        process = dice.choice(self.arena.producers) if producer and self.arena.producers else self._healthy(dice)
+        lane = None if process is None else self.arena.lane_of(process)
+        if process is None or lane is None or any(lane is self.arena._lane_of.get(pid) for pid in self._down):
             return ""
         if down:
             self._down.add(process.pid)
@@ -517,10 +519,10 @@ class Storm:
             if reset:
                 lane.reset()
             lane.heal()
-            self.place.notes.write(op="outage", since=since, until=time.time() + CALM)
+            self.arena.notes.write(op="outage", since=since, until=time.time() + CALM)
 
         self._lasting(seconds, heal)
-        return "a producer's lane" if process in self.place.producers else "a worker's lane"
+        return "a producer's lane" if process in self.arena.producers else "a worker's lane"
 
 
 def dice_some(dice: random.Random, pids: list[int]) -> list[int]:

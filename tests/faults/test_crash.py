@@ -1,4 +1,4 @@
-"""PostgreSQL is killed, or the network cut at the worst moment: nothing lost, nothing twice, no token given again."""
+"""PostgreSQL is killed, or the network is cut at the worst moment: no task is lost or doubled, no token is reused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.client import database
 from penstock.embedded import Server
 from proxy import Lane, Proxy
 
-# The server flushes asynchronous commits only when it must: what a claim wrote is surely lost in a crash.
+# The server flushes asynchronous commits only when it must, so a crash surely loses what a claim wrote.
 LAZY = {"wal_writer_delay": "10s", "shared_buffers": "128MB"}
 
 
@@ -41,7 +41,7 @@ def test_a_claim_lost_in_a_crash_is_claimed_again_and_its_token_is_dead(server: 
         queue.push_many([{"n": n} for n in range(10)])
         tokens = set()
         for _ in range(4):
-            queue.push()  # durable: flushes what came before
+            queue.push()  # durable: it flushes everything before it
             lost = queue.claim(20)
             tokens.add(lost.token)
             crashed(server := Server.running(server.home) or server)
@@ -59,13 +59,13 @@ def test_a_claim_lost_in_a_crash_is_claimed_again_and_its_token_is_dead(server: 
 
 
 def test_a_crash_can_undo_an_expiry_but_never_a_fence(server: Server) -> None:
-    """Expiry runs inside an asynchronous claim. Lost together, the old lease is back, and it alone is good."""
+    """Expiry runs inside an asynchronous claim. If both are lost, the old lease is back, and only it is valid."""
     with Penstock(server.dsn) as penstock:
         penstock.init()
         queue = penstock.create_queue("work", lease="100ms")
         queue.push()
         old = queue.claim()
-        queue.push(due=None, priority=9)  # durable: the old claim is on disk now
+        queue.push(due=None, priority=9)  # durable: now the old claim is on disk
         threading.Event().wait(0.2)
         new = queue.claim(2)
         assert new.ids == old.ids
@@ -117,7 +117,7 @@ def test_a_single_push_says_that_it_does_not_know(queue: Queue, dsn: str) -> Non
         lane.cuts = 1
         with pytest.raises(CommitUnknown):
             cut_off.push({})
-    assert queue.status().pending == 1, "this time it had happened"
+    assert queue.status().pending == 1, "this time the push was written"
 
 
 def test_a_settle_whose_commit_was_not_heard_is_refused_when_repeated(queue: Queue, dsn: str) -> None:

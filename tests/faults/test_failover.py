@@ -1,8 +1,8 @@
 """The primary dies, freezes or stops, and its standby is promoted: clients, workers and the scaler go on there.
 
-Synchronous: nothing that was reported is lost. Asynchronous: only what was not replicated is lost, and what is left is
-true. Recovery is promised within three seconds of the promotion. The campaign holds it to that; these tests, on a
-machine that they share with others, to ten.
+With a synchronous standby nothing that was reported is lost. With an asynchronous one only what was not replicated is
+lost, and the rest is consistent. Recovery is promised within three seconds of the promotion: `make faults` runs these
+tests with that bar (PENSTOCK_RECOVERY_BAR=3). Otherwise they share a machine with others, and assert no speed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from penstock import AsyncPenstock, LeaseLost, NewTask, Penstock, Unavailable
+from penstock.client import database
 from scalers import scaling
 from standby import ReplicatedPair, replicated_pair
 from workers import eventually, working
 
 SEED = int(os.environ.get("PENSTOCK_FAULT_SEED", random.SystemRandom().randrange(2**32)))
 GENEROUS = 20.0  # seconds to wait before a test gives up
-RECOVERY = 10.0  # seconds after a promotion: the promise is three
+BAR = os.environ.get("PENSTOCK_RECOVERY_BAR")  # seconds after a promotion; without it, only GENEROUS holds
 NUMBER = count()
 
 
@@ -41,7 +42,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicatedPair
 
 @pytest.fixture
 def pair(servers: ReplicatedPair) -> ReplicatedPair:
-    """A primary with a standby that streams, whatever the test before did."""
+    """A primary with a streaming standby, whatever the previous test did."""
     attached = servers.primary.value("exists (select from pg_stat_replication where state = 'streaming')")
     if not servers.standby.processes() or servers.standby.frozen or not attached:
         servers.rejoin()
@@ -51,7 +52,7 @@ def pair(servers: ReplicatedPair) -> ReplicatedPair:
 
 @pytest.fixture
 def dsn(pair: ReplicatedPair) -> str:
-    """A new database with the schema, both hosts named."""
+    """The DSN of a new database with the schema, which names both hosts."""
     name = f"failover_{next(NUMBER)}"
     pair.primary.query(f"create database {name}")
     dsn = make_conninfo(pair.dsn, dbname=name)
@@ -64,7 +65,7 @@ def dsn(pair: ReplicatedPair) -> str:
 def assert_recovered(what: str, moment: float, promoted_at: float) -> None:
     said = f"{what} {moment - promoted_at:.2f} s after the promotion"
     print(said)
-    assert moment - promoted_at <= RECOVERY, said
+    assert BAR is None or moment - promoted_at <= float(BAR), said
 
 
 # --- clients --------------------------------------------------------------------------------------------------------
@@ -72,14 +73,14 @@ def assert_recovered(what: str, moment: float, promoted_at: float) -> None:
 
 @dataclass
 class Caller:
-    """Makes one call after another until it is stopped, and keeps when each ended and with what error."""
+    """Makes one call after another until it is stopped, and records when each ended and with which error."""
 
     name: str
     ends: list[tuple[float, Unavailable | None]] = field(default_factory=list)
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def succeeded_after(self, moment: float) -> float:
-        """When the first call that succeeded after the moment ended; 0: none has yet."""
+        """Returns when the first call that succeeded after the moment ended, or 0 if none has."""
         return next((at for at, error in [*self.ends] if error is None and at > moment), 0.0)
 
     def errors(self) -> list[Unavailable]:
@@ -119,11 +120,11 @@ def await_again_and_again(caller: Caller, dsn: str, verb: str) -> None:
 
 @contextmanager
 def calling(dsn: str) -> Iterator[list[Caller]]:
-    """Both clients push, claim and read the status, from the moment at which each of them has succeeded once."""
+    """Callers of both clients push, claim and read the status. Yields when each has succeeded once."""
     callers, threads = [], []
-    for colour, loop in (("sync", call_again_and_again), ("async", await_again_and_again)):
+    for style, loop in (("sync", call_again_and_again), ("async", await_again_and_again)):
         for verb in ("push", "claim", "status"):
-            callers.append(Caller(f"{colour} {verb}"))
+            callers.append(Caller(f"{style} {verb}"))
             threads.append(threading.Thread(target=loop, args=(callers[-1], dsn, verb), daemon=True))
             threads[-1].start()
     try:
@@ -162,17 +163,36 @@ def test_clients_go_on_at_the_new_primary(harm: str, pair: ReplicatedPair, dsn: 
         for caller in callers:
             assert_recovered(f"{harm}: {caller.name}", caller.succeeded_after(promoted_at), promoted_at)
     for caller in callers:
-        # Whoever waited for a connection is told nothing about a pool that was busy: it was not.
+        # No caller that waited for a connection is told that the pool was busy, because it was not.
         assert not [error for error in caller.errors() if error.reason == "pool"], caller.name
     with Penstock(dsn) as app:
         assert app.verify().ok
+
+
+def test_an_idle_client_is_told_of_the_new_primary(
+    pair: ReplicatedPair, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor tells its runners, so that they do not wait for a frozen host. Without the watch of the client, and
+    without being told, this call would wait for ever."""
+    monkeypatch.setattr(database, "WATCH_EVERY", 3600.0)
+    idle = database.Database(dsn)
+    try:
+        port = "select pg_catalog.inet_server_port()"
+        assert idle.value(port) == pair.primary.port
+        old = pair.primary
+        old.freeze()
+        pair.promote()
+        idle.hosts.follow(pair.nodes.index(pair.primary))
+        assert idle.value(port) == pair.primary.port != old.port
+    finally:
+        idle.close()
 
 
 # --- workers --------------------------------------------------------------------------------------------------------
 
 
 def test_a_lease_that_was_not_replicated_is_refused(pair: ReplicatedPair, dsn: str) -> None:
-    """An asynchronous standby is promoted that has seen neither the claim nor the last push. What is left is true.
+    """The promoted asynchronous standby has neither the claim nor the last push. The rest is consistent.
     (Workers under failovers, with a checker, are a stage of the campaign: `make faults`.)"""
     with Penstock(dsn) as app:
         queue = app.create_queue("held", lease="1h")
@@ -187,7 +207,7 @@ def test_a_lease_that_was_not_replicated_is_refused(pair: ReplicatedPair, dsn: s
         for act in (queue.settle, queue.extend, queue.release):
             with pytest.raises(LeaseLost):
                 act(held)
-        assert queue.status().pending == 3, "what was not replicated is gone"
+        assert queue.status().pending == 3, "the push that was not replicated is gone"
         queue.settle(queue.claim(3))
         verified = app.verify()
         assert verified.ok, verified.findings
@@ -210,7 +230,7 @@ def job(name: str) -> None:
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["a while before", "a moment before"])
 def test_workers_leave_a_frozen_primary(at_once: bool, pair: ReplicatedPair, dsn: str, tmp_path: Path) -> None:
-    """Whatever they asked it last, claims, beats and extensions of leases, is never answered."""
+    """Their last claims, beats and extensions of leases are never answered."""
     with Penstock(dsn) as app:
         queue = app.create_queue("work", lease="2s")
         with working(tmp_path, dsn, JOBS) as worker:
@@ -233,7 +253,7 @@ def test_workers_leave_a_frozen_primary(at_once: bool, pair: ReplicatedPair, dsn
 
 
 def pushed(app: Penstock, name: str) -> bool:
-    """A subject, because what a frozen server was told may have happened."""
+    """Pushes with a subject, because a push to a frozen server may have happened."""
     try:
         app.queue("work").push({"name": name}, kind="job", subject=name)
     except Unavailable:
@@ -265,7 +285,7 @@ def test_the_scaler_decides_again(harm: str, pair: ReplicatedPair, dsn: str, tmp
 
 
 def decided_at(pair: ReplicatedPair, dsn: str) -> float:
-    """When the scaler last decided, by the primary's clock; 0: it has not."""
+    """Returns when the scaler last decided, by the primary's clock, or 0 if it has not."""
     with psycopg.connect(pair.primary.dsn, dbname=conninfo_to_dict(dsn)["dbname"]) as sql:
         row = sql.execute("select extract(epoch from decided_at)::float from penstock.scaling").fetchone()
     return row[0] or 0.0 if row else 0.0

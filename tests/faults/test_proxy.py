@@ -1,4 +1,4 @@
-"""The proxy breaks the network as it says: what is hung, dropped, delayed, reset and cut is so, and heals."""
+"""The proxy breaks the network as it says: connections hang and are dropped, delayed, reset and cut, and they heal."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_nothing_arrives_until_the_lane_heals(lane: Lane, through: psycopg.Conne
 
 
 def unacknowledged(connection: psycopg.Connection) -> bool:
-    """Whether this side has sent bytes that the other has not acknowledged, as the kernel counts them."""
+    """Returns whether this side has sent bytes that the other has not acknowledged, as the kernel counts them."""
     queued = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"\0" * 4)
     return bool(struct.unpack("i", queued)[0])
 
@@ -111,7 +111,7 @@ def test_a_delay_is_felt(lane: Lane, through: psycopg.Connection) -> None:
     lane.delay(0.2)
     began = time.monotonic()
     ask(through)
-    assert time.monotonic() - began >= 0.4, "there and back"
+    assert time.monotonic() - began >= 0.4, "the delay applies in both directions"
 
 
 @pytest.mark.parametrize("arrive", [True, False], ids=["arrives", "does not arrive"])

@@ -1,5 +1,5 @@
-"""A dump is restored into another cluster, whose transaction ids are far smaller: the books are true from the first
-moment, nobody's old lease is good there, and everything goes on."""
+"""A dump is restored into another cluster, whose transaction ids are far smaller: the counters are right from the
+start, no old lease is valid there, and everything goes on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUMBER = count()
 
 
 class Source(NamedTuple):
-    """What the first cluster knew when it was dumped."""
+    """The state of the first cluster when it was dumped."""
 
     server: Server
     statuses: list[QueueStatus]
@@ -53,11 +53,11 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], 
 
 @pytest.fixture(scope="module")
 def source(clusters: Callable[[], Server]) -> Source:
-    """Tasks in every state, history, and a log that is not squeezed yet."""
+    """A cluster with tasks in every state, history, and a counter log that is not squeezed yet."""
     server = clusters()
     with Penstock(server.dsn) as penstock, psycopg.connect(server.dsn, autocommit=True) as sql:
         penstock.init()
-        # The other cluster will not come near these numbers.
+        # The transaction ids of the other cluster stay far below these.
         sql.execute("do $$ begin for n in 1 .. 20000 loop perform pg_current_xact_id(); commit; end loop; end $$")
         work = penstock.create_queue("work", lease="24h", max_attempts=3, retry="fixed:1s", keep_done="1d")
         mail = penstock.create_queue("mail", lease="24h")
@@ -79,7 +79,7 @@ def source(clusters: Callable[[], Server]) -> Source:
         work.push_many([{}] * 7)
         work.push({"n": 0}, subject="s5", on_conflict="update")
         mail.settle(mail.claim(2))
-        mail.push()  # after the last claim: surely in the log
+        mail.push()  # after the last claim, so that it is surely in the log
 
         logged = sql.execute("select count(*), min(xid) > 20000 from penstock.counter_log").fetchone()
         assert logged is not None
@@ -91,13 +91,13 @@ def source(clusters: Callable[[], Server]) -> Source:
         ).fetchone()
         assert numbers is not None
         assert penstock.verify().ok
-        time.sleep(1.1)  # claims fold counters, and look at the cluster they are in, once a second
+        time.sleep(1.1)  # once a second claims fold counters and check in which cluster they are
         return Source(server, penstock.status(), leased, alone, live, *numbers)
 
 
 @pytest.fixture(scope="module")
 def target(clusters: Callable[[], Server]) -> Server:
-    """Another cluster. It has the roles, as every cluster has where somebody ran `init` once."""
+    """Another cluster. It has the roles, as every cluster in which `init` was run has."""
     server = clusters()
     with psycopg.connect(server.dsn, autocommit=True) as sql:
         sql.execute(migrate.roles_step().text.encode())
@@ -110,7 +110,7 @@ def run(program: Path, *arguments: str) -> None:
 
 
 def restored(source: Source, target: Server, directory: Path, form: str, *options: str) -> str:
-    """A dump of the source in a database of its own in the target; answers its DSN."""
+    """Restores a dump of the source into a new database of the target, and returns its DSN."""
     dump, name = str(directory / "dump"), f"restored_{next(NUMBER)}"
     run(source.server.binaries / "pg_dump", f"--format={form}", f"--file={dump}", source.server.dsn)
     with psycopg.connect(target.dsn, autocommit=True) as sql:
@@ -123,8 +123,8 @@ def restored(source: Source, target: Server, directory: Path, form: str, *option
     return dsn
 
 
-def books(statuses: list[QueueStatus]) -> list[QueueStatus]:
-    """Without what only time changes."""
+def counted(statuses: list[QueueStatus]) -> list[QueueStatus]:
+    """Returns the statuses without the fields that time changes."""
     return [replace(one, at=None, oldest_pending_age=None) for one in statuses]
 
 
@@ -143,19 +143,19 @@ def test_a_dump_goes_on_in_another_cluster(
     with Penstock(dsn) as penstock, psycopg.connect(dsn, autocommit=True) as sql:
         assert number(sql, "select pg_current_xact_id()::text::bigint") < number(
             sql, "select min(xid) from penstock.counter_log"
-        ), "else this proves nothing"
+        ), "otherwise this test proves nothing"
         assert penstock.init() == []
-        assert books(penstock.status()) == books(source.statuses)
+        assert counted(penstock.status()) == counted(source.statuses)
         assert penstock.verify().ok, penstock.verify().findings
 
-        # What is written here has small numbers, and is counted beside the large ones that came along.
+        # Rows written here have small transaction ids, and are counted beside the restored ones with large ids.
         work = penstock.queue("work")
         pushed = work.push_many([NewTask({}, f"new{n}") for n in range(3)])
         assert pushed.created == 3
         assert work.status().pending == source.statuses[1].pending + 3
         assert penstock.verify().ok, penstock.verify().findings
 
-        # The workers of that other cluster are not ours: their leases end with the first claim or upkeep.
+        # The workers of the first cluster do not work here: their leases end with the first claim or upkeep.
         begun: list[int] = []
         if first == "claim":
             begun = work.claim(4).ids
@@ -169,15 +169,15 @@ def test_a_dump_goes_on_in_another_cluster(
         assert number(sql, "select count(*) from penstock.lease where until = '-infinity'") == 0
         assert penstock.verify().ok, penstock.verify().findings
 
-        # A squeeze folds what came along; nothing is counted twice by the next one.
-        before = books(penstock.status())
+        # A squeeze folds the restored log, and the next one counts nothing twice.
+        before = counted(penstock.status())
         penstock.upkeep()
         penstock.upkeep()
         sql.execute("select penstock._squeeze(id) from penstock.queue")
         assert number(sql, "select count(*) from penstock.counter_log") == 0
-        assert books(penstock.status()) == before
+        assert counted(penstock.status()) == before
 
-        # Everything that lived is claimable, once; no id is given out again.
+        # All live tasks are claimable once, and no id is given out again.
         sql.execute("update penstock.agenda set due = now(), pending = true")
         taken = list(begun)
         while claim := work.claim(3):
@@ -201,4 +201,4 @@ def test_a_restore_without_rights_gets_them_from_init(source: Source, target: Se
         assert penstock.init() == ["functions"]
         assert number(sql, allowed) == 1
         assert penstock.init() == []
-        assert books(penstock.status()) == books(source.statuses)
+        assert counted(penstock.status()) == counted(source.statuses)

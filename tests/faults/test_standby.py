@@ -1,4 +1,4 @@
-"""The primary and standby that other tests use: streaming, promotion, and the way back."""
+"""The primary and standby that other tests use: streaming, promotion, and rejoining."""
 
 from __future__ import annotations
 

@@ -1,16 +1,14 @@
-"""What a handler may be given: as its annotations say, checked where the mistake is made."""
+"""Arguments of handlers: they fit the annotations, and are checked where the mistake is made."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date, datetime
-from decimal import Decimal
+from datetime import timedelta
 from enum import Enum
 from types import GenericAlias
 from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict, Union, is_typeddict
-from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -44,14 +42,14 @@ class Parcel(TypedDict, total=False):
 
 
 class Node(TypedDict):
-    """It is in itself."""
+    """A type that contains itself."""
 
     name: str
     below: list[Node]
 
 
-class Visit(TypedDict):
-    at: datetime
+class Measure(TypedDict):
+    took: timedelta
 
 
 class Unreadable(TypedDict):
@@ -63,7 +61,7 @@ class Colour(Enum):
 
 
 def taking(annotation: Any) -> Arguments:
-    """Those of a handler with one argument `x`, annotated so."""
+    """The arguments of a handler with one argument `x` of this annotation."""
 
     def handler(x: Any) -> None: ...
 
@@ -73,11 +71,11 @@ def taking(annotation: Any) -> Arguments:
 
 def refusal(arguments: Arguments, payload: dict[str, Any]) -> ValidationError:
     with pytest.raises(ValidationError) as refused:
-        arguments.checked(payload)
+        arguments.check(payload)
     return refused.value
 
 
-CHOICE = Literal["a", 1, None]  # noqa: PYI061 - people write it so
+CHOICE = Literal["a", 1, None]  # noqa: PYI061 - users write it like this
 LINE = {"article": "tea", "count": 2}
 FITS: list[tuple[Any, list[Any], list[Any]]] = [
     (int, [0, -5, 2**62], [True, 1.0, "1", None, [1]]),
@@ -94,7 +92,7 @@ FITS: list[tuple[Any, list[Any], list[Any]]] = [
     (CHOICE, ["a", 1, None], ["b", True, 1.0, 2]),
     (Literal[True], [True], [1, False]),
     (int | None, [1, None], ["1", True, 1.5]),
-    (Union[int, str], [1, "1"], [None, 1.5]),  # noqa: UP007 - people write it so
+    (Union[int, str], [1, "1"], [None, 1.5]),  # noqa: UP007 - users write it like this
     (list[int] | dict[str, str], [[1], {"a": "b"}, {}], [["1"], {"a": 1}]),
     (Line, [LINE, LINE | {"gift": True}], [{}, {"article": "tea"}, LINE | {"gift": 1}, LINE | {"size": 1}, [], None]),
     (Parcel, [{"weight": 1}, {"weight": 1.5, "lines": [LINE]}], [{}, {"lines": []}, {"weight": 1, "lines": [{}]}]),
@@ -108,13 +106,13 @@ REFUSED = [(annotation, value) for annotation, _, bad in FITS for value in bad]
 
 
 @pytest.mark.parametrize(("annotation", "value"), TAKEN)
-def test_what_fits_its_annotation_is_taken_as_it_is(annotation: Any, value: Any) -> None:
-    assert taking(annotation).checked({"x": value})["x"] is value
+def test_a_value_that_fits_its_annotation_is_taken_as_it_is(annotation: Any, value: Any) -> None:
+    assert taking(annotation).check({"x": value})["x"] is value
     assert taking(annotation).payload([value], {}) == {"x": value}
 
 
 @pytest.mark.parametrize(("annotation", "value"), REFUSED)
-def test_what_does_not_fit_is_refused_with_the_name_of_the_argument(annotation: Any, value: Any) -> None:
+def test_a_value_that_does_not_fit_is_refused_with_the_name_of_the_argument(annotation: Any, value: Any) -> None:
     error = refusal(taking(annotation), {"x": value})
     assert error.field == "x"
     assert error.message.startswith("x")
@@ -162,7 +160,7 @@ def anything(n: int, **rest: Any) -> None: ...
 def scores(**points: int) -> None: ...
 
 
-def test_arguments_are_given_by_place_or_by_name() -> None:
+def test_arguments_are_given_by_position_or_by_name() -> None:
     arguments = Arguments.of(order)
     assert arguments.payload([7], {}) == arguments.payload([], {"order_id": 7}) == {"order_id": 7}
     assert arguments.payload([7, "soon"], {"express": True}) == {"order_id": 7, "note": "soon", "express": True}
@@ -192,14 +190,14 @@ def test_a_call_that_could_not_be_made_is_refused(
     assert (refused.value.field, refused.value.message) == (field, message)
 
 
-def test_what_is_missing_or_unknown_comes_with_the_signature() -> None:
+def test_missing_and_unknown_arguments_come_with_the_signature() -> None:
     for names in ({}, {"order_id": 1, "colour": 1}):
         with pytest.raises(ValidationError) as refused:
             Arguments.of(order).payload([], names)
         assert refused.value.hint == "It takes (order_id: int, note: str = 'none', *, express: bool = False)."
 
 
-def test_what_is_not_annotated_may_be_anything() -> None:
+def test_an_argument_without_an_annotation_may_be_anything() -> None:
     arguments = Arguments.of(lambda a, b=None: (a, b))
     values: list[Any] = [1, "a", None, [{}]]
     for value in values:
@@ -317,7 +315,7 @@ def test_a_payload_is_alone_beside_the_context() -> None:
 
 
 @pytest.mark.parametrize("handler", [with_both, open_with_context])
-def test_a_payload_can_not_name_the_context(handler: Callable[..., Any]) -> None:
+def test_a_payload_cannot_name_the_context(handler: Callable[..., Any]) -> None:
     with pytest.raises(ValidationError, match=r"^'ctx': the handler takes no such argument"):
         Arguments.of(handler).payload([], {"n": 1, "ctx": 5})
 
@@ -397,32 +395,24 @@ def test_parameters_without_a_name_are_refused(handler: Callable[..., Any]) -> N
 @pytest.mark.parametrize(
     "annotation",
     [
-        datetime,
-        date,
-        Decimal,
-        UUID,
         bytes,
         tuple,
         set,
-        Colour,
-        list[datetime],
-        dict[str, datetime],
         dict[int, str],
-        datetime | None,
         int | list[dict[str, bytes]],
         Sequence[int],
         Mapping[str, int],
         Literal[Colour.RED],
         Literal[b"x"],
-        Visit,
-        list[Visit],
+        Measure,
+        list[Measure],
         {"a": int},
         Task | None,
         Context | None,
     ],
     ids=str,
 )
-def test_what_does_not_travel_as_json_is_refused(annotation: Any) -> None:
+def test_types_that_are_not_json_are_refused(annotation: Any) -> None:
     with pytest.raises(ConfigError, match=r"handler\(x\): .* does not travel as JSON") as refused:
         taking(annotation)
     assert refused.value.hint is not None
@@ -430,9 +420,9 @@ def test_what_does_not_travel_as_json_is_refused(annotation: Any) -> None:
 
 
 def test_so_is_the_annotation_of_the_rest() -> None:
-    def handler(**rest: datetime) -> None: ...
+    def handler(**rest: timedelta) -> None: ...
 
-    assert "datetime does not travel as JSON" in refused_at_decoration(handler).message
+    assert "timedelta does not travel as JSON" in refused_at_decoration(handler).message
 
 
 def sync_with_async_context(ctx: AsyncContext) -> None: ...
@@ -452,14 +442,16 @@ def with_two_contexts(one: Context, other: Context) -> None: ...
         (with_two_contexts, Context, "and one is enough"),
     ],
 )
-def test_the_context_has_the_colour_of_the_handler(handler: Callable[..., Any], wanted: type, words: str) -> None:
+def test_sync_handlers_have_a_sync_context_and_async_ones_an_async_context(
+    handler: Callable[..., Any], wanted: type, words: str
+) -> None:
     error = refused_at_decoration(handler, wanted)
     assert words in error.message
     assert error.hint is not None
     assert wanted.__name__ in error.hint
 
 
-def test_annotations_that_can_not_be_read_are_refused() -> None:
+def test_annotations_that_cannot_be_read_are_refused() -> None:
     def handler(x: Any) -> None: ...
 
     for annotation in ("Nowhere", "list[", "1 +"):
@@ -469,7 +461,7 @@ def test_annotations_that_can_not_be_read_are_refused() -> None:
         assert error.hint == "Import what they name at the top of the module, not below `if TYPE_CHECKING`."
 
 
-def test_annotations_of_a_typed_dict_that_can_not_be_read_are_refused() -> None:
+def test_annotations_of_a_typed_dict_that_cannot_be_read_are_refused() -> None:
     with pytest.raises(ConfigError, match="Unreadable: its annotations cannot be read"):
         taking(Unreadable)
 
@@ -576,7 +568,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 
 
 def values_of(annotation: Any) -> st.SearchStrategy[Any]:
-    """What fits, written down a second time."""
+    """Values that fit an annotation, by a second definition."""
     if annotation in (Any, object):
         return JSON
     if annotation is list:
@@ -641,7 +633,7 @@ def test_the_quick_answer_is_yes_exactly_when_nothing_is_refused(
     payload = data.draw(st.dictionaries(st.sampled_from(NAMES), values, max_size=3))
     if arguments.suits(payload):
         arguments.refuse(payload)
-        assert arguments.checked(payload) is payload
+        assert arguments.check(payload) is payload
     else:
         with pytest.raises(ValidationError) as refused:
             arguments.refuse(payload)
@@ -650,6 +642,6 @@ def test_the_quick_answer_is_yes_exactly_when_nothing_is_refused(
 
 @settings(deadline=None, max_examples=300)
 @given(annotation=ANNOTATIONS, data=st.data())
-def test_what_is_made_to_fit_is_taken(annotation: Any, data: st.DataObject) -> None:
+def test_values_that_fit_are_taken(annotation: Any, data: st.DataObject) -> None:
     payload = {"x": data.draw(values_of(annotation))}
     assert taking(annotation).suits(payload)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from penstock import AsyncPenstock, Context, Penstock, Queue, Task
+from penstock.handlers import Spec
 
 Drain = Callable[..., dict[str, int]]
 
@@ -42,7 +43,9 @@ def test_what_a_handler_raises_is_raised_and_the_task_has_failed(app: Penstock, 
     (note,) = raised.value.__notes__
     assert "kind 'fail'" in note
     status = queue.status()
-    assert (status.totals["done"], status.planned, status.pending) == (1, 1, 1), "it failed, the last was not begun"
+    assert (status.totals["done"], status.planned, status.pending) == (1, 1, 1), (
+        "one has failed, and the last was not begun"
+    )
     assert ran == [0, 1]
     (failed,) = queue.tasks(state="planned")
     assert failed.attempts == 1
@@ -115,6 +118,40 @@ def test_on_dead_is_called(app: Penstock, queue: Queue, drain: Drain) -> None:
     with pytest.raises(LookupError):
         drain()
     assert seen == [("sync", "die", "boom"), ("async", "die", "boom")]
+
+
+def test_hooks_for_dead_tasks_run_inside_the_wrappers_of_handlers(app: Penstock, queue: Queue, drain: Drain) -> None:
+    seen: list[str] = []
+
+    def wrapper(spec: Spec) -> Callable[..., Any]:
+        async def run_async(*arguments: Any, **named: Any) -> Any:
+            seen.append("enter")
+            return await spec.function(*arguments, **named)
+
+        def run(*arguments: Any, **named: Any) -> Any:
+            seen.append("enter")
+            return spec.function(*arguments, **named)
+
+        return run_async if spec.mode == "async" else run
+
+    @app.on_dead
+    def bury(task: Task, error: str) -> None:
+        seen.append("sync")
+
+    app.registry.wrap(wrapper)
+
+    @app.on_dead
+    async def bury_async(task: Task, error: str) -> None:
+        seen.append("async")
+
+    @app.task(queue="work")
+    def give_up(context: Context) -> None:
+        seen.append("handler")
+        context.dead("no such customer")
+
+    give_up.push()
+    assert drain() == {"dead": 1}
+    assert seen == ["enter", "handler", "enter", "sync", "enter", "async"]
 
 
 def test_what_a_hook_raises_is_raised_too(app: Penstock, queue: Queue, drain: Drain) -> None:

@@ -1,4 +1,4 @@
-"""Handlers run where the test is, by both clients: whatever a handler does, an outcome comes of it."""
+"""Handlers run in the calling thread, with both clients: whatever a handler does, its task gets an outcome."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Drain = Callable[..., dict[str, int]]
 
 @pytest.fixture(params=["sync", "async"])
 def drain(request: pytest.FixtureRequest, app: Penstock, dsn: str) -> Drain:
-    """`app.drain_inline`, or that of an async client with the same handlers. Most tests here look at what becomes of a
+    """`app.drain_inline`, or that of an async client with the same handlers. Most tests check what becomes of a
     failure, so errors are not raised unless a test asks for it."""
 
     async def main(queues: tuple[str, ...], options: dict[str, Any]) -> dict[str, int]:
@@ -60,7 +60,7 @@ def drain(request: pytest.FixtureRequest, app: Penstock, dsn: str) -> Drain:
 
 @pytest.fixture
 def effects(sql: Connection) -> Callable[[], list[int]]:
-    """What handlers wrote into a table of their own."""
+    """Returns the rows that handlers wrote into a table of their own."""
     sql.execute("create table effects (n int)")
     return lambda: [n for (n,) in sql.execute("select n from effects order by n")]
 
@@ -73,7 +73,7 @@ class End(NamedTuple):
 
 
 def ends(sql: Connection) -> list[End]:
-    """History, in order."""
+    """Returns history, in order."""
     rows = sql.execute("select outcome, attempt, error_class, error from penstock.history order by id").fetchall()
     return [End(*row) for row in rows]
 
@@ -91,12 +91,12 @@ class State(NamedTuple):
 
 
 def state(queue: Queue) -> State:
-    """Of the only task."""
+    """Returns the state of the only task."""
     (task,) = queue.tasks()
     return State(task.state, task.attempts, task.due, task.error)
 
 
-# --- what is run ------------------------------------------------------------------------------------------------------
+# --- tasks that run ---------------------------------------------------------------------------------------------------
 
 
 def test_sync_async_and_batch_handlers_are_run(app: Penstock, queue: Queue, drain: Drain) -> None:
@@ -174,7 +174,7 @@ def test_a_handler_of_an_async_client_pushes_with_await(queue: Queue, dsn: str) 
     asyncio.run(main())
 
 
-def test_what_a_handler_pushes_is_run_too(app: Penstock, queue: Queue, drain: Drain) -> None:
+def test_tasks_that_a_handler_pushes_are_run_too(app: Penstock, queue: Queue, drain: Drain) -> None:
     other = app.create_queue("other")
 
     @app.task(queue="work")
@@ -206,15 +206,15 @@ def test_only_the_queues_that_are_named(app: Penstock, queue: Queue, drain: Drai
     assert (queue.status().pending, other.status().pending) == (1, 0)
 
 
-def test_at_most_so_many(app: Penstock, queue: Queue, drain: Drain) -> None:
+def test_a_limit_is_kept(app: Penstock, queue: Queue, drain: Drain) -> None:
     @app.task(queue="work")
     def count(n: int) -> None: ...
 
     count.push_many([{"n": n} for n in range(7)])
-    assert drain(most=0) == {}
-    assert drain(most=3) == {"done": 3}
+    assert drain(limit=0) == {}
+    assert drain(limit=3) == {"done": 3}
     assert queue.status().pending == 4
-    assert drain(most=100) == {"done": 4}
+    assert drain(limit=100) == {"done": 4}
 
 
 def test_more_than_one_claim(app: Penstock, queue: Queue, drain: Drain) -> None:
@@ -225,7 +225,7 @@ def test_more_than_one_claim(app: Penstock, queue: Queue, drain: Drain) -> None:
     assert drain() == {"done": 250}
 
 
-def test_what_is_not_due_waits(app: Penstock, queue: Queue, drain: Drain, clock: Clock) -> None:
+def test_a_task_that_is_not_due_waits(app: Penstock, queue: Queue, drain: Drain, clock: Clock) -> None:
     @app.task(queue="work")
     def later() -> None: ...
 
@@ -260,7 +260,7 @@ def test_without_handlers_or_without_the_queue(app: Penstock, queue: Queue, drai
 
 
 def test_a_rehearsal_runs_nothing(app: Penstock, queue: Queue, dsn: str) -> None:
-    """Its claims would be undone, and found again for ever."""
+    """Otherwise its claims would be undone, and the same tasks found again for ever."""
     with Penstock(dsn, rehearse=True) as rehearsal:
 
         @rehearsal.task(queue="work")
@@ -284,7 +284,7 @@ def test_a_failure_is_planned_by_the_kinds_own_retry(app: Penstock, queue: Queue
     assert drain() == {"planned": 1}
     assert state(queue)[:3] == ("planned", 1, clock.now() + timedelta(minutes=5))
     clock.advance(301)
-    assert drain() == {"dead": 1}, "two attempts are its own, the queue's would be three"
+    assert drain() == {"dead": 1}, "its kind has two attempts, the queue three"
     assert queue.tasks()[0].reason == "attempts spent"
 
 
@@ -305,7 +305,7 @@ def test_without_a_retry_of_its_own_a_kind_follows_the_queue(
         clock.advance(121)
 
 
-def test_settle_agrees_with_the_code_whoever_settles(
+def test_settle_agrees_with_the_code_in_any_process(
     app: Penstock, queue: Queue, drain: Drain, clock: Clock, sql: Connection
 ) -> None:
     @app.task(queue="work", kind="invoice", retry="fixed:9m", max_attempts=7, timeout="1m30s")
@@ -341,7 +341,7 @@ def test_the_message_comes_first_then_where_it_happened(
         "deeper(n)",
         'raise ValueError(f"no such order: {n}")',
     ]
-    assert all(f'"{__file__}"' in line for line in frames if line.startswith("  File ")), "nothing of ours"
+    assert all(f'"{__file__}"' in line for line in frames if line.startswith("  File ")), "no frame of Penstock"
     assert state(queue).error == end.error
 
 
@@ -364,7 +364,7 @@ class Speechless(Exception):
 
 class Silent(Exception):
     def __str__(self) -> str:
-        return None  # type: ignore[return-value]  # noqa: PLE0307 - that is the point
+        return None  # type: ignore[return-value]  # noqa: PLE0307 - this is tested
 
 
 class Fatal(Exception):
@@ -378,7 +378,7 @@ class Wordy(Exception):
 
 
 @pytest.mark.parametrize("kind", [Speechless, Silent, Fatal])
-def test_an_error_that_can_not_say_what_it_is(
+def test_an_error_without_a_usable_message(
     app: Penstock, queue: Queue, drain: Drain, sql: Connection, kind: type[Exception]
 ) -> None:
     @app.task(queue="work")
@@ -391,7 +391,7 @@ def test_an_error_that_can_not_say_what_it_is(
     assert (only(sql).error or "").startswith(f"<{kind.__name__}>\n")
 
 
-def test_an_error_without_words_is_called_by_its_name_and_a_long_one_is_cut(
+def test_an_error_without_a_message_is_called_by_its_name_and_a_long_one_is_cut(
     app: Penstock, queue: Queue, drain: Drain, sql: Connection
 ) -> None:
     @app.task(queue="work")
@@ -428,7 +428,7 @@ def test_a_batch_fails_together(app: Penstock, queue: Queue, drain: Drain, sql: 
     assert {(end.outcome, end.error_class) for end in ends(sql)} == {("failed", "ValueError")}
 
 
-def test_a_batch_says_what_became_of_each(app: Penstock, queue: Queue, drain: Drain) -> None:
+def test_a_batch_returns_the_outcome_of_each(app: Penstock, queue: Queue, drain: Drain) -> None:
     @app.task(queue="work", batch=10)
     async def together(tasks: list[Task]) -> dict[int, Outcome]:
         first, second, third, _ = tasks
@@ -451,7 +451,7 @@ def test_a_batch_says_what_became_of_each(app: Penstock, queue: Queue, drain: Dr
         (lambda tasks: {tasks[0].id: Outcome("undone")}, "'undone' is not one of done, again"),
     ],
 )
-def test_a_batch_that_answers_nonsense_fails(
+def test_a_batch_with_an_invalid_answer_fails(
     app: Penstock, queue: Queue, drain: Drain, sql: Connection, answer: Callable[[list[Task]], Any], words: str
 ) -> None:
     @app.task(queue="work", batch=10)
@@ -468,9 +468,9 @@ def test_a_batch_that_answers_nonsense_fails(
 
 
 @pytest.mark.parametrize("result", [object(), {1, 2}, float("nan"), b"x", {1: 2}, ["\x00"], 2**70, lambda: None])
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("style", ["sync", "async"])
 def test_an_unserialisable_result_fails_the_task(
-    app: Penstock, queue: Queue, sql: Connection, result: Any, colour: str
+    app: Penstock, queue: Queue, sql: Connection, result: Any, style: str
 ) -> None:
     @app.task(queue="work", kind="sync")
     def answer() -> Any:
@@ -480,7 +480,7 @@ def test_an_unserialisable_result_fails_the_task(
     async def answer_async() -> Any:
         return result
 
-    queue.push(kind=colour)
+    queue.push(kind=style)
     assert app.drain_inline() == {"planned": 1}
     end = only(sql)
     assert (end.outcome, end.attempt, end.error_class) == ("failed", 1, "UnserialisableResult")
@@ -555,11 +555,11 @@ def test_an_outcome_that_postgresql_refuses_fails_its_task_alone(
 
 
 @pytest.mark.parametrize("exit_", [SystemExit(3), KeyboardInterrupt()], ids=repr)
-@pytest.mark.parametrize("colour", ["sync", "async", "batch", "async batch"])
+@pytest.mark.parametrize("style", ["sync", "async", "batch", "async batch"])
 def test_a_handler_that_ends_its_process_burns_no_attempt(
-    app: Penstock, queue: Queue, drain: Drain, sql: Connection, exit_: BaseException, colour: str
+    app: Penstock, queue: Queue, drain: Drain, sql: Connection, exit_: BaseException, style: str
 ) -> None:
-    """And it ends the draining: else the same task would be run again for ever."""
+    """It also ends the drain: otherwise the same task would be run again for ever."""
     calls: list[object] = []
 
     def leave(call: object) -> None:
@@ -583,11 +583,11 @@ def test_a_handler_that_ends_its_process_burns_no_attempt(
         leave(tasks)
 
     for _ in range(4):
-        queue.push(kind=colour)
+        queue.push(kind=style)
     assert drain() == {"pending": 4}
     assert len(calls) == 1
     assert {(one.state, one.attempts) for one in queue.tasks()} == {("pending", 0)}
-    told = [type(exit_).__name__] * (2 if "batch" in colour else 1)
+    told = [type(exit_).__name__] * (2 if "batch" in style else 1)
     assert [(end.outcome, end.error_class) for end in ends(sql) if end.error_class] == [
         ("released", name) for name in told
     ]
@@ -611,9 +611,9 @@ class Unusual(BaseException):
 
 
 @pytest.mark.parametrize("error", [Unusual("boom"), StopIteration("boom"), asyncio.CancelledError("boom")], ids=repr)
-@pytest.mark.parametrize("colour", ["sync", "async", "batch", "async batch"])
+@pytest.mark.parametrize("style", ["sync", "async", "batch", "async batch"])
 def test_any_other_base_exception_is_a_failure(
-    app: Penstock, queue: Queue, drain: Drain, sql: Connection, error: BaseException, colour: str
+    app: Penstock, queue: Queue, drain: Drain, sql: Connection, error: BaseException, style: str
 ) -> None:
     @app.task(queue="work", kind="sync")
     def one() -> None:
@@ -631,12 +631,12 @@ def test_any_other_base_exception_is_a_failure(
     async def many_async(tasks: list[Task]) -> None:
         raise error
 
-    queue.push(kind=colour)
+    queue.push(kind=style)
     assert drain() == {"planned": 1}
     end = only(sql)
     name = type(error).__name__
-    if isinstance(error, StopIteration) and "async" in colour:
-        name = "RuntimeError"  # Python's own words for it
+    if isinstance(error, StopIteration) and "async" in style:
+        name = "RuntimeError"  # Python turns it into this
     assert (end.outcome, end.attempt, end.error_class) == ("failed", 1, name)
     assert "boom" in (end.error or "") or name == "RuntimeError"
 
@@ -660,7 +660,7 @@ def test_a_cancelled_drain_is_cancelled(app: Penstock, queue: Queue, dsn: str) -
 
     for_ever.push()
     asyncio.run(main())
-    assert queue.status().active == 1, "nobody said what became of it: its lease will end"
+    assert queue.status().active == 1, "the task got no outcome, so its lease will end"
 
 
 def test_an_async_handler_has_a_timeout(app: Penstock, queue: Queue, drain: Drain, sql: Connection) -> None:
@@ -728,11 +728,11 @@ def test_a_handler_of_any_kind_leaves_none_unknown(app: Penstock, queue: Queue, 
     assert seen == ["a", "b", "a", "*"]
 
 
-# --- B46: a retry policy of one's own ---------------------------------------------------------------------------------
+# --- B46: a custom retry policy ---------------------------------------------------------------------------------------
 
 
 def failing(app: Penstock, policy: Callable[..., Any]) -> None:
-    """A task that fails, with a policy whose stored fallback is seven minutes."""
+    """Pushes a task that fails, with a policy whose stored fallback is seven minutes."""
 
     @app.task(queue="work", retry=CustomRetry(policy, Fixed("7m")))
     def fail() -> None:
@@ -764,7 +764,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
         (raising(SystemExit(1)), "SystemExit: 1"),
     ],
 )
-def test_a_policy_that_answers_nonsense_is_told_of_and_the_stored_one_is_followed(
+def test_an_invalid_answer_of_a_policy_is_logged_and_the_stored_one_applies(
     app: Penstock, queue: Queue, drain: Drain, clock: Clock, policy: Callable[..., Any], words: str
 ) -> None:
     failing(app, policy)
@@ -825,7 +825,7 @@ def test_a_context_knows_its_task(app: Penstock, queue: Queue, drain: Drain, clo
     seen: list[tuple[Any, ...]] = []
 
     @app.task(queue="work", kind="look", retry="fixed:1s")
-    def look(n: int, task: Task, ctx: Context) -> None:
+    def check(n: int, task: Task, ctx: Context) -> None:
         assert ctx.task is task
         seen.append((ctx.queue, ctx.attempt, ctx.iterations, ctx.cancelled, ctx.stopping, ctx.late, n))
         if ctx.attempt == 1 and not ctx.iterations:
@@ -833,7 +833,7 @@ def test_a_context_knows_its_task(app: Penstock, queue: Queue, drain: Drain, clo
         if not ctx.iterations:
             ctx.again(delay="1s")
 
-    look.push(7)
+    check.push(7)
     for state_ in ("planned", "planned", "done"):
         assert drain() == {state_: 1}
         clock.advance(2)
@@ -877,7 +877,7 @@ WRONG_AGAIN: list[dict[str, Any]] = [
 ]
 
 
-def test_what_again_would_not_take_is_an_error_in_the_handler(app: Penstock, queue: Queue, drain: Drain) -> None:
+def test_invalid_arguments_of_again_are_an_error_in_the_handler(app: Penstock, queue: Queue, drain: Drain) -> None:
     @app.task(queue="work")
     def count(context: Context) -> None:
         for wrong in WRONG_AGAIN:
@@ -885,7 +885,7 @@ def test_what_again_would_not_take_is_an_error_in_the_handler(app: Penstock, que
                 context.again(**wrong)
 
     count.push()
-    assert drain() == {"done": 1}, "what was refused counts for nothing"
+    assert drain() == {"done": 1}, "the refused call has no effect"
 
 
 def test_a_failure_after_again_is_a_failure(app: Penstock, queue: Queue, drain: Drain, sql: Connection) -> None:
@@ -918,7 +918,7 @@ def test_extend_gives_more_time(app: Penstock, queue: Queue, drain: Drain, clock
     assert drain() == {"done": 1}
 
 
-def test_who_lost_the_lease_is_told_and_changes_nothing(
+def test_a_handler_that_lost_the_lease_is_told_and_changes_nothing(
     app: Penstock, queue: Queue, drain: Drain, clock: Clock, sql: Connection
 ) -> None:
     told: list[type] = []
@@ -937,12 +937,12 @@ def test_who_lost_the_lease_is_told_and_changes_nothing(
     slow.push()
     assert drain() == {"lost": 1}
     assert told == [LeaseLost]
-    assert queue.status().active == 1, "somebody else has it"
+    assert queue.status().active == 1, "another worker has it"
     assert [end.outcome for end in ends(sql)] == ["expired"]
 
 
-def test_who_does_not_ask_is_told_when_it_is_settled(app: Penstock, queue: Queue, drain: Drain) -> None:
-    """One task is cancelled while it runs; the others of its claim end as they would."""
+def test_a_handler_that_does_not_check_loses_only_its_own_outcome(app: Penstock, queue: Queue, drain: Drain) -> None:
+    """One task is cancelled while it runs. The others of its claim end as usual."""
 
     @app.task(queue="work")
     def mixed(n: int, task: Task) -> Outcome | None:
@@ -971,7 +971,7 @@ def test_a_handler_sees_that_it_was_cancelled(app: Penstock, queue: Queue, drain
     assert seen == [False, True, False, False]
 
 
-def test_the_lost_lease_of_another_queue_is_an_error_as_any(
+def test_the_lost_lease_of_another_queue_is_an_ordinary_error(
     app: Penstock, queue: Queue, drain: Drain, sql: Connection
 ) -> None:
     other = app.create_queue("other")
@@ -998,7 +998,7 @@ def test_the_effect_and_the_end_happen_together(
     def write(n: int, context: Context) -> None:
         with context.transaction() as connection:
             connection.execute("insert into effects values (%s)", (n,))
-            assert effects() == [*range(n)], "nobody sees it yet"
+            assert effects() == [*range(n)], "no other session sees it yet"
         assert effects() == [*range(n + 1)]
         assert context.settled
 
@@ -1009,7 +1009,7 @@ def test_the_effect_and_the_end_happen_together(
     assert drain() == {}
 
 
-def test_and_so_they_do_for_an_async_handler(
+def test_the_effect_and_the_end_of_an_async_handler_happen_together(
     app: Penstock, queue: Queue, drain: Drain, sql: Connection, effects: Callable[[], list[int]]
 ) -> None:
     @app.task(queue="work")
@@ -1145,7 +1145,7 @@ def test_a_second_transaction_leaves_no_effect(
     assert effects() == [1]
 
 
-def test_a_savepoint_inside_is_the_handlers_own_affair(
+def test_a_handler_may_use_savepoints(
     app: Penstock, queue: Queue, drain: Drain, effects: Callable[[], list[int]]
 ) -> None:
     @app.task(queue="work")
@@ -1207,7 +1207,7 @@ def test_an_error_that_was_swallowed_does_not_pass_for_success(
     assert "aborted" in (only(sql).error or "")
 
 
-def test_rows_as_dicts_are_the_handlers_own_affair(
+def test_a_handler_may_set_a_row_factory(
     app: Penstock, queue: Queue, drain: Drain, effects: Callable[[], list[int]]
 ) -> None:
     @app.task(queue="work", kind="sync")
@@ -1311,7 +1311,7 @@ def test_an_async_handler_that_ends_our_transaction_fails_too(
 
 
 def told_by_a_child(act: Callable[[], object]) -> str:
-    """What became of it in a forked child, by a pipe."""
+    """Calls `act` in a forked child, and returns what happened, through a pipe."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -1375,7 +1375,7 @@ def test_a_handler_that_forks_settles_once(
     assert only(sql).outcome == "done"
 
 
-# --- pushes in somebody's transaction ---------------------------------------------------------------------------------
+# --- pushes in the caller's transaction -------------------------------------------------------------------------------
 
 
 def test_a_push_in_a_transaction_that_is_rolled_back_leaves_nothing(
@@ -1459,7 +1459,7 @@ def test_set_kinds_answers_how_many_changed(database: Database, queue: Queue, sq
         '[{"kind": "a", "retry": {"type": "often"}}]',
         '[{"kind": "a", "retry": {"type": "fixed", "delay": -1}}]',
         '[{"kind": "a", "retry": {"type": "fixed", "delay": "1m"}}]',
-        '[{"kind": "a", "retry": {"type": "schedule", "delays": []}}]',
+        '[{"kind": "a", "retry": {"type": "delays", "delays": []}}]',
     ],
 )
 def test_set_kinds_by_bare_sql_refuses_bad_values(queue: Queue, sql: Connection, kinds: str | None) -> None:
@@ -1477,7 +1477,7 @@ def test_set_kinds_of_no_queue(database: Database, queue: Queue) -> None:
 
 
 def test_a_sync_client_where_a_loop_runs_already(app: Penstock, queue: Queue) -> None:
-    """A notebook, or a test that is async: its loop cannot be entered twice."""
+    """In a notebook or an async test a loop runs already, and cannot be entered twice."""
     seen: list[int] = []
 
     @app.task(queue="work")

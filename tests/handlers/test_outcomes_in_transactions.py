@@ -1,4 +1,4 @@
-"""What a handler says inside, and after, the block of `transaction()`."""
+"""Outcomes that a handler returns or raises inside and after the block of `transaction()`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SAID: dict[str, tuple[Callable[[Any], Outcome], dict[str, int], str]] = {
 
 
 @pytest.mark.parametrize("said", SAID)
-def test_what_is_said_in_the_block_undoes_it_and_is_the_end(
+def test_a_failure_in_the_block_undoes_it_and_is_settled(
     app: Penstock, queue: Queue, drain: Drain, sql: Connection, effects: Callable[[], int], said: str
 ) -> None:
     say, states, outcome = SAID[said]
@@ -186,7 +186,7 @@ def test_an_outcome_made_inside_the_block_is_refused_before_the_commit(
         assert f"context.{word}(" in misuse.value.hint
         assert queue.task(pushed.id).attempts == 1
     assert effects() == 0
-    made()  # outside of a block nobody minds
+    made()  # outside of a block it is allowed
 
 
 def test_it_is_logged_where_errors_are_not_raised(
@@ -225,7 +225,7 @@ def test_the_same_outcome_again_is_fine(app: Penstock, queue: Queue, drain: Drai
     assert drain() == {"dead": 1}
 
 
-def test_what_is_said_after_the_block_comes_too_late(
+def test_an_outcome_after_the_block_comes_too_late(
     app: Penstock, queue: Queue, drain: Drain, effects: Callable[[], int]
 ) -> None:
     @app.task(queue="work")
@@ -247,7 +247,7 @@ def test_what_is_said_after_the_block_comes_too_late(
     give_up.push()
     with pytest.raises(HandlerMisuse):
         drain()
-    assert queue.status().dead == 1, "what was said in the block stands"
+    assert queue.status().dead == 1, "the outcome in the block stays"
 
 
 WORKER = """
@@ -324,11 +324,11 @@ def test_in_a_worker(queue: Queue, dsn: str, sql: Connection, effects: Callable[
     assert {line for line in noted if line.endswith(" said")} == {f"dead {kind} said" for kind in said}
 
 
-# --- the session that a handler was lent ------------------------------------------------------------------------------
+# --- the session of a handler -----------------------------------------------------------------------------------------
 
 
 def test_a_session_goes_back_to_the_pool_as_it_was(dsn: str, queue: Queue, sql: Connection) -> None:
-    """By one connection, again and again: what we prepared in it stays, what handlers did there does not."""
+    """One connection is used again and again: our prepared statements stay, the changes of handlers do not."""
     with Penstock(dsn, max_connections=1) as app:
 
         @app.task(queue="work")

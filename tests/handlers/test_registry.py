@@ -1,4 +1,4 @@
-"""Which function handles which kind, and what is said of it. Nothing here connects to anything."""
+"""Which function handles which kind, and with which options. No test connects to a database."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from penstock import (
 )
 from penstock.handlers import ANY_KIND, Spec
 
-NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
+NOWHERE = "postgresql://user@127.0.0.1:1/nothing"
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def spec(handler: Callable[..., Any] = send, **options: Any) -> Spec:
 
 def test_bare_it_is_of_the_queue_default_and_the_kind_of_its_name(idle: Penstock) -> None:
     @idle.task
-    def remind(who: str) -> None: ...
+    def remind(name: str) -> None: ...
 
     assert isinstance(remind, Handler)
     assert (remind.spec.queue, remind.spec.kind, remind.spec.name) == ("default", "remind", "default/remind")
@@ -144,12 +144,12 @@ class AsyncGreeter:
     ],
     ids=["object", "async object", "method", "partial", "async partial"],
 )
-def test_whatever_can_be_called_may_handle(handler: Callable[..., Any], kind: str, mode: str) -> None:
+def test_any_callable_may_be_a_handler(handler: Callable[..., Any], kind: str, mode: str) -> None:
     assert (spec(handler).kind, spec(handler).mode) == (kind, mode)
 
 
 @pytest.mark.parametrize("thing", [1, "send", {"send": send}, [send]])
-def test_what_can_not_be_called_is_refused(idle: Penstock, thing: Any) -> None:
+def test_an_object_that_cannot_be_called_is_refused(idle: Penstock, thing: Any) -> None:
     with pytest.raises(ConfigError, match="cannot be called"):
         idle.task(thing)
 
@@ -178,7 +178,7 @@ def test_the_same_kind_twice_is_refused_for_objects_too(idle: Penstock) -> None:
 
 def test_a_module_that_is_imported_twice_is_no_conflict(idle: Penstock) -> None:
     def again() -> Callable[..., Any]:
-        def remind(who: str) -> None: ...
+        def remind(name: str) -> None: ...
 
         return remind
 
@@ -205,12 +205,12 @@ def test_a_queue_has_a_name(queue: Any) -> None:
         spec(queue=queue)
 
 
-def test_a_handler_of_any_kind_takes_what_nobody_else_does(idle: Penstock) -> None:
+def test_a_handler_of_any_kind_takes_the_kinds_without_one(idle: Penstock) -> None:
     named, anything = idle.task(queue="mail")(send), idle.task(queue="mail", kind=ANY_KIND)(other)
     assert idle.registry.find("mail", "send") is named.spec
     assert idle.registry.find("mail", "whatever") is anything.spec
     assert idle.registry.find("post", "whatever") is None
-    assert [one["kind"] for one in idle.registry.stored("mail")] == ["send"], "it is no kind to be stored"
+    assert [one["kind"] for one in idle.registry.stored("mail")] == ["send"], "no kind is stored for it"
 
 
 def test_a_queue_without_handlers_is_named_with_the_nearest(idle: Penstock) -> None:
@@ -292,7 +292,7 @@ def test_where_a_handler_runs(handler: Callable[..., Any], options: dict[str, An
         (send, "fiber", "run='fiber' is not thread or process"),
     ],
 )
-def test_where_it_can_not_run(handler: Callable[..., Any], run: str, words: str) -> None:
+def test_where_it_cannot_run(handler: Callable[..., Any], run: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         spec(handler, run=run)
 
@@ -328,7 +328,7 @@ def with_nothing() -> None: ...
 
 
 @pytest.mark.parametrize("handler", [of_numbers, of_a_sequence, with_more, with_its_context, with_nothing, send])
-def test_what_takes_no_list_of_tasks_is_no_batch_handler(handler: Callable[..., Any]) -> None:
+def test_a_function_without_a_list_of_tasks_is_no_batch_handler(handler: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match="a batch handler takes one list of tasks"):
         spec(handler, batch=50)
 
@@ -350,7 +350,7 @@ def test_the_payload_of_a_batch_handler_is_pushed_by_name() -> None:
         ("fixed:30s", {"type": "fixed", "delay": 30}),
         ("fibonacci:1m,cap=1h", {"type": "fibonacci", "unit": 60, "cap": 3600}),
         (Fibonacci("1m"), {"type": "fibonacci", "unit": 60}),
-        (Delays(["1m", "5m"]), {"type": "schedule", "delays": [60, 300]}),
+        (Delays(["1m", "5m"]), {"type": "delays", "delays": [60, 300]}),
         (Progressive([("1d", "5m")]), {"type": "progressive", "tiers": [[86400, 300]]}),
         (Exponential("1s", 3, None, 0), {"type": "exponential", "base": 1, "factor": 3, "jitter": 0}),
         (policy, None),
@@ -360,11 +360,11 @@ def test_the_payload_of_a_batch_handler_is_pushed_by_name() -> None:
         (CustomRetry(policy, "fixed:7m"), {"type": "fixed", "delay": 420}),  # type: ignore[arg-type]
     ],
 )
-def test_what_postgresql_is_told_of_a_retry(retry: Any, stored: dict[str, Any] | None) -> None:
+def test_the_stored_form_of_a_retry(retry: Any, stored: dict[str, Any] | None) -> None:
     assert spec(retry=retry).stored()["retry"] == stored
 
 
-def test_a_function_of_ones_own_is_asked_by_the_worker() -> None:
+def test_a_custom_function_is_called_by_the_worker() -> None:
     assert spec(retry=policy).policy is policy
     assert spec(retry=CustomRetry(policy, Fixed("7m"))).policy is policy
     assert spec(retry=Fixed("7m")).policy is None
@@ -399,7 +399,7 @@ def test_a_retry_in_words_that_mean_nothing_is_refused(retry: str) -> None:
     assert refused.value.hint is not None
 
 
-def test_what_is_stored_of_a_kind() -> None:
+def test_the_stored_form_of_a_kind() -> None:
     assert spec().stored() == {"kind": "send", "retry": None, "max_attempts": None, "timeout": None}
     assert spec(kind="letter", retry="fixed:1m", max_attempts=3, timeout="1m30s").stored() == {
         "kind": "letter",

@@ -1,4 +1,4 @@
-"""One Spark session for all tests of the pipeline, and a queue's life with everything in it."""
+"""One Spark session for all tests of the pipeline, and a story of queues in which everything happens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 class Story:
-    """Queues that live through a night: what happens is drawn, always the same for a seed."""
+    """Queues that live through a night. Events are random, but always the same for a seed."""
 
     def __init__(self, app: Penstock, sql: psycopg.Connection, clock: Clock, seed: int = 7) -> None:
         self.app, self.sql, self.clock = app, sql, clock
@@ -92,12 +92,12 @@ class Story:
             queue.push_many(items, on_conflict="update")
 
     def work(self, queue: Queue) -> None:
-        """Claim, then say something of each; now and then nothing at all, until the lease is over."""
+        """Claims and gives each task an outcome, or now and then lets the lease end."""
         claim = queue.claim(self.dice.randrange(1, 6), worker=f"w{self.dice.randrange(3)}")
         if not claim:
             return
         subjects = [task.subject for task in claim.tasks if task.subject]
-        if subjects and self.dice.random() < 0.3:  # renewed while somebody works on it
+        if subjects and self.dice.random() < 0.3:  # renewed while it runs
             queue.push({"renewed": True}, subject=subjects[0], on_conflict="update")
         self.clock.advance(self.dice.random() * 8)
         if self.dice.random() < 0.12:
@@ -106,7 +106,7 @@ class Story:
             return
         if self.dice.random() < 0.1:
             queue.cancel(claim.ids[:1])
-        with suppress(LeaseLost):  # what was cancelled meanwhile
+        with suppress(LeaseLost):  # tasks that were cancelled meanwhile
             queue.settle(claim, {id_: self.verdict() for id_ in claim.ids})
 
     def verdict(self) -> Outcome:
@@ -128,7 +128,7 @@ RETRY = Exponential(5, factor=2, cap=60, jitter=0.1)
 
 @pytest.fixture
 def story(app: Penstock, sql: psycopg.Connection, clock: Clock, direct_dsn: str) -> Story:
-    """In a database whose sessions are all in Rome."""
+    """A story in a database whose sessions are all in Rome."""
     name = psycopg.conninfo.conninfo_to_dict(direct_dsn)["dbname"]
     sql.execute(f"alter database {name} set timezone = '{ROME}'".encode())
     sql.execute(f"set timezone = '{ROME}'".encode())
@@ -144,11 +144,11 @@ def lake(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def world() -> World:
-    """Thirteen hours, over a midnight."""
+    """Thirteen simulated hours, over a midnight."""
     return World(13.0, usual())
 
 
 @pytest.fixture(scope="session")
 def made(spark: SparkSession, world: World, tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """What the world makes of a lake."""
+    """A lake with the simulated world."""
     return make_lake(spark, tmp_path_factory.mktemp("made") / "lake", world)

@@ -1,4 +1,4 @@
-"""What a promise would have cost: the same as the simulator says, on Spark; sampled, near it; out of a lake."""
+"""What a promise would have cost: on Spark the same as in the simulator, by a sample nearly so, and out of a lake."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from penstock.scaler.policy.signals import Limits
 from shell import COMMAND, each, environment, is_one_block, penstock
 
 LIMITS = Limits(30.0, start_latency=10.0)
-TOLERATED_COST = 0.05  # of it: how far a sample may be off; it is 1 % or so
+TOLERATED_COST = 0.05  # share of the cost by which a sample may be off; in fact it is about 1 %
 TOLERATED_LATE = 0.005  # of all tasks
 
 
@@ -51,7 +51,7 @@ TOLERATED_LATE = 0.005  # of all tasks
 
 
 def test_the_same_as_the_simulator_says(spark: SparkSession) -> None:
-    """Each run is the simulator's, each bound the judge's; every contender has its own number."""
+    """Runs equal those of the simulator and bounds those of the judge; every contender has its own number."""
     made = [traces.named("spikes", seed=seed, duration=3600, tasks=3000) for seed in range(2)]
     chosen = tuple(bt.contenders(["deadline", "hybrid"], ["deadline:z=0.5,2"]))
     told: list[tuple[int, int]] = []
@@ -77,7 +77,7 @@ def test_the_same_as_the_simulator_says(spark: SparkSession) -> None:
         )
 
 
-def test_a_promise_that_nobody_keeps(spark: SparkSession) -> None:
+def test_a_promise_that_no_policy_keeps(spark: SparkSession) -> None:
     made = traces.named("spikes", duration=1800, tasks=1800)
     chosen = tuple(bt.contenders(["static"], ["workers=1,2"]))
     question = bt.Question((Recording.of(made),), chosen, (5.0,), LIMITS, max_workers=2, solve=False)
@@ -98,7 +98,7 @@ def test_what_fails_on_an_executor_is_told(spark: SparkSession) -> None:
 
 
 def played(recording: Recording, policy: str, sla: float, most: int) -> Estimate:
-    """Without Spark."""
+    """Plays a policy over a sample without Spark."""
     limits = replace(LIMITS, sla=sla, max_workers=40)
     sample = draw_sample(recording, most, ahead=2 * sla + 15)
     one = PlayedRun(0, limits, policies.find(policy))
@@ -123,7 +123,7 @@ def test_a_sample_says_what_the_whole_does(trace: str, policy: str) -> None:
 
 
 def test_a_part_of_a_trace_is_judged_by_itself() -> None:
-    """What is judged in two halves adds up to what is judged as a whole."""
+    """The scores of two halves add up to the score of the whole."""
     trace, policy = traces.named("steps", duration=7200, tasks=6000), policies.find("hybrid")
     limits = replace(LIMITS, max_workers=30)
     whole, first, second = (
@@ -145,7 +145,7 @@ def test_strata_and_what_they_estimate() -> None:
     assert sum(sample.weights()) == pytest.approx(48)
     assert all(one.until - one.since == WINDOW and one.begin >= 0 for one in sample.windows)
     assert len({one.since for one in sample.windows}) == len(sample.windows)
-    assert draw_sample(recording, 5_000, ahead=60.0) == sample, "the same, every time"
+    assert draw_sample(recording, 5_000, ahead=60.0) == sample, "a sample is the same every time"
     total, off = sample.total([3.0] * len(sample.windows))
     assert total == pytest.approx(144.0)
     assert off == 0.0
@@ -159,7 +159,7 @@ def test_strata_and_what_they_estimate() -> None:
 
 
 def test_a_margin_holds_what_it_promises() -> None:
-    """Of many samples of known numbers, about 95 in 100 are within their margin; small strata make it a little less."""
+    """About 95 in 100 samples of known numbers are within their margin; small strata make it a little less."""
     random = np.random.default_rng(1)
     values, inside = random.gamma(2.0, 1.0, 600), 0
     order = np.argsort(values + random.normal(0, 1, 600))
@@ -236,8 +236,8 @@ BEGIN = datetime(2026, 10, 24, 22, 0, tzinfo=UTC)
 def test_arrivals_of_a_lake(
     spark: SparkSession, app: Penstock, dsn: str, sql: psycopg.Connection, clock: Clock, tmp_path: Path
 ) -> None:
-    """Every attempt when it was due, as long as it ran; a retry known since the failure, a planned one since its push;
-    and those that still wait, by samples."""
+    """Each attempt arrives when it was due and has its real duration. A retry is known since the failure, a planned
+    task since its push, and tasks that still wait come from samples."""
 
     def at(seconds: float) -> None:
         sql.execute("update penstock_test.clock set fixed = %s, shift = '0'", (BEGIN + timedelta(seconds=seconds),))
@@ -304,7 +304,7 @@ def test_an_empty_lake(spark: SparkSession, app: Penstock, dsn: str, tmp_path: P
         from_lake(spark, Lake(tmp_path / "lake"))
 
 
-def test_few_missing_ones_are_only_when_samples_were_taken() -> None:
+def test_a_few_missing_tasks_are_not_added() -> None:
     made = Recording.of(traces.named("diurnal", duration=7200, tasks=10_000))
     assert add_missing(made, [(0.0, 3)], seed=0) is made
     more = add_missing(made, [(3600.0, 500)], seed=0)
@@ -371,7 +371,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Neither a Java nor a Python that goes on."""
+    """No Java and no Python process goes on."""
     told = ("--trace", "diurnal", "--tasks", "2000000", "--duration", "20d", "--policies", "deadline", "--no-bound")
     with subprocess.Popen(
         [*COMMAND, "pipeline", "backtest", *told, "--master", "local[2]", "--most-tasks", "100000000"],
@@ -380,7 +380,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         start_new_session=True,
     ) as process:
-        time.sleep(25)  # its Spark is up by then, or not: it makes no difference
+        time.sleep(25)  # its Spark may be up by then or not
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, b"")
@@ -392,7 +392,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def members(session: int) -> list[str]:
-    """Of a session of processes, those that still run."""
+    """Returns the processes of a session that still run."""
     found = []
     for one in Path("/proc").iterdir():
         if one.name.isdecimal():

@@ -1,4 +1,4 @@
-"""`penstock pipeline` as people have it: a process of its own, with a Spark of its own; stopped and killed."""
+"""`penstock pipeline` in a process of its own with a Spark of its own, which is stopped and killed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_is_wrong_is_told_before_spark_starts(app: Penstock, dsn: str, lake
         (("run", "--lake", str(lake), "--since", "soon"), dsn, 2, "since"),
         (("run", "--lake", str(file)), dsn, 2, "not a directory"),
         (("run", "--lake", ""), dsn, 2, "lake"),
-        (("run", "--lake", str(lake)), "postgresql://nobody:wrong@127.0.0.1:1/none", 4, "127.0.0.1"),
+        (("run", "--lake", str(lake)), "postgresql://user:wrong@127.0.0.1:1/none", 4, "127.0.0.1"),
         (("silver", "--lake", str(lake)), dsn, 1, "there is none"),
         (("forget",), dsn, 2, "--lake"),
         (("forget", "lake x"), dsn, 1, "lake x"),
@@ -90,7 +90,7 @@ def test_run_and_forget(queue: Queue, sql: psycopg.Connection, dsn: str, lake: P
 
 @contextmanager
 def running(lake: Path, dsn: str) -> Iterator[subprocess.Popen[bytes]]:
-    """In a process group of its own; nothing of it is left."""
+    """Runs the pipeline in a process group of its own, and ends all of it."""
     process = subprocess.Popen(
         [*COMMAND, "pipeline", "run", "--lake", str(lake)],
         stdin=subprocess.DEVNULL,
@@ -140,7 +140,8 @@ def content(spark: SparkSession, lake: Path) -> dict[str, Counter[Any]]:
 
 
 def killed(lake: Path, dsn: str, nth: int, *, staging: bool) -> bool:
-    """A run, killed while it stages files for its nth change, or as soon as that is made. False: it ended before."""
+    """Kills a run while it stages files for its nth change, or just after that change. Returns False if the run ended
+    before."""
     with running(lake, dsn) as process:
         until(
             lambda: (
@@ -156,13 +157,13 @@ def killed(lake: Path, dsn: str, nth: int, *, staging: bool) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_anywhere(spark: SparkSession, story: Story, direct_dsn: str, lake: Path, tmp_path: Path) -> None:
-    """While files are staged for the nth change, and right after the nth change was made, for every n there is."""
+    """The run is killed while it stages the nth change and right after it, for every n."""
     story.live(40)
     assert pipeline("run", "--lake", str(tmp_path / "peace"), dsn=direct_dsn).code == 0
     changes = number(tmp_path / "peace")
     assert changes >= 4
     kills = sum(killed(lake, direct_dsn, nth, staging=staging) for nth in range(changes) for staging in (True, False))
-    assert kills >= changes, "some of them were in time"
+    assert kills >= changes, "some of the kills were in time"
     assert pipeline("run", "--lake", str(lake), dsn=direct_dsn).code == 0
     assert content(spark, lake) == content(spark, tmp_path / "peace")
     assert not staged(lake)
@@ -171,7 +172,7 @@ def test_killed_anywhere(spark: SparkSession, story: Story, direct_dsn: str, lak
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_interrupted(queue: Queue, direct_dsn: str, lake: Path) -> None:
-    """Ctrl-C: exit 130, a line, and no process is left."""
+    """Ctrl-C gives exit code 130 and one line, and leaves no process."""
     queue.push_many([{}] * 2_000)
     queue.settle(queue.claim(2_000))
     with running(lake, direct_dsn) as process:

@@ -1,5 +1,5 @@
-"""Every column of silver and gold, against SQL over the same history, in a database that thinks it is in Rome on the
-night in which its clocks go back."""
+"""Every column of silver and gold equals SQL over the same history, in a database whose time zone is Rome, on the night
+in which its clocks go back."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from pipeline.truth import check
 def test_every_column_is_what_sql_says(
     spark: SparkSession, story: Story, sql: psycopg.Connection, direct_dsn: str, lake: Path
 ) -> None:
-    """After a first run, and after a second one that adds to the same days and to a new one."""
-    spark.conf.set("spark.sql.session.timeZone", "UTC")  # as `collect` shows moments
+    """This holds after a first run, and after a second one that adds to the same days and to a new one."""
+    spark.conf.set("spark.sql.session.timeZone", "UTC")  # as `collect` shows times
     for part in range(2):
         story.live(110)
         with working(spark, lake, dsn=direct_dsn) as work:

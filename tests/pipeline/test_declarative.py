@@ -1,4 +1,4 @@
-"""The example of a declarative pipeline: its flows run, one after the other, and again."""
+"""The flows of the example of a declarative pipeline run one after the other, and again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytest.importorskip("grpc", reason='needs pip install "pyspark[pipelines]"')
 
 def run(lake: Lake, warehouse: Path) -> None:
     done = subprocess.run(
-        [sys.executable, EXAMPLE, lake.place, warehouse], capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, EXAMPLE, lake.directory, warehouse], capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

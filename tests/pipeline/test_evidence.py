@@ -1,4 +1,4 @@
-"""Evidence for retries: shares as they were, a schedule where there is enough to go by, and else none."""
+"""Evidence for retries: the real shares of success, and a suggested schedule only if there is enough evidence."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_present_plans_are_those_of_kinds_and_queues(app: Penstock, database: Da
 
 
 def test_wilsons_interval() -> None:
-    """Against the figures of a textbook, and by its definition: where the share is z standard deviations away."""
+    """It equals the figures of a textbook, and its definition: the shares that are z standard deviations away."""
     least, most = wilson_interval(8, 10)
     assert [round(least, 4), round(most, 4)] == [0.4902, 0.9433]
     for end in (least, most):
@@ -119,11 +119,11 @@ def test_the_share_is_inside(tries: int, share: float) -> None:
 
 
 def ages(*pairs: tuple[float, int, int], end: float = 14_400.0) -> Chances:
-    """(age, tries, successes), a second each."""
+    """Makes chances of (age, tries, successes), with one second of work per try."""
     return Chances.by_age(((age, Chance(tries, good, float(tries))) for age, tries, good in pairs), end)
 
 
-OUTAGE = ages((0, 500, 10), (60, 500, 20), (900, 400, 360), (3600, 100, 90))  # it is over after a quarter of an hour
+OUTAGE = ages((0, 500, 10), (60, 500, 20), (900, 400, 360), (3600, 100, 90))  # an outage of a quarter of an hour
 
 
 def test_a_prospect_is_counted_step_by_step() -> None:
@@ -132,13 +132,13 @@ def test_a_prospect_is_counted_step_by_step() -> None:
     assert told.retries == pytest.approx(1 + 0.8)
     assert told.until == pytest.approx((0.2 * 10 + 0.4 * 1210) / 0.6)
     assert told.seconds == pytest.approx(0.8 + 0.4)
-    assert told.least == pytest.approx(told.recovered)  # each in a bucket of its own
+    assert told.least == pytest.approx(told.recovered)  # each is in a bucket of its own
     twice = predict(RetryPlan(Delays(["10s", "10s"]), 10), ages((0, 100, 20), (900, 100, 50)))
     assert (round(twice.recovered, 6), round(twice.least, 6)) == (0.36, 0.2)
 
 
 def test_tries_that_may_be_alike_are_not_saved() -> None:
-    """A third of all tries succeed, whenever: many of them are worth something. So are few, if all have one fate."""
+    """A third of all tries succeed, at any time: many tries are worth it. So are few, if they all end alike."""
     told = advise(ages((0, 300, 100), (60, 300, 100), (300, 300, 100)), RetryPlan(Fixed("30s"), 11))
     assert told.present is not None
     assert told.present.recovered > 0.98
@@ -167,19 +167,19 @@ def test_what_is_good_is_kept() -> None:
 
 
 @pytest.mark.parametrize("seen", [0, 1, MIN_RETRIES - 1])
-def test_too_little_is_said_to_be_too_little(seen: int) -> None:
+def test_too_little_evidence_is_reported(seen: int) -> None:
     told = advise(ages((60, seen, seen // 2)) if seen else ages(), PRESENT)
     assert told.suggested is None
     assert told.said == f"Too little is known: {seen} retries were seen, {MIN_RETRIES} are needed."
 
 
-def test_what_never_succeeds_is_no_matter_of_schedules() -> None:
+def test_an_error_that_never_recovers_gets_no_schedule() -> None:
     told = advise(ages((60, 1000, 0)), PRESENT)
     assert told.suggested is None
     assert "errors that must be mended" in told.said
 
 
-def test_without_a_present_plan_there_is_a_suggestion_all_the_same() -> None:
+def test_there_is_a_suggestion_without_a_present_plan() -> None:
     told = advise(OUTAGE, None)
     assert told.present is None
     assert told.suggested is not None
@@ -205,7 +205,7 @@ def test_a_suggestion_is_never_worse(seen: list[tuple[int, int, float]], present
         assert told.suggested.retries <= told.present.retries
     if told.suggested is not None:
         first = next(iter(told.suggested.plan.waits()))[0]
-        assert first >= min(age for age, tries, _ in seen if tries)  # never sooner than anybody has tried
+        assert first >= min(age for age, tries, _ in seen if tries)  # never sooner than any try so far
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_what_is_suggested_can_be_pasted(strategy: Strategy) -> None:
     assert eval(format_code(strategy), names) == strategy
     waits = [strategy.delay(n, timedelta(hours=n)) for n in range(1, 4)]
     pasted = retry.parse(spelt(strategy.to_json()))
-    if not (isinstance(strategy, Exponential) and strategy.cap is None):  # which a shell cannot say
+    if not (isinstance(strategy, Exponential) and strategy.cap is None):  # which the shell cannot express
         assert [pasted.delay(n, timedelta(hours=n)) for n in range(1, 4)] == waits
 
 

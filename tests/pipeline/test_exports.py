@@ -1,4 +1,4 @@
-"""What `penstock.pipeline` and `penstock.spark` export."""
+"""The exports of `penstock.pipeline` and `penstock.spark`."""
 
 from __future__ import annotations
 

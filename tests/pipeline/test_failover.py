@@ -1,5 +1,5 @@
-"""After a failover or a restore transaction ids are given again. A lake goes on where nothing was lost, and refuses
-where rows that it has read are gone; a rebase then makes it equal to the table, row by row."""
+"""After a failover or a restore transaction ids are assigned again. A lake goes on if nothing was lost, and refuses if
+rows that it has read are gone; then a rebase makes it equal to the table, row by row."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pair(tmp_path: Path) -> Iterator[ReplicatedPair]:
 
 
 def finish(dsn: str, count: int) -> None:
-    """Push tasks and settle them in several transactions, then take samples."""
+    """Pushes tasks and settles them in several transactions, then takes samples."""
     with Penstock(dsn) as app:
         queue = app.queue("work")
         queue.push_many([{"n": n} for n in range(count)])
@@ -50,7 +50,7 @@ def finish(dsn: str, count: int) -> None:
 
 
 def run_lake(spark: SparkSession, lake: Path, dsn: str, *, until: str = "reconcile") -> None:
-    """The stages up to one of them; all of them find nothing wrong."""
+    """Runs the stages up to one of them, and checks that none finds an error."""
     names = [stage.name for stage in LAKE]
     with working(spark, lake, dsn=dsn) as work:
         outcomes = run(work, LAKE[: names.index(until) + 1])
@@ -102,7 +102,7 @@ def test_rows_lost_in_a_failover(spark: SparkSession, pair: ReplicatedPair, lake
             "select count(*) filter (where xid < %s), count(*) from penstock.history", (passed.xid,)
         ).fetchone()
     assert given_again is not None
-    assert given_again[0] > 30, "else this proves nothing: no id was given again"
+    assert given_again[0] > 30, "otherwise no id was assigned again, and this test proves nothing"
     assert given_again[1] == 95
 
     ran = pipeline("run", "--lake", str(lake), dsn=pair.dsn)
@@ -123,7 +123,7 @@ def test_rows_lost_in_a_failover(spark: SparkSession, pair: ReplicatedPair, lake
 
 
 def test_a_failover_that_loses_nothing(spark: SparkSession, pair: ReplicatedPair, lake: Path) -> None:
-    """Nobody has to do anything: the lake's mark is found in the new primary."""
+    """The new primary has the lake's mark, so the lake goes on by itself."""
     pair.make_synchronous()
     finish(pair.dsn, 30)
     run_lake(spark, lake, pair.dsn, until="bronze")
@@ -140,13 +140,13 @@ def test_a_failover_that_loses_nothing(spark: SparkSession, pair: ReplicatedPair
 def test_days_that_changed_and_days_that_are_gone(
     spark: SparkSession, app: Penstock, queue: Queue, clock: Clock, sql: psycopg.Connection, dsn: str, lake: Path
 ) -> None:
-    """What a restore does to the tables, done by hand: here time is the test's, and a lake of several days is quick."""
+    """Changes the tables as a restore does, so that the test controls time and a lake of several days is quick."""
     first = clock.now().astimezone(UTC).date()
     finish(dsn, 4)
     run_lake(spark, lake, dsn, until="bronze")
     clock.advance(2 * DAY)
     app.set_retention("history", "1d")
-    eventually(lambda: app.upkeep() and not ids_of_history(sql))  # the first day goes: the lake has it
+    eventually(lambda: app.upkeep() and not ids_of_history(sql))  # the first day is dropped, because the lake has it
     finish(dsn, 4)
     run_lake(spark, lake, dsn, until="bronze")
     back_to = [

@@ -1,4 +1,4 @@
-"""The lake as a whole: a run that is repeated, cut short, late or in the midst of work ends in the same lake."""
+"""The lake as a whole: a run that is repeated, interrupted, late or during work ends in the same lake."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.errors import SchemaVersionError
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.lake.schemas import TABLES
 from penstock.pipeline.run import run
-from penstock.pipeline.stages import bronze as bronze_room
+from penstock.pipeline.stages import bronze as bronze_stage
 from penstock.pipeline.stages.bronze import bronze
 from penstock.pipeline.stages.gold import gold
 from penstock.pipeline.stages.rebase import rebase
@@ -37,7 +37,7 @@ def work_off(queue: Queue, count: int = 100) -> None:
 
 
 def files(lake: Path) -> dict[str, tuple[int, int]]:
-    """All but the lock, as they lie there."""
+    """Returns all files but the lock, with their size and time."""
     found = [path for path in lake.rglob("*") if path.is_file() and path.name != "_lock"]
     return {str(path.relative_to(lake)): (path.stat().st_mtime_ns, path.stat().st_size) for path in found}
 
@@ -65,10 +65,10 @@ def at(spark: SparkSession, lake: Path, dsn: str, **more: Any) -> Iterator[Work]
 def test_a_run_cut_short_anywhere_ends_in_the_same_lake(
     spark: SparkSession, story: Story, direct_dsn: str, lake: Path, tmp_path: Path
 ) -> None:
-    """Stopped wherever it tells what it does, again and again, until nothing is left to be told; beside it, in another
-    lake, a run in peace. Then a run with nothing new, which touches no file."""
+    """Runs are stopped at each progress message in turn, until one ends; another lake has an undisturbed run. Then a
+    run without new rows touches no file."""
     story.live(30)
-    told = ("transactions", "promises", "attempts", "minutes", "the queue's books")
+    told = ("transactions", "promises", "attempts", "minutes", "the queue's counters")
     for nth in range(len(told)):
 
         def stop(text: str, point: str = told[nth]) -> None:
@@ -96,11 +96,11 @@ def test_a_run_cut_short_anywhere_ends_in_the_same_lake(
 def test_late_rows_land_in_their_day(
     spark: SparkSession, story: Story, sql: psycopg.Connection, direct_dsn: str, lake: Path
 ) -> None:
-    """A slow transaction has written into a day that is over, and commits after the lake was made."""
+    """A slow transaction has written into a day that is over, and commits after the lake has that day."""
     queue = story.queues[0]
     sql.execute(
         "select penstock._make_history(%s)", (START.date(),)
-    )  # else the slow one makes it, and all wait for that
+    )  # otherwise the slow transaction makes it, and all others wait
     queue.push_many([{}] * 20)
     early = queue.claim(5)
     with psycopg.connect(direct_dsn) as slow:
@@ -108,7 +108,7 @@ def test_late_rows_land_in_their_day(
         work_off(queue, 5)
         story.at(START.replace(day=25, hour=3))
         with at(spark, lake, direct_dsn) as work:
-            assert bronze(work)["bronze/history"] == 0, "late, never wrong"
+            assert bronze(work)["bronze/history"] == 0, "the lake is late, never wrong"
         slow.commit()
     work_off(queue, 10)
     with at(spark, lake, direct_dsn) as work:
@@ -122,8 +122,8 @@ def test_late_rows_land_in_their_day(
 def test_nothing_is_lost_or_doubled_while_workers_drain(
     spark: SparkSession, queue: Queue, sql: psycopg.Connection, direct_dsn: str, lake: Path, monkeypatch: Any
 ) -> None:
-    """Each run is a window of its own; days of many files become one file, of the same rows."""
-    monkeypatch.setattr(bronze_room, "MAX_FILES", 2)
+    """Each run is a window of its own, and the many files of a day become one file with the same rows."""
+    monkeypatch.setattr(bronze_stage, "MAX_FILES", 2)
     queue.push_many([{}] * 6_000)
     over = threading.Event()
 
@@ -155,7 +155,7 @@ def test_nothing_is_lost_or_doubled_while_workers_drain(
 
 
 def test_empty(spark: SparkSession, app: Penstock, direct_dsn: str, lake: Path) -> None:
-    """No queue, no history, no sample; then a queue that has only samples."""
+    """There is no queue, no history and no sample; then there is a queue that has only samples."""
     with at(spark, lake, direct_dsn) as work:
         outcomes = run(work)
     assert [one.ok for one in outcomes] == [True] * 4
@@ -169,10 +169,10 @@ def test_empty(spark: SparkSession, app: Penstock, direct_dsn: str, lake: Path) 
     assert (minute.queue, minute.samples, minute.finishes, minute.sla_s, minute.normal) == ("idle", 1, 0, 60.0, 1.0)
 
 
-# --- what is wrong with a lake ----------------------------------------------------------------------------------------
+# --- lakes with errors ------------------------------------------------------------------------------------------------
 
 
-def test_a_lake_that_can_not_be_trusted(
+def test_a_lake_that_cannot_be_trusted(
     spark: SparkSession, queue: Queue, sql: psycopg.Connection, direct_dsn: str, lake: Path, make_database: Any
 ) -> None:
     queue.push_many([{}] * 30)
@@ -242,7 +242,7 @@ def test_some_queues_since_then(
     assert not Lake(lake).exists
     with at(spark, lake, direct_dsn, queues=["mail", "plain"], since=since) as work:
         run(work)
-        with pytest.raises(Conflict, match="some queues"):
+        with pytest.raises(Conflict, match="holds parts of days"):
             release(work)
     true = sql.execute(
         "select id from penstock.history where queue_id in (1, 3) and finished_at >= %s", (since,)
@@ -257,7 +257,7 @@ def test_some_queues_since_then(
 
 
 @pytest.mark.unbalanced
-def test_what_can_not_be_is_set_aside(
+def test_impossible_rows_are_set_aside(
     spark: SparkSession, queue: Queue, sql: psycopg.Connection, direct_dsn: str, lake: Path
 ) -> None:
     queue.push_many([{}] * 20)
@@ -282,7 +282,7 @@ def test_what_can_not_be_is_set_aside(
 
 @pytest.mark.slow
 def test_rebase(spark: SparkSession, make_database: Callable[..., str], lake: Path) -> None:
-    """A copy of the database, made after the lake's last run, goes on with the lake; an older one does not."""
+    """A copy of the database that is newer than the lake's last run goes on with the lake; an older one does not."""
     first = make_database()
     with Penstock(first) as app:
         queue = app.create_queue("work")
@@ -340,31 +340,31 @@ def test_reconcile_says_what_differs_and_where(
 
         sql.execute("delete from penstock.history where id = 1")
         assert ("lake", "work", 19, 20) in differs()
-        assert ("books", "work", 19, 20) in differs(), "history against its counter"
+        assert ("counters", "work", 19, 20) in differs(), "history differs from its counter"
         sql.execute("update penstock.counter set value = value + 5 where metric = 'pushed_total'")
-        assert ("books", "work", 35, 30) in differs()
+        assert ("counters", "work", 35, 30) in differs()
         sql.execute(
             "insert into penstock.sample select queue_id, at + interval '10 s', planned, pending + 1, active, done,"
             " dead, cancelled, oldest_age, sla, workers, totals || '{\"done\": 1000}' from penstock.sample"
         )
         bronze(work)
         found = differs()
-        assert ("samples", "work", 30, 31) in found, "a sample that does not add up"
-        assert ("samples", "work", 20, 1000) in found, "a sample that is ahead"
+        assert ("samples", "work", 30, 31) in found, "this sample does not add up"
+        assert ("samples", "work", 20, 1000) in found, "this sample is ahead"
 
 
 @pytest.mark.slow
 def test_release(
     spark: SparkSession, story: Story, app: Penstock, sql: psycopg.Connection, direct_dsn: str, lake: Path
 ) -> None:
-    """Days that are over and whole in the lake go; nothing else changes, not even what reconcile finds."""
+    """Days that are over and complete in the lake are dropped. Nothing else changes, not even what reconcile finds."""
     story.live(60)
     story.at(START.replace(day=26))
     with at(spark, lake, direct_dsn) as work:
         assert run(work)[-1].ok
         before = content(spark, lake)
         work_off(story.queues[0], 5)
-        sql.execute("update penstock.history set worker = 'somebody else' where id = 1")
+        sql.execute("update penstock.history set worker = 'another' where id = 1")
         with pytest.raises(Conflict, match="the lake's copy of 2026-10-24 differs: sum"):
             release(work)
         sql.execute("update penstock.history set worker = %s where id = 1", (worker_of(before, 1),))

@@ -1,4 +1,4 @@
-"""Profiles: every number equals what plain Python makes of the same rows; what runs is censored, not ignored."""
+"""Profiles: every number equals that of plain Python over the same rows; running tasks are censored, not ignored."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from made_lake import BEGINS, World, make_lake, minutes, percentile, since_begin
 from penstock import NotFound, Penstock, Queue, ValidationError
 from penstock.client import profiles
 from penstock.client.database import Database
-from penstock.model import Latency, Running
-from penstock.pipeline.lake import Lake, State
+from penstock.model import Latency, RunningTasks
+from penstock.pipeline.lake import Lake, LakeState
 from penstock.pipeline.learn.profile import learn_profiles, make_profiles
 from penstock.pipeline.learn.service_times import (
     PRIOR_RUNS,
@@ -38,7 +38,7 @@ from penstock.scaler.policy.forecast import HOURS, Profile, hour_of_week
 
 @pytest.fixture(scope="module")
 def learnt(spark: SparkSession, made: Lake) -> dict[str, dict[str, Any]]:
-    running = [Running("orders", "mail", 20, 5, 600.0), Running("nobody", "mail", 1, 1, 2.0)]
+    running = [RunningTasks("orders", "mail", 20, 5, 600.0), RunningTasks("unknown", "mail", 1, 1, 2.0)]
     return {one["queue"]: one for one in learn_profiles(spark, made, running, [Latency("orders", 7, 3.0, 9.5)])}
 
 
@@ -86,7 +86,7 @@ def test_service_times(learnt: dict[str, dict[str, Any]], world: World) -> None:
     assert sum(share for _, share in found["buckets"]) + found["beyond"] == pytest.approx(1.0)
     assert {bucket for bucket, _ in found["buckets"]} == {*counts}
     by_share = dict(map(tuple, found["buckets"]))
-    for bucket, count in counts.items():  # until the first that still run, as if there were none
+    for bucket, count in counts.items():  # up to the first tasks that still run, as if there were none
         if bucket <= 20:
             assert by_share[bucket] == pytest.approx(count / (len(rows) + 5))
 
@@ -111,7 +111,7 @@ def test_a_queue_can_be_chosen_and_a_lake_be_empty(spark: SparkSession, made: La
     assert [one["queue"] for one in learn_profiles(spark, made, queues=["mail"])] == ["mail"]
     empty = Lake(tmp_path / "empty")
     with empty.writing():
-        empty.begin(State(id="empty", system="1", database=1))
+        empty.begin(LakeState(id="empty", system="1", database=1))
     assert learn_profiles(spark, empty) == []
 
 
@@ -123,7 +123,7 @@ def test_the_scaler_reads_what_was_learnt(learnt: dict[str, dict[str, Any]]) -> 
         assert profile.usual(BEGINS) == pytest.approx(one["data"]["hours"]["p50"][12] / 60)
 
 
-# --- what still runs --------------------------------------------------------------------------------------------------
+# --- tasks that still run ---------------------------------------------------------------------------------------------
 
 TIMES = st.lists(st.tuples(st.floats(0.0005, 5000), st.booleans()), min_size=1, max_size=40)
 
@@ -131,7 +131,7 @@ TIMES = st.lists(st.tuples(st.floats(0.0005, 5000), st.booleans()), min_size=1, 
 @given(TIMES)
 @settings(max_examples=200, deadline=None)
 def test_survival_is_kaplan_and_meiers(times: list[tuple[float, bool]]) -> None:
-    """Against one task after the other: those that end before those that are cut short in the same bucket."""
+    """It equals a computation task by task, in which tasks that end come before censored ones of the same bucket."""
     seen = sorted((find_bucket(seconds), not ended) for seconds, ended in times)
     alive, left = 1.0, len(seen)
     expected: dict[int, float] = defaultdict(float)
@@ -154,7 +154,7 @@ def test_slow_tasks_that_run_make_a_queue_look_slower() -> None:
     assert told is not None
     assert (without["mean"], told["mean"]) == (1.0, pytest.approx(1090 / 90))
     assert told["beyond"] == pytest.approx(0.1)
-    assert told["p99"] is None  # nobody knows
+    assert told["p99"] is None  # not known
     assert told["p90"] == pytest.approx(lower_end(1))
     assert summarize_service([stuck]) is None
 
@@ -205,7 +205,7 @@ def test_how_long_workers_took_to_start(
             " where name = %s",
             (wait, f"w{n}"),
         )
-    app.beat("idle", [queue.name])  # has claimed nothing yet
+    app.beat("idle", [queue.name])  # this worker has claimed nothing yet
     (found,) = profiles.start_latencies(database)
     assert found[:2] == (queue.name, 4)
     assert found.p50 == pytest.approx(percentile(waits, 0.5))
@@ -244,7 +244,7 @@ def test_profiles_are_kept_and_get_old(app: Penstock, queue: Queue, database: Da
 @pytest.mark.parametrize(
     "bad", [{"queue": None}, {"version": "1"}, {"data": []}, {"covers_from": None}, {"covers_to": None}, {"data": None}]
 )
-def test_what_is_no_profile_is_refused(queue: Queue, database: Database, bad: dict[str, Any]) -> None:
+def test_an_invalid_profile_is_refused(queue: Queue, database: Database, bad: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="profiles"):
         profiles.set_profiles(database, [written(queue.name), written(queue.name, **bad)])
     assert profiles.find_profiles(database, queue.name)[0].made is None

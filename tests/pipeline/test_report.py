@@ -1,4 +1,4 @@
-"""The report: its numbers are those of the rows, and a real browser shows all of it, to everybody, and nothing else."""
+"""The report: its numbers are those of the rows, a real browser shows all of it, and it works for all readers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from pyspark.sql import SparkSession
 from browser import Tab, browsing
 from made_lake import BEGINS, World, breaches, minutes, percentile, since_begin
 from penstock import NotFound, ValidationError
-from penstock.pipeline.lake import Lake, State
+from penstock.formatting import format_duration
+from penstock.pipeline.lake import Lake, LakeState
 from penstock.pipeline.lake.fingerprint import fingerprint_lake
 from penstock.pipeline.report import Report, make_report
 from penstock.pipeline.report import report as reports
 from penstock.pipeline.report.figures import Figures, PointFigures, QueueFigures, QueueSummary
-from penstock.pipeline.report.formatting import format_duration, format_floor
+from penstock.pipeline.report.formatting import format_floor
 from penstock.pipeline.report.gather import MAX_POINTS, WIDTHS, choose_width
 from penstock.pipeline.report.page import render_page
 from penstock.pipeline.report.svg import choose_times, make_duration_axis
@@ -50,11 +51,11 @@ def of(report: Report, queue: str) -> QueueFigures:
     return next(one for one in report.figures.queues if one.queue == queue)
 
 
-# --- its numbers ------------------------------------------------------------------------------------------------------
+# --- numbers ----------------------------------------------------------------------------------------------------------
 
 
 def test_all_in_all(report: Report, world: World) -> None:
-    assert report.figures.queues[0].queue == "orders"  # the worst first
+    assert report.figures.queues[0].queue == "orders"  # the worst comes first
     for queue in world.queues:
         rows, told = world.of(queue.name), of(report, queue.name).summary
         assert told.attempts == len(rows)
@@ -126,7 +127,7 @@ def test_never_more_points_than_can_be_seen(seconds: int) -> None:
     assert width in WIDTHS
 
 
-# --- its file ---------------------------------------------------------------------------------------------------------
+# --- the file ---------------------------------------------------------------------------------------------------------
 
 
 def test_it_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,22 +143,22 @@ def test_it_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.M
     assert path.read_text() == "new"
 
 
-def test_where_it_can_not_be_written(spark: SparkSession, made: Lake, tmp_path: Path) -> None:
+def test_where_it_cannot_be_written(spark: SparkSession, made: Lake, tmp_path: Path) -> None:
     for out in (tmp_path, tmp_path / "no" / "report.html"):
         with pytest.raises(ValidationError, match="out: "):
             make_report(spark, made, out)
 
 
 def test_a_page_that_is_up_to_date_says_so(made: Lake, report: Report) -> None:
-    place = made.place / reports.PAGE_NAME
+    place = made.directory / reports.PAGE_NAME
     assert not reports.up_to_date(made)
     reports.write_page(place, render_page(report.figures, fingerprint_lake(made)))
     assert reports.up_to_date(made)
-    reports.write_page(place, render_page(report.figures))  # of some queues, or of some days
+    reports.write_page(place, render_page(report.figures))  # a page of some queues or of some days
     assert not reports.up_to_date(made)
 
 
-# --- what somebody else wrote -----------------------------------------------------------------------------------------
+# --- text from elsewhere ----------------------------------------------------------------------------------------------
 
 
 class Tags(HTMLParser):
@@ -174,7 +175,7 @@ class Tags(HTMLParser):
 def test_names_and_errors_are_only_text(report: Report, world: World) -> None:
     text = report.path.read_text("utf-8")
     found = Tags(text).found
-    assert found.count("script") == 1  # ours
+    assert found.count("script") == 1  # the page's own
     assert not {"b", "i", "img", "iframe", "object"} & {*found}
     assert "&lt;script&gt;alert(" in text
     assert "&lt;b&gt;odd&lt;/b&gt; &amp; more" in text
@@ -197,7 +198,7 @@ def test_it_complains_of_nothing_and_fetches_nothing(tab: Tab, report: Report) -
 
 
 def test_every_picture_is_there_with_its_marks_inside(tab: Tab, report: Report) -> None:
-    """Where there is nothing to see that is said in words."""
+    """A picture without data says so in words."""
     script = """[...document.querySelectorAll('figure')].map(figure => ({
         section: figure.closest('section').id, key: figure.dataset.picture,
         title: figure.querySelector('h3').textContent,
@@ -213,7 +214,7 @@ def test_every_picture_is_there_with_its_marks_inside(tab: Tab, report: Report) 
     assert [(one["section"], one["key"]) for one in figures] == [
         (f"q{n}", key) for n in range(len(report.figures.queues)) for key in PICTURES
     ]
-    assert [one["key"] for one in figures if one["none"]] == ["urgency"]  # of the queue without a promise
+    assert [one["key"] for one in figures if one["none"]] == ["urgency"]  # of a queue without a promise
     for one in figures:
         for marks, outside, width, height in one["marks"]:
             assert marks > 0, one["title"]
@@ -232,7 +233,7 @@ def test_nothing_is_wider_than_the_screen(tab: Tab, width: int) -> None:
         assert tab.ask("document.documentElement.scrollWidth") <= width
         assert tab.ask("Math.min(...[...document.querySelectorAll('.plot svg')].map(one => one.clientWidth))") > 200
         small = "[...document.querySelectorAll('body *')].map(one => parseFloat(getComputedStyle(one).fontSize))"
-        assert tab.ask(f"Math.min(...{small})") >= 12  # letters do not shrink with the picture
+        assert tab.ask(f"Math.min(...{small})") >= 12  # letters do not become smaller with the picture
     finally:
         tab.ask("document.querySelectorAll('details').forEach(one => { one.open = false })")
         tab.resize(1280)
@@ -297,7 +298,7 @@ def test_so_do_the_arrow_keys(tab: Tab) -> None:
     assert tab.ask("document.querySelector('#q0-workers .tip').hidden") is True
 
 
-def test_those_who_do_not_see_are_told(tab: Tab) -> None:
+def test_screen_readers_get_the_numbers(tab: Tab) -> None:
     assert tab.ask("document.documentElement.lang") == "en"
     assert tab.ask("document.title").startswith("Penstock")
     labels = tab.ask(
@@ -306,11 +307,11 @@ def test_those_who_do_not_see_are_told(tab: Tab) -> None:
     assert labels
     assert all(labels)
     assert tab.ask("[...document.querySelectorAll('h1, h2, h3')].map(one => +one.tagName[1])")[0] == 1
-    assert tab.ask("document.body.innerText.match(/UTC/g).length") == 1  # said once
+    assert tab.ask("document.body.innerText.match(/UTC/g).length") == 1  # stated once
 
 
-def test_a_script_that_is_not_ours_would_not_run(tab: Tab) -> None:
-    """Even if somebody found a way to write one into the page."""
+def test_a_foreign_script_would_not_run(tab: Tab) -> None:
+    """This holds even if an attacker found a way to write one into the page."""
     seen = len(tab.complaints)
     tab.ask("document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.pwned = 1'}))")
     assert tab.ask("window.pwned ?? null") is None
@@ -335,7 +336,7 @@ def test_the_answer_stands_on_top(tab: Tab, report: Report) -> None:
 def empty(tmp_path: Path) -> Lake:
     lake = Lake(tmp_path / "empty")
     with lake.writing():
-        lake.begin(State(id="empty", system="1", database=1))
+        lake.begin(LakeState(id="empty", system="1", database=1))
     return lake
 
 
@@ -356,10 +357,10 @@ def lone(**changes: Any) -> Figures:
         ({"attempts": 1, "wait_p95": 3.0}, "nothing was promised"),
         ({"attempts": 1, "kept": 1, "slas": (30.0, 60.0)}, "30&nbsp;s to 60&nbsp;s, as promised at the time"),
         ({"attempts": 3, "kept": 2, "late": 1, "slas": (30.0, 30.0), "worst_late_by": 0.02}, "66.66&nbsp;%"),
-        ({"kept": 10**6, "late": 1, "slas": (30.0, 30.0)}, "99.99&nbsp;%"),  # never more than it was
+        ({"kept": 10**6, "late": 1, "slas": (30.0, 30.0)}, "99.99&nbsp;%"),  # never rounded up
     ],
 )
-def test_little_is_known(changes: dict[str, Any], says: str) -> None:
+def test_reports_of_few_tasks(changes: dict[str, Any], says: str) -> None:
     text = render_page(lone(**changes))
     assert says.replace("60&nbsp;s", format_duration(60).replace(" ", "&nbsp;")) in text
     Tags(text)

@@ -1,4 +1,4 @@
-"""From a queue's life to its profile and page: all stages, on real tables, and nothing to do the second time."""
+"""All stages on real tables, from history to profile and page. The second run finds nothing to do."""
 
 from __future__ import annotations
 

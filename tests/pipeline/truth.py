@@ -1,4 +1,4 @@
-"""The lake against `truth.sql`, which has a view for each table: every row and every column, in any order."""
+"""Compares the lake with `truth.sql`, which has a view for each table: every row and every column, in any order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOLD = ("silver/attempts", "gold/minutes", "gold/breaches", "gold/kinds", "gold/
 
 
 def check(spark: SparkSession, sql: psycopg.Connection, lake: Path) -> dict[str, int]:
-    """Every table with a truth, every column of it. Answers how many rows were compared."""
+    """Compares every column of every table that has a view, and returns how many rows were compared."""
     sql.execute("drop view if exists samples, attempts, shaped cascade")
     sql.execute(TRUTH.read_bytes())
     return {name: compare(spark, sql, lake, name) for name in TOLD}
@@ -37,7 +37,7 @@ def compare(spark: SparkSession, sql: psycopg.Connection, lake: Path, name: str)
 
 
 def ordered(rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
-    """By what is exact in them; Spark's moments are in UTC and do not say so."""
+    """Sorts rows by their exact columns. Spark's times are in UTC and do not say so."""
     plain = [tuple(utc(value) for value in row) for row in rows]
     return sorted(plain, key=lambda row: [str(value) for value in row if not isinstance(value, float)])
 

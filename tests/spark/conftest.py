@@ -1,4 +1,4 @@
-"""One Spark session for all tests of it: its Java takes ten seconds to start."""
+"""One Spark session for all tests that need one, because its Java takes ten seconds to start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock import spark as ours
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Two tasks at once, each tried four times: `local[2]` would never try one again."""
+    """A session that runs two tasks at once and tries each up to four times; `local[2]` would never retry one."""
     settings = {"spark.ui.enabled": False, "spark.sql.shuffle.partitions": 2, "spark.log.level": "OFF"}
     session = ours.session("tests", master="local[2,4]", **settings)
     yield session

@@ -1,4 +1,4 @@
-"""What tests submit: writes rows into the queue `work`, as the environment says. Not a test."""
+"""The script that tests submit: it writes rows into the queue `work`, as its environment says. It is not a test."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from penstock.spark.writer import BatchWriter
 
 
 class Deadly(DefaultSource):
-    """Ours, but the executor of partition 0 is killed when it has written everything, that of 1 when it has read all of
-    its rows and written nothing. `marks` is where it is remembered that it was done."""
+    """The data source, but the executor of partition 0 is killed when it has written everything, and that of partition
+    1 when it has read all of its rows and written nothing. The directory `marks` records which kills were done."""
 
     @classmethod
     def name(cls) -> str:
@@ -56,7 +56,7 @@ class DeadlyWriter(BatchWriter):
 
 
 def executor() -> int:
-    """The Java above this process."""
+    """Returns the process id of the executor's Java, above this process."""
     process = os.getppid()
     while "java" not in Path(f"/proc/{process}/comm").read_text("utf-8"):
         process = int(Path(f"/proc/{process}/stat").read_text("utf-8").rsplit(")", 1)[1].split()[1])

@@ -13,7 +13,7 @@ from shell import interrupted_demo, penstock
 @pytest.mark.slow
 def test_the_whole_demo(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    for _ in range(2):  # the second finds what the first left
+    for _ in range(2):  # the second demo finds the database of the first
         ran = penstock("demo", "--tasks", "2000", env={"PENSTOCK_HOME": str(home)}, within=200)
         assert (ran.code, ran.err) == (0, ""), ran.out
         assert f"2,000 tasks loaded by Spark from {home / 'demo/tasks.parquet'}" in ran.out

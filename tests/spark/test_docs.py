@@ -1,4 +1,4 @@
-"""The pages that need Spark, run as they stand; the others are in tests/test_docs.py."""
+"""Runs the pages of the docs that need Spark as they are written; the other pages are in tests/test_docs.py."""
 
 from __future__ import annotations
 

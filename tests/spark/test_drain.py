@@ -1,4 +1,4 @@
-"""Queues and adopted tables drained by executors: everything once, whoever fails, ends or is killed."""
+"""Executors drain queues and adopted tables: everything runs once, even if handlers fail and processes end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ nothing = print  # takes a task, returns nothing
 
 
 def test_what_becomes_of_each(spark: SparkSession, app: Penstock, queue: Queue, dsn: str) -> None:
-    """Done, failed, dead, again, released; each told as history tells it, and settled as told."""
+    """Done, failed, dead, again and released: each is reported as history has it, and settled as reported."""
     queue.set(retry="fixed:1h", max_attempts=2)
     queue.push_many([NewTask({"n": n}, f"s{n}", kind=f"k{n % 2}") for n in range(60)])
 
@@ -44,13 +44,13 @@ def test_what_becomes_of_each(spark: SparkSession, app: Penstock, queue: Queue, 
         if n == 5:
             raise SystemExit(3)
         if n == 6:
-            return Outcome.again(delay="1h", payload={"large": "x" * 2_000_000})  # more than the queue takes
+            return Outcome.again(delay="1h", payload={"large": "x" * 2_000_000})  # larger than the queue accepts
         if n == 7:
             return {"not json"}  # type: ignore[return-value]
         return None
 
     frame = drain(spark, "work", handle, dsn=dsn, partitions=2, batch=7)
-    assert queue.status().pending == 0, "it ran when it was called, not when somebody looks"
+    assert queue.status().pending == 0, "it ran when it was called, not when the result is read"
     rows = {row.subject: row for row in frame.collect()}
     assert len(rows) == 60
     words = {
@@ -73,13 +73,13 @@ def test_what_becomes_of_each(spark: SparkSession, app: Penstock, queue: Queue, 
     assert (status.planned, status.pending, status.active, status.dead) == (6, 0, 0, 1)
     assert status.totals["done"] == 53
     assert frame.count() == 60
-    assert queue.status() == status or queue.status().totals == status.totals, "looking at it drains nothing"
+    assert queue.status() == status or queue.status().totals == status.totals, "reading the result drains nothing"
 
 
 def test_a_failure_is_tried_again_as_the_queue_says(
     spark: SparkSession, app: Penstock, queue: Queue, dsn: str, tmp_path: Path
 ) -> None:
-    """Twice it fails, the third time it does not; another one never does."""
+    """One task fails twice and then succeeds; another one never fails."""
     queue.set(retry="fixed:1ms", max_attempts=3)
     queue.push_many([{"n": n} for n in range(20)])
 
@@ -98,7 +98,7 @@ def test_a_failure_is_tried_again_as_the_queue_says(
 
 
 def test_a_handler_that_ends_its_process(spark: SparkSession, app: Penstock, queue: Queue, dsn: str) -> None:
-    """It is blamed, each time, until the queue's rules end it; its mates are done, and none is run twice."""
+    """The task is blamed each time, until the queue's rules end it. All other tasks are done once."""
     queue.set(retry="fixed:1ms", max_attempts=3)
     queue.push_many([{"n": n} for n in range(30)])
 
@@ -122,7 +122,7 @@ def test_a_handler_that_ends_its_process(spark: SparkSession, app: Penstock, que
 def test_a_python_worker_that_is_killed(
     spark: SparkSession, app: Penstock, queue: Queue, dsn: str, tmp_path: Path, sql: psycopg.Connection
 ) -> None:
-    """Spark repeats its task, which goes on draining; what was in hand comes back when its lease ends."""
+    """Spark repeats its task, which goes on draining. The tasks in hand come back when their lease ends."""
     queue.push_many([{"n": n} for n in range(40)])
 
     def handle(task: Task) -> None:
@@ -131,11 +131,11 @@ def test_a_python_worker_that_is_killed(
         if task.payload["n"] == 11 and task.attempt == 1 and not (tmp_path / "killed").exists():
             (tmp_path / "killed").touch()
             os.kill(os.getppid(), signal.SIGKILL)
-            time.sleep(60)  # we go with it
+            time.sleep(60)  # this process ends too
 
     frame = drain(spark, "work", handle, dsn=dsn, partitions=1, batch=5, lease="2s")
     attempts = {row.worker.rpartition(".")[2] for row in frame.collect()}
-    assert attempts == {"1"}, "the first attempt's rows are forgotten"
+    assert attempts == {"1"}, "the rows of the first attempt are dropped"
     deadline = time.monotonic() + 20
     while queue.status().active and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -145,13 +145,13 @@ def test_a_python_worker_that_is_killed(
     assert {int(file.name) for file in tmp_path.iterdir() if file.name != "killed"} == {*range(40)}
     twice = {file.name for file in tmp_path.iterdir() if len(file.read_text()) > 1}
     assert "11" in twice
-    assert len(twice) <= 5, "only what was in hand"
+    assert len(twice) <= 5, "only the tasks that were in hand"
 
 
 def test_a_lease_goes_on_while_a_handler_works(
     spark: SparkSession, app: Penstock, queue: Queue, dsn: str, tmp_path: Path
 ) -> None:
-    """For longer than the lease, with the interpreter held all the time; and one that is lost is counted, not fatal."""
+    """A handler holds the interpreter for longer than the lease. A lost lease is counted and is not fatal."""
     queue.push_many([NewTask({"n": n}, f"s{n}") for n in range(3)])
 
     def handle(task: Task) -> None:
@@ -169,9 +169,9 @@ def test_a_lease_goes_on_while_a_handler_works(
     assert queue.status().cancelled == 2
 
 
-def test_as_many_as_were_asked_for(spark: SparkSession, app: Penstock, queue: Queue, dsn: str) -> None:
+def test_a_limit_is_kept(spark: SparkSession, app: Penstock, queue: Queue, dsn: str) -> None:
     queue.push_many([{}] * 50)
-    rows = drain(spark, "work", nothing, dsn=dsn, partitions=3, max_tasks=20).collect()
+    rows = drain(spark, "work", nothing, dsn=dsn, partitions=3, limit=20).collect()
     assert len(rows) == 20
     assert len({row.worker for row in rows}) == 3
     assert queue.status().pending == 30
@@ -183,7 +183,7 @@ def test_as_many_as_were_asked_for(spark: SparkSession, app: Penstock, queue: Qu
 
 
 def test_what_is_refused(spark: SparkSession, app: Penstock, queue: Queue, dsn: str) -> None:
-    """Before any Spark task is made."""
+    """All of this is refused before a Spark task is made."""
 
     async def later(task: Task) -> None: ...
 
@@ -192,7 +192,7 @@ def test_what_is_refused(spark: SparkSession, app: Penstock, queue: Queue, dsn: 
         ({"batch": 0}, print),
         ({"batch": 10_001}, print),
         ({"partitions": 0}, print),
-        ({"max_tasks": 0}, print),
+        ({"limit": 0}, print),
         ({"lease": "1ms"}, print),
         ({}, later),
         ({}, "print"),
@@ -205,8 +205,8 @@ def test_what_is_refused(spark: SparkSession, app: Penstock, queue: Queue, dsn: 
         drain(spark, "wrok", print, dsn=dsn)
 
 
-def test_a_handler_that_can_not_be_loaded(spark: SparkSession, app: Penstock, queue: Queue, dsn: str) -> None:
-    """A module that is here and not there: told at once, and no task is lost for it."""
+def test_a_handler_that_cannot_be_loaded(spark: SparkSession, app: Penstock, queue: Queue, dsn: str) -> None:
+    """The executors do not have its module: this is reported at once, and no task is lost."""
     queue.push_many([{}] * 3)
 
     class Handler:
@@ -233,7 +233,7 @@ TABLE = """
 
 
 def test_an_adopted_table(spark: SparkSession, app: Penstock, dsn: str, sql: psycopg.Connection) -> None:
-    """By several at once, each record once; one record ends every process that meets it, and is found out."""
+    """Several executors handle each record once. One record ends every process that handles it, and is found."""
     sql.execute(TABLE)
     terms: dict[str, Any] = {
         "key": "id", "status": "status", "inserted": "date_inserted", "ready": ["NEW"], "retry": ["ERROR"],
@@ -261,7 +261,7 @@ def test_an_adopted_table(spark: SparkSession, app: Penstock, dsn: str, sql: psy
     assert drain_backlog(spark, "orders", handle, dsn=dsn, partitions=1).collect()[0].done == 0
 
     sql.execute("update public.orders set status = 'NEW' where id <= 100")
-    rows = drain_backlog(spark, "orders", handle, dsn=dsn, partitions=2, max_records=10).collect()
+    rows = drain_backlog(spark, "orders", handle, dsn=dsn, partitions=2, limit=10).collect()
     assert sum(row.done for row in rows) == 10
     with pytest.raises(NotFound):
         drain_backlog(spark, "nothing", handle, dsn=dsn)

@@ -1,4 +1,4 @@
-"""The example with Spark, as somebody would run it."""
+"""The example with Spark, run as a user would run it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""History as DataFrames: every row of every window once, whoever writes meanwhile, and the same again."""
+"""History as DataFrames: each window has every row once, whatever is written meanwhile, and reads the same again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from penstock.spark.history import HistoryReader, HistoryStream
 
 
 def stream(dsn: str, **more: str) -> HistoryStream:
-    return HistoryStream(options.for_history({"url": dsn, **more}))
+    return HistoryStream(options.parse_history_options({"url": dsn, **more}))
 
 
 def rows(reader: HistoryReader | HistoryStream, parts: list[Any]) -> list[dict[str, Any]]:
@@ -43,7 +43,7 @@ def work_off(queue: Queue, count: int = 100) -> list[int]:
 
 @pytest.fixture
 def finished(queue: Queue) -> list[int]:
-    """Three hundred attempts: done, failed and released."""
+    """Makes three hundred attempts: done, failed and released."""
     queue.push_many([NewTask({"n": n}, f"s{n}" if n % 2 else None, kind=f"k{n % 3}") for n in range(300)])
     ids: list[int] = []
     for _ in range(3):
@@ -57,13 +57,13 @@ def finished(queue: Queue) -> list[int]:
     return ids
 
 
-# --- what is in a row -------------------------------------------------------------------------------------------------
+# --- rows -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_row_is_what_postgresql_has(
     spark: SparkSession, app: Penstock, finished: list[int], dsn: str, sql: psycopg.Connection
 ) -> None:
-    """All columns, to the microsecond."""
+    """All columns are equal, to the microsecond."""
     frame = read_history(spark, dsn=dsn)
     found = sorted(frame.collect())
     names = [name for name in frame.columns if name != "queue"]
@@ -103,7 +103,7 @@ def test_the_name_of_a_queue_outlives_it(app: Penstock, queue: Queue, dsn: str) 
 
 
 def all_of(dsn: str, **more: str) -> list[dict[str, Any]]:
-    reader = HistoryReader(options.for_history({"url": dsn, **more}))
+    reader = HistoryReader(options.parse_history_options({"url": dsn, **more}))
     return sorted(rows(reader, reader.partitions()), key=lambda row: row["id"])
 
 
@@ -111,7 +111,7 @@ def test_many_partitions_of_many_days(app: Penstock, queue: Queue, dsn: str, sql
     fill(sql, 60_000, days=3)
     truth = {id_ for (id_,) in sql.execute("select id from penstock.history")}
     for parts in (1, 4, 7):
-        reader = HistoryReader(options.for_history({"url": dsn, "numPartitions": str(parts)}))
+        reader = HistoryReader(options.parse_history_options({"url": dsn, "numPartitions": str(parts)}))
         planned = reader.partitions()
         found = [id_ for part in planned for batch in reader.read(part) for id_ in batch["id"].to_pylist()]
         assert len(planned) == parts
@@ -129,7 +129,7 @@ FILL = """
 
 
 def fill(sql: psycopg.Connection, count: int, days: int = 1) -> None:
-    """Rows as no worker wrote them: the books know nothing of them, so the queue is not asked for its balance."""
+    """Inserts rows that no worker wrote. The counters do not include them, so the queue is not verified."""
     sql.execute(DAYS, (days,))
     sql.execute(FILL, {"rows": count, "days": days})
     sql.execute(NOTED, (count,))
@@ -171,7 +171,7 @@ def test_pages_are_shared_out(pages: tuple[int, ...], parts: int) -> None:
 
 
 class Walk:
-    """A reader that comes again and again, and remembers what it saw."""
+    """A reader that reads again and again, and remembers what it got."""
 
     def __init__(self, dsn: str, **more: str) -> None:
         self.reader = stream(dsn, **more)
@@ -193,7 +193,7 @@ class Walk:
 def test_nothing_is_lost_or_doubled_among_six_writers(
     app: Penstock, queue: Queue, direct_dsn: str, sql: psycopg.Connection
 ) -> None:
-    """Real settles, committed after a random while or rolled back; every window is read again at the end."""
+    """Settles are committed after a random time or rolled back, and every window is read again at the end."""
     queue.set(lease="1h")
     queue.push_many([{}] * 3_000)
     walk = Walk(direct_dsn)
@@ -244,7 +244,7 @@ def test_an_open_transaction_makes_the_reader_late_not_wrong(queue: Queue, direc
     with psycopg.connect(direct_dsn) as held:
         held.execute("select penstock.settle(%s, %s)", (claim.token, claim.ids))
         work_off(queue, 10)
-        assert walk.step() == [], "finished, but somebody who began before has not"
+        assert walk.step() == [], "the task is finished, but an older transaction is still open"
         held.commit()
     work_off(queue, 10)
     assert len(walk.step()) == 30
@@ -260,19 +260,19 @@ def test_an_idle_queue_moves_no_offset(queue: Queue, dsn: str, sql: psycopg.Conn
     assert len(walk.step()) == 1
     at = walk.at
     for _ in range(3):
-        sql.execute("select pg_current_xact_id()")  # somebody else's
+        sql.execute("select pg_current_xact_id()")  # of another program
         assert walk.step() == []
     assert walk.at == at
     walk.reader.prepareForTriggerAvailableNow()
     queue.push({})
     work_off(queue)
-    assert walk.step() == [], "it came after what was there when the stream began"
+    assert walk.step() == [], "it came after the stream began"
     walk.reader = stream(dsn)
     assert len(walk.step()) == 1
 
 
 def test_a_window_is_found_by_its_pages(queue: Queue, dsn: str, sql: psycopg.Connection) -> None:
-    """A day of much, of which a window has little: few of its pages are looked at."""
+    """A window has few rows of a large day: few pages of that day are read."""
     fill(sql, 50_000)
     walk = Walk(dsn)
     assert len(walk.step()) == 50_000
@@ -286,11 +286,11 @@ def test_a_window_is_found_by_its_pages(queue: Queue, dsn: str, sql: psycopg.Con
     assert len(walk.step()) == 5
 
 
-# --- what can no longer be read ---------------------------------------------------------------------------------------
+# --- history that is gone ---------------------------------------------------------------------------------------------
 
 
 def drop_days(sql: psycopg.Connection) -> None:
-    """Tomorrow, the day after: what was today is dropped."""
+    """Moves the clock two days ahead, and drops today's history."""
     sql.execute("update penstock_test.clock set shift = shift + '2 days'")
     sql.execute("select penstock.set_retention('history', '1 day')")
     sql.execute("call penstock.upkeep()")
@@ -313,17 +313,17 @@ def test_a_day_that_was_dropped_is_told(queue: Queue, app: Penstock, dsn: str, s
             walk.window(start, end)
         assert "rebase_history" in "".join(told.value.__notes__)
         with pytest.raises(Conflict, match="was dropped before it was read"):
-            # As Spark repeats the first batch: its start is made anew, its end is noted.
+            # Spark repeats the first batch like this: its start is made anew, and its end is noted.
             walk.window(walk.reader.initialOffset(), end)
     with pytest.raises(Conflict, match="up to 5 rows"):
         late.step()
     with pytest.raises(Conflict, match="up to 1 rows"):
         other.step()
-    # What it had not read of that day is of another queue; what comes after is read.
+    # The unread rows of that day belong to another queue, so later rows are read.
     with pytest.raises(Conflict, match="up to 1 rows"):
         walk.step()
     ours = Walk(dsn, queue="work")
-    assert len(ours.step()) == 2, "whoever begins now knows that it is gone"
+    assert len(ours.step()) == 2, "a reader that begins now does not expect the dropped day"
     assert len(all_of(dsn)) == 2
 
 
@@ -341,14 +341,14 @@ def test_a_reader_that_had_read_all_goes_on_after_a_drop(queue: Queue, dsn: str,
 def test_a_day_dropped_between_plan_and_read(queue: Queue, dsn: str, sql: psycopg.Connection) -> None:
     queue.push_many([{}] * 4)
     work_off(queue)
-    reader = HistoryReader(options.for_history({"url": dsn}))
+    reader = HistoryReader(options.parse_history_options({"url": dsn}))
     parts = reader.partitions()
     drop_days(sql)
     with pytest.raises(Conflict, match="was dropped while it was being read"):
         rows(reader, parts)
 
 
-def test_offsets_of_others(queue: Queue, dsn: str, make_database: Callable[..., str]) -> None:
+def test_offsets_of_another_database(queue: Queue, dsn: str, make_database: Callable[..., str]) -> None:
     reader = stream(dsn)
     start = reader.initialOffset()
     now = reader.reportLatestOffset()
@@ -378,14 +378,14 @@ RESTORED = (
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[str]:
-    """Another cluster, whose transactions have small numbers yet."""
+    """The DSN of another cluster, whose transaction ids are still small."""
     server = Server.start(tmp_path / "pg", environ=os.environ, settings={"shared_buffers": "64MB", "fsync": "off"})
     yield server.dsn
     server.stop("immediate")
 
 
 def restore(source: str, target: str) -> None:
-    """The rows as they are: what pg_dump and psql do."""
+    """Copies the rows as they are, as pg_dump and psql do."""
     with Penstock(target) as app:
         app.init()
         app.upkeep()
@@ -404,15 +404,15 @@ def restore(source: str, target: str) -> None:
 def test_restored_into_another_cluster(
     spark: SparkSession, queue: Queue, app: Penstock, dsn: str, elsewhere: str, tmp_path: Path, sql: psycopg.Connection
 ) -> None:
-    """No reader goes on there, with its checkpoint or without, until an admin says that the rows are its own."""
+    """No reader goes on there, with or without a checkpoint, until an admin says that these rows are its own."""
     sql.execute("do $$ begin for n in 1 .. 3000 loop perform pg_current_xact_id(); commit; end loop; end $$")
     queue.push_many([{}] * 20)
     work_off(queue, 12)
-    place = tmp_path / "stream"
-    assert drained(spark, dsn, place) == 12
+    path = tmp_path / "stream"
+    assert drained(spark, dsn, path) == 12
     restore(dsn, elsewhere)
     with pytest.raises(PySparkException, match="written in another cluster and restored") as told:
-        drained(spark, elsewhere, place)
+        drained(spark, elsewhere, path)
     assert "rebase_history" in str(told.value)
     with pytest.raises(Conflict, match="written in another cluster and restored"):
         all_of(elsewhere)
@@ -420,27 +420,27 @@ def test_restored_into_another_cluster(
     with psycopg.connect(elsewhere, autocommit=True) as there:
         assert there.execute("select penstock.rebase_history()").fetchone() == (12,)
         assert there.execute("select penstock.rebase_history()").fetchone() == (0,)
-    assert len(all_of(elsewhere)) == 12, "although their transactions are of the future here"
+    assert len(all_of(elsewhere)) == 12, "although their transaction ids are in the future of this cluster"
     with pytest.raises(PySparkException, match="of another cluster") as told:
-        drained(spark, elsewhere, place)
+        drained(spark, elsewhere, path)
     assert "new checkpoint; after a restore" in str(told.value)
     walk = Walk(elsewhere)
     assert len(walk.step()) == 12
 
 
-def drained(spark: SparkSession, dsn: str, place: Path, **more: str) -> int:
-    """What is there now goes to Parquet; answers how many rows are there then."""
+def drained(spark: SparkSession, dsn: str, path: Path, **more: str) -> int:
+    """Writes the present history to Parquet, and returns how many rows the files have."""
     reader = spark.readStream.format("penstock").option("read", "history").option("dsn", dsn)
     query: StreamingQuery = (
         reader.options(**more)
         .load()
         .writeStream.format("parquet")
-        .option("checkpointLocation", str(place / "checkpoint"))
+        .option("checkpointLocation", str(path / "checkpoint"))
         .trigger(availableNow=True)
-        .start(str(place / "rows"))
+        .start(str(path / "rows"))
     )
     query.awaitTermination()
-    return spark.read.parquet(str(place / "rows")).count()
+    return spark.read.parquet(str(path / "rows")).count()
 
 
 # --- through Spark ----------------------------------------------------------------------------------------------------
@@ -471,7 +471,7 @@ def test_no_password_is_shown(spark: SparkSession, queue: Queue, dsn: str, capfd
         read_history(spark, dsn=wrong).collect()
     assert "127.0.0.1" in str(told.value)
     shown = capfd.readouterr()
-    reader = HistoryReader(options.for_history({"url": secret}))
+    reader = HistoryReader(options.parse_history_options({"url": secret}))
     for text in (shown.out, shown.err, str(told.value), repr(reader.partitions()), repr(reader), repr(vars(reader))):
         assert canary not in text
 
@@ -501,10 +501,10 @@ def test_a_reader_needs_no_other_role(queue: Queue, dsn: str, sql: psycopg.Conne
 def test_no_transaction_is_long(
     queue: Queue, dsn: str, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However slowly Spark takes the rows: while it does, none of ours is open. One that takes too long is ended by
-    PostgreSQL, and done in smaller steps."""
+    """While Spark takes the rows, however slowly, no transaction is open. PostgreSQL ends one that takes too long, and
+    it is repeated in smaller steps."""
     fill(sql, 20_000)
-    reader = HistoryReader(options.for_history({"url": dsn, "numPartitions": "1"}))
+    reader = HistoryReader(options.parse_history_options({"url": dsn, "numPartitions": "1"}))
     (part,) = reader.partitions()
     batches = reader.read(part)
     count = len(next(batches))
@@ -513,7 +513,7 @@ def test_no_transaction_is_long(
     count += sum(map(len, batches))
     assert count == 20_000
 
-    # A day of which 40 pages take longer than PostgreSQL is told to bear.
+    # A day of which 40 pages take longer than the statement timeout.
     monkeypatch.setattr(statements, "SHORTLY", "set local statement_timeout = '300ms'")
     slow = (
         "create function public.slowly(bigint) returns bigint language sql as"
@@ -551,10 +551,10 @@ def test_a_gentle_reader_rests_while_workers_claim(
     fill(sql, 20_000)
     rested: list[float] = []
     me, sleep = threading.current_thread(), time.sleep
-    monkeypatch.setattr(  # everybody's: other threads of Spark's client sleep as they did
+    monkeypatch.setattr(  # in all modules: other threads of Spark's client sleep as before
         time, "sleep", lambda s: rested.append(s) if threading.current_thread() is me else sleep(s)
     )
-    reader = HistoryReader(options.for_history({"url": dsn, "numPartitions": "1", "pace": pace}))
+    reader = HistoryReader(options.parse_history_options({"url": dsn, "numPartitions": "1", "pace": pace}))
     (part,) = reader.partitions()
     if claims:
         queue.push({})
@@ -564,6 +564,6 @@ def test_a_gentle_reader_rests_while_workers_claim(
 
 
 def test_horizons_compare() -> None:
-    """Of two drops that the ends of a window know of, the earlier one counts."""
+    """If both ends of a window know of a drop, the earlier drop counts."""
     start, end = Horizon("a", 1, "1-a", 5, 9), Horizon("b", 1, "1-b", 7, 3)
     assert statements.window_parameters(Window(start, end)) == (5, 7, 3, None, None, None)

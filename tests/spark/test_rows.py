@@ -1,4 +1,4 @@
-"""Rows as tasks: what a schema must be, and what becomes of each value. Arrow and PostgreSQL; no Java."""
+"""Rows as tasks: schemas that are accepted, and what becomes of each value. Arrow and PostgreSQL, without Java."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def target(queue: Queue, on_conflict: OnConflict = "skip", reject_table: str | N
 def written(
     queue: Queue, table: pa.Table, *, pack: bool = False, kind: str | None = None, rows: int = 10_000, **more: Any
 ) -> Counter[str]:
-    """A table of rows as one partition of a job of its own."""
+    """Writes a table of rows as the only partition of a job."""
     plan = plan_columns(from_arrow_schema(table.schema), pack=pack, kind=kind)
     with Partition(more.pop("job", None) or uuid4(), more.pop("number", 0)) as partition:
         aim = target(queue, **more)
@@ -112,7 +112,7 @@ def test_structs_and_maps_become_json(queue: Queue, sql: psycopg.Connection) -> 
     rome = timezone(timedelta(hours=2))
     value = {
         "at": datetime(2030, 6, 1, 12, 30, 15, 250, tzinfo=rome),
-        "local": datetime(2030, 6, 1, 12, 30),  # noqa: DTZ001 - a moment without a zone
+        "local": datetime(2030, 6, 1, 12, 30),  # noqa: DTZ001 - a time without a zone
         "day": date(2030, 6, 1),
         "exact": Decimal("12345678901234567890.123400"),
         "raw": b"\x00\xff",
@@ -174,7 +174,7 @@ def test_all_columns_arrive(queue: Queue, sql: psycopg.Connection) -> None:
     assert rows == [("s\t1", "mail", NOW, 0), (None, "other", None, 5)]
 
 
-# --- what cannot be a task -------------------------------------------------------------------------------------------
+# --- rows that cannot be tasks ---------------------------------------------------------------------------------------
 
 BAD: dict[str, tuple[str | None, str]] = {
     "null": (None, "payload: null"),
@@ -207,8 +207,9 @@ def test_a_bad_payload_is_rejected_with_the_reason(queue: Queue, sql: psycopg.Co
     assert kept == (BAD["deep"][0],)
 
 
-def test_what_only_postgresql_can_tell_is_rejected_by_its_words(queue: Queue, sql: psycopg.Connection) -> None:
-    """It looks well from here: the whole part is refused, its rows are judged, and the rest is written."""
+def test_a_row_that_only_postgresql_refuses_is_rejected_with_its_message(queue: Queue, sql: psycopg.Connection) -> None:
+    """The client sees no error, so PostgreSQL refuses the whole part. Then each row is checked, and the rest is
+    written."""
     given = [f'{{"n": {n}}}' for n in range(300)]
     given[150] = '{"n": ' + "9" * 140_000 + "}"
     named = pa.table({"payload": given, "subject": [f"s{n}" for n in range(300)]})
@@ -219,7 +220,7 @@ def test_what_only_postgresql_can_tell_is_rejected_by_its_words(queue: Queue, sq
 
 
 def test_two_halves_are_not_one(queue: Queue, sql: psycopg.Connection) -> None:
-    """Joined, these are three objects."""
+    """Each is half of an object, but joined they are three objects."""
     given = ['{"a": [1', "2]}", '{"b": 1}, {"c": 2}']
     assert written(queue, pa.table({"payload": [*given, "{}"]})) == {"created": 1, "rejected": 3}
     assert sorted(one for (one,) in sql.execute("select payload from penstock.reject").fetchall()) == sorted(given)
@@ -276,7 +277,7 @@ def test_other_columns_out_of_range_are_rejected(queue: Queue, sql: psycopg.Conn
 
 
 def test_bytes_that_are_no_text_are_rejected(queue: Queue, sql: psycopg.Connection) -> None:
-    """Spark lets any bytes be a string."""
+    """Spark allows any bytes in a string."""
     raw = pa.array([b'{"a": "\xff"}', b'{"a": 1}'], pa.binary())
     column = pa.Array.from_buffers(pa.string(), 2, raw.buffers())
     assert written(queue, pa.table({"payload": column})) == {"created": 1, "rejected": 1}
@@ -284,7 +285,7 @@ def test_bytes_that_are_no_text_are_rejected(queue: Queue, sql: psycopg.Connecti
     assert sql.execute("select payload from penstock.reject").fetchone() == ('{"a": "\\xff"}',)
 
 
-def test_rejects_go_where_they_are_told(queue: Queue, sql: psycopg.Connection) -> None:
+def test_rejects_go_to_the_given_table(queue: Queue, sql: psycopg.Connection) -> None:
     sql.execute("create schema own")
     writer_of(queue).prepare_rejects("own.Rejects")
     writer_of(queue).prepare_rejects("own.Rejects")
@@ -297,19 +298,21 @@ def test_rejects_go_where_they_are_told(queue: Queue, sql: psycopg.Connection) -
     row = sql.execute('select queue, job, partition, reason, payload from own."Rejects"').fetchone()
     assert row == ("work", job, 3, "payload: null is not a JSON object", None)
     sql.execute("create table own.taken (id int)")
-    with pytest.raises(ValidationError, match=r"rejectTable: own\.taken has no due, job, kind"):
+    with pytest.raises(
+        ValidationError, match=r"rejectTable: table own\.taken cannot be used, because it has no column due, job, kind"
+    ):
         writer_of(queue).prepare_rejects("own.taken")
 
 
 def test_many_make_the_table_of_rejects_at_once(queue: Queue, sql: psycopg.Connection, direct_dsn: str) -> None:
-    """Whoever comes second finds it. Any login may hold an advisory lock: none is needed."""
-    with psycopg.connect(direct_dsn, autocommit=True) as stranger, ThreadPoolExecutor(6) as pool:
-        stranger.execute("select pg_advisory_lock(hashtext('penstock.reject'))")
+    """The second session finds the table. No advisory lock is needed, which any login could hold."""
+    with psycopg.connect(direct_dsn, autocommit=True) as other_session, ThreadPoolExecutor(6) as pool:
+        other_session.execute("select pg_advisory_lock(hashtext('penstock.reject'))")
         try:
             for made in [pool.submit(writer_of(queue).prepare_rejects, "public.rejects") for _ in range(12)]:
                 made.result(30)
         finally:
-            stranger.close()
+            other_session.close()
     assert sql.execute("select count(*) from public.rejects").fetchone() == (0,)
 
 
@@ -326,7 +329,7 @@ def many(count: int, seed: int = 0) -> pa.Table:
 def test_a_partition_that_was_half_written_is_completed_in_any_order(
     app: Penstock, queue: Queue, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, together: int
 ) -> None:
-    """Killed between two parts, and tried again with its rows in another order, as after a shuffle."""
+    """The write is killed between two parts, and tried again with its rows in another order, as after a shuffle."""
     monkeypatch.setattr(parts, "CHUNK", 500)
     monkeypatch.setattr(parts, "SORTED_ROWS", together)
     plan, job = plan_columns(from_arrow_schema(many(2).schema), pack=False, kind=None), uuid4()
@@ -352,7 +355,7 @@ def test_a_partition_that_was_half_written_is_completed_in_any_order(
 def test_equal_subjects_are_merged_and_counted(
     queue: Queue, sql: psycopg.Connection, on_conflict: OnConflict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B105. The last one wins, however many there are."""
+    """B105: the last row of a subject wins, however many there are."""
     monkeypatch.setattr(parts, "CHUNK", 10)
     table = pa.table(
         {"payload": [f'{{"n": {n}}}' for n in range(100)], "subject": [f"s{n % 25:02d}" for n in range(100)]}
@@ -392,7 +395,7 @@ def test_a_sealed_job_takes_nothing_more(queue: Queue) -> None:
 
 
 def test_another_queue_is_another_job(app: Penstock, queue: Queue) -> None:
-    """B107: the checkpoint or name of a write into one queue is used for another."""
+    """B107: the checkpoint or name of a write into one queue is used for another queue."""
     other = app.create_queue("other")
     job, table = uuid4(), pa.table({"payload": ["{}"]})
     written(queue, table, job=job)

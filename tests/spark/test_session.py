@@ -1,4 +1,4 @@
-"""Sessions: which Java, from where, in whose hands; and that no password is seen in what Spark writes about itself."""
+"""Sessions: which Java is used, and that nothing that Spark writes about itself contains a password."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CANARY = "canary4711"
 
 
 def fake_java(home: Path, version: str) -> Path:
-    """A program that says it is one."""
+    """Makes a program that reports this Java version."""
     (home / "bin").mkdir(parents=True)
     program = home / "bin" / "java"
     program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2020-01-01' >&2\n", "utf-8")
@@ -84,14 +84,14 @@ def test_without_pyspark_there_is_one_clear_error() -> None:
 
 @pytest.fixture
 def secret(dsn: str, sql: psycopg.Connection) -> Iterator[str]:
-    """The database, for somebody who has a password."""
-    sql.execute(f"create role somebody superuser login password '{CANARY}'")
-    yield make_conninfo(dsn, user="somebody", password=CANARY, passfile="")
-    sql.execute("drop role somebody")
+    """The DSN of a role that has a password."""
+    sql.execute(f"create role login_with_password superuser login password '{CANARY}'")
+    yield make_conninfo(dsn, user="login_with_password", password=CANARY, passfile="")
+    sql.execute("drop role login_with_password")
 
 
 def run(command: list[str], secret: str, **more: str) -> str:
-    """Everything it said."""
+    """Runs a command and returns its output and errors."""
     keep = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "PYSPARK_PYTHON")}
     path = f"{BIN}:{keep['PATH']}"
     env = keep | {"PENSTOCK_DSN": secret, "PATH": path, "SPARK_LOCAL_IP": "127.0.0.1"} | more
@@ -104,7 +104,7 @@ def run(command: list[str], secret: str, **more: str) -> str:
 def test_a_script_is_submitted_and_no_password_is_seen(
     secret: str, queue: Queue, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """The event log has everything that Spark knows of itself: plans, settings, properties."""
+    """The event log has everything that Spark records: plans, settings and properties."""
     settings = {
         "spark.eventLog.enabled": "true",
         "spark.eventLog.compress": "false",
@@ -117,7 +117,7 @@ def test_a_script_is_submitted_and_no_password_is_seen(
     told = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     said = run([str(BIN / "spark-submit"), "--master", "local[2]", *told, str(HERE / "submitted.py")], secret)
     assert "pushed 4000" in said
-    assert "on local[2] Europe/Rome" in said, "what spark-submit was told stays"
+    assert "on local[2] Europe/Rome" in said, "settings of spark-submit are kept"
     assert queue.status().pending == 8000
     logs = "".join(one.read_text("utf-8") for one in tmp_path.rglob("*") if one.is_file())
     assert "AppendData" in logs
@@ -129,7 +129,7 @@ def test_a_script_is_submitted_and_no_password_is_seen(
 def test_killed_executors_write_nothing_twice(
     secret: str, queue: Queue, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """One when its rows were committed, one before they were written: Spark starts others, and tries both again."""
+    """One is killed after its rows were committed, one before they were written. Spark repeats both on new ones."""
     marks = tmp_path / "marks"
     marks.mkdir()
     code = "import sys; sys.path.insert(0, sys.argv[1]); import submitted; submitted.main()"

@@ -1,4 +1,4 @@
-"""Queues as streams, in Spark: from readStream to a sink, and again."""
+"""Queues as streams in Spark: from readStream to a sink, and again after a restart."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def swallow(frame: DataFrame, _: int) -> None:
 
 
 def run(frame: DataFrame, sink: Any, checkpoint: Path) -> Any:
-    """All that is there now; the query, when it has ended."""
+    """Streams all present tasks into a sink, and returns the query when it has ended."""
     writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
     query = writer.trigger(availableNow=True).start()
     assert query.awaitTermination(SECONDS)
@@ -54,11 +54,11 @@ def test_a_queue_is_drained_batch_by_batch(spark: SparkSession, queue: Queue, ds
     status = queue.status()
     assert (status.pending, status.active, status.totals["done"]) == (1, 0, 500), "the last batch is settled too"
     backlogs = [json.loads(one.sources[0].latestOffset)["backlog"] for one in query.recentProgress if one.numInputRows]
-    assert backlogs == [300, 101, 1], "after each claim"
+    assert backlogs == [300, 101, 1], "the backlog after each claim"
 
 
 def test_a_sink_that_fails_is_given_the_same_again(spark: SparkSession, queue: Queue, dsn: str, tmp_path: Path) -> None:
-    """And what it says of single tasks counts."""
+    """The outcomes that it gave single tasks count."""
     queue.push_many([{"n": n} for n in range(40)])
     given: list[list[Row]] = []
 
@@ -79,14 +79,14 @@ def test_a_sink_that_fails_is_given_the_same_again(spark: SparkSession, queue: Q
     assert first == again
     assert len(rest) == 15
     assert {row.token for row in given[0]}.isdisjoint(row.token for row in given[1]), (
-        "the first query's open nothing now"
+        "the leases of the first query are no longer valid"
     )
     status = queue.status()
     assert (status.totals["done"], status.dead, status.planned, status.active) == (38, 1, 1, 0)
 
 
 def test_a_checkpoint_of_another_group(spark: SparkSession, queue: Queue, dsn: str, tmp_path: Path) -> None:
-    """B107."""
+    """B107: a checkpoint only works with its own group."""
     queue.push_many([{}] * 10)
     run(tasks(spark, dsn), swallow, tmp_path / "c")
     queue.push()
@@ -101,7 +101,7 @@ def test_a_checkpoint_of_another_group(spark: SparkSession, queue: Queue, dsn: s
 def test_a_continuous_query_settles_as_it_goes(
     spark: SparkSession, app: Penstock, queue: Queue, dsn: str, tmp_path: Path
 ) -> None:
-    """Its tasks are not done when it is stopped in its sink; whoever comes next has them."""
+    """Tasks are not done if the query is stopped in its sink: the next query gets them."""
     queue.push_many([{}] * 10)
     query = (
         tasks(spark, dsn).writeStream.foreachBatch(swallow).option("checkpointLocation", str(tmp_path / "c")).start()
@@ -120,7 +120,7 @@ def test_a_continuous_query_settles_as_it_goes(
     assert queue.status().totals["done"] == 15
 
 
-def test_options_are_checked_before_anybody_connects(spark: SparkSession, tmp_path: Path) -> None:
+def test_options_are_checked_before_connecting(spark: SparkSession, tmp_path: Path) -> None:
     frame = tasks(spark, "postgresql://127.0.0.1:1/nowhere", numPartition=2)
     with pytest.raises((AnalysisException, StreamingQueryException), match="Did you mean numPartitions"):
         run(frame, lambda *_: None, tmp_path / "c")

@@ -1,6 +1,7 @@
-"""Drivers that are killed, frozen, doubled, or that forget: every task is settled once, and every effect happens once.
+"""Drivers that are killed, frozen, started twice or lose their checkpoint: every task is settled once, and every effect
+happens once.
 
-They are processes of their own, killed with all their children. What comes after them runs in the tests' own Spark.
+The drivers are processes of their own, killed with all their children. Their successors run in the tests' own Spark.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ TASKS = 50
 READER = "python_streaming_source_runner"
 T = TypeVar("T")
 
-# The commit of the second batch waits until it is told to go on: the reader can be stopped before it has the answer.
+# The commit of the second batch waits until the test lets it go on, so that the reader can be stopped before it has the
+# answer.
 SLOW_COMMIT = """
     create table penstock_test.go ();
     create function penstock_test.wait() returns trigger language plpgsql as $$
@@ -55,7 +57,7 @@ def eventually(found: Callable[[], T], process: subprocess.Popen[bytes] | None =
     return answer
 
 
-class Place:
+class Stage:
     """A database with a queue of tasks, and a directory for checkpoints."""
 
     def __init__(self, server_dsn: str, home: Path, name: str) -> None:
@@ -79,7 +81,7 @@ class Place:
         self.sql.close()
 
     def logged(self, log: str) -> set[str]:
-        """The batches in one of Spark's logs."""
+        """Returns the batches in one of Spark's logs."""
         return {one.name for one in (self.checkpoint / log).glob("[0-9]*")}
 
     def drain(self, spark: SparkSession, asked: Asked) -> None:
@@ -87,7 +89,7 @@ class Place:
         assert query.awaitTermination(int(PATIENCE))
 
     def check(self, *, expired: int = 0) -> None:
-        """All tasks done, each once, their effects once, and the books true."""
+        """Checks that all tasks are done once, with one effect each, and that the counters are right."""
         outcomes = self.sql.execute("select outcome, count(*) from penstock.history group by outcome").fetchall()
         assert dict(outcomes) == {"done": TASKS} | ({"expired": expired} if expired else {})
         once = "select count(*), count(distinct {}) from {}"
@@ -101,20 +103,20 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def places(server_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Place]]:
-    made: list[Place] = []
+def make_stage(server_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Stage]]:
+    made: list[Stage] = []
     home = tmp_path_factory.mktemp("streams")
 
-    def make() -> Place:
-        made.append(Place(server_dsn, home, f"stream_{os.getpid()}_{len(made)}"))
+    def make() -> Stage:
+        made.append(Stage(server_dsn, home, f"stream_{os.getpid()}_{len(made)}"))
         return made[-1]
 
     yield make
-    for place in made:
-        place.close()
+    for stage in made:
+        stage.close()
     with psycopg.connect(server_dsn, autocommit=True) as connection:
-        for place in made:
-            connection.execute(f"drop database {place.name} with (force)".encode())
+        for stage in made:
+            connection.execute(f"drop database {stage.name} with (force)".encode())
 
 
 @contextmanager
@@ -131,7 +133,7 @@ def driving(home: Path, asked: list[Asked]) -> Iterator[subprocess.Popen[bytes]]
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that came from it."""
+    """Returns a process and all its descendants."""
     found = [pid]
     for one in found:
         for task in Path(f"/proc/{one}/task").glob("*/children"):
@@ -155,9 +157,9 @@ def kill(process: subprocess.Popen[bytes], number: int, only: str = "") -> None:
 
 
 @pytest.fixture(scope="module")
-def killed(places: Callable[[], Place], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Place]:
-    """One driver with five queries, each at a point of its own in its second batch, when it is killed."""
-    found = {name: places() for name in ("claimed", "midst", "after", "away", "lost")}
+def killed(make_stage: Callable[[], Stage], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stage]:
+    """Kills a driver with five queries, each at a different point of its second batch."""
+    found = {name: make_stage() for name in ("claimed", "midst", "after", "away", "lost")}
     asked = {
         "claimed": Asked(found["claimed"].dsn, str(found["claimed"].checkpoint)),
         "midst": Asked(found["midst"].dsn, str(found["midst"].checkpoint), stop="midst"),
@@ -181,77 +183,77 @@ def killed(places: Callable[[], Place], tmp_path_factory: pytest.TempPathFactory
     return found
 
 
-def test_killed_after_the_claim_before_the_offset_log(spark: SparkSession, killed: dict[str, Place]) -> None:
-    place = killed["claimed"]
-    assert (place.logged("offsets"), place.logged("commits")) == ({"0"}, {"0"})
-    assert (place.queue.status().active, place.queue.status().totals["done"]) == (20, 20)
-    place.drain(spark, Asked(place.dsn, str(place.checkpoint)))
-    assert place.logged("offsets") == {"0", "1", "2"}, "the batch that was claimed is the next one"
-    place.check()
+def test_killed_after_the_claim_before_the_offset_log(spark: SparkSession, killed: dict[str, Stage]) -> None:
+    stage = killed["claimed"]
+    assert (stage.logged("offsets"), stage.logged("commits")) == ({"0"}, {"0"})
+    assert (stage.queue.status().active, stage.queue.status().totals["done"]) == (20, 20)
+    stage.drain(spark, Asked(stage.dsn, str(stage.checkpoint)))
+    assert stage.logged("offsets") == {"0", "1", "2"}, "the claimed batch becomes the next one"
+    stage.check()
 
 
-def test_killed_in_the_midst_of_the_sink(spark: SparkSession, killed: dict[str, Place]) -> None:
-    place = killed["midst"]
-    assert (place.logged("offsets"), place.logged("commits")) == ({"0", "1"}, {"0"})
-    assert place.sql.execute("select count(*) from sink.effect").fetchone() == (20,)
-    place.drain(spark, Asked(place.dsn, str(place.checkpoint)))
-    place.check()
+def test_killed_in_the_midst_of_the_sink(spark: SparkSession, killed: dict[str, Stage]) -> None:
+    stage = killed["midst"]
+    assert (stage.logged("offsets"), stage.logged("commits")) == ({"0", "1"}, {"0"})
+    assert stage.sql.execute("select count(*) from sink.effect").fetchone() == (20,)
+    stage.drain(spark, Asked(stage.dsn, str(stage.checkpoint)))
+    stage.check()
 
 
-def test_killed_after_the_sink_before_the_commit_log(spark: SparkSession, killed: dict[str, Place]) -> None:
-    place = killed["after"]
-    assert (place.logged("offsets"), place.logged("commits")) == ({"0", "1"}, {"0"})
-    assert place.sql.execute("select count(*) from sink.effect").fetchone() == (40,)
-    place.drain(spark, Asked(place.dsn, str(place.checkpoint), name="second"))
-    assert place.sql.execute("select count(*) from sink.effect where who = 'second'").fetchone() == (10,)
-    place.check()
+def test_killed_after_the_sink_before_the_commit_log(spark: SparkSession, killed: dict[str, Stage]) -> None:
+    stage = killed["after"]
+    assert (stage.logged("offsets"), stage.logged("commits")) == ({"0", "1"}, {"0"})
+    assert stage.sql.execute("select count(*) from sink.effect").fetchone() == (40,)
+    stage.drain(spark, Asked(stage.dsn, str(stage.checkpoint), name="second"))
+    assert stage.sql.execute("select count(*) from sink.effect where query = 'second'").fetchone() == (10,)
+    stage.check()
 
 
-def test_away_for_longer_than_its_lease(spark: SparkSession, killed: dict[str, Place]) -> None:
-    """The batch that Spark has logged is empty when it is replayed; its tasks come again in another."""
-    place = killed["away"]
-    Clock(place.sql).advance(400)
-    place.app.upkeep()
-    assert (place.queue.status().active, place.queue.status().pending) == (0, 30)
-    place.drain(spark, Asked(place.dsn, str(place.checkpoint), ledger="run", name="second"))
-    assert place.logged("commits") >= {"0", "1", "2"}
-    assert place.sql.execute("select count(*) from sink.effect where who = 'second'").fetchone() == (10,)
-    place.check(expired=20)
+def test_away_for_longer_than_its_lease(spark: SparkSession, killed: dict[str, Stage]) -> None:
+    """The batch that Spark has logged is empty when it is replayed, and its tasks come in another batch."""
+    stage = killed["away"]
+    Clock(stage.sql).advance(400)
+    stage.app.upkeep()
+    assert (stage.queue.status().active, stage.queue.status().pending) == (0, 30)
+    stage.drain(spark, Asked(stage.dsn, str(stage.checkpoint), ledger="run", name="second"))
+    assert stage.logged("commits") >= {"0", "1", "2"}
+    assert stage.sql.execute("select count(*) from sink.effect where query = 'second'").fetchone() == (10,)
+    stage.check(expired=20)
 
 
-def test_a_lost_checkpoint(spark: SparkSession, killed: dict[str, Place]) -> None:
-    """The first batch is settled, and not read again; the second was not, and is. Its effects were there already: only
-    a ledger of runs knows that, since for Spark it is another query."""
-    place = killed["lost"]
-    shutil.rmtree(place.checkpoint)
-    assert place.queue.status().active == 20
-    place.drain(spark, Asked(place.dsn, f"{place.checkpoint}.new", ledger="run", name="second"))
-    assert place.sql.execute("select count(*) from sink.effect where who = 'second'").fetchone() == (10,)
-    place.check()
+def test_a_lost_checkpoint(spark: SparkSession, killed: dict[str, Stage]) -> None:
+    """The first batch is settled and not read again; the second was not settled, and is. Its effects were written
+    already, which only a ledger of runs knows, because for Spark it is a new query."""
+    stage = killed["lost"]
+    shutil.rmtree(stage.checkpoint)
+    assert stage.queue.status().active == 20
+    stage.drain(spark, Asked(stage.dsn, f"{stage.checkpoint}.new", ledger="run", name="second"))
+    assert stage.sql.execute("select count(*) from sink.effect where query = 'second'").fetchone() == (10,)
+    stage.check()
 
 
 # --- frozen, and two at once ------------------------------------------------------------------------------------------
 
 
 def test_a_second_driver_is_refused_and_a_zombie_fenced(
-    spark: SparkSession, places: Callable[[], Place], tmp_path: Path
+    spark: SparkSession, make_stage: Callable[[], Stage], tmp_path: Path
 ) -> None:
-    place = places()
-    zombie = Asked(place.dsn, str(place.checkpoint), stop="before", ledger="run", name="zombie")
-    second = Asked(place.dsn, f"{place.checkpoint}.new", ledger="run", name="second")
+    stage = make_stage()
+    zombie = Asked(stage.dsn, str(stage.checkpoint), stop="before", ledger="run", name="zombie")
+    second = Asked(stage.dsn, f"{stage.checkpoint}.new", ledger="run", name="second")
     with driving(tmp_path, [zombie]) as process:
         eventually(zombie.at.exists, process)
         with pytest.raises(StreamingQueryException) as refusal:
-            place.drain(spark, second)
+            stage.drain(spark, second)
         assert "consumerGroup: 'default' of queue 'work' is held by driver" in str(refusal.value)
         assert "give this one a consumerGroup of its own" in str(refusal.value)
 
         kill(process, signal.SIGSTOP)
-        Clock(place.sql).advance(400)
-        place.app.upkeep()
-        assert place.queue.status().totals["expired"] == 20
-        place.drain(spark, second)
-        assert place.sql.execute("select who, count(*) from sink.effect group by who order by who").fetchall() == [
+        Clock(stage.sql).advance(400)
+        stage.app.upkeep()
+        assert stage.queue.status().totals["expired"] == 20
+        stage.drain(spark, second)
+        assert stage.sql.execute("select query, count(*) from sink.effect group by 1 order by 1").fetchall() == [
             ("second", 30), ("zombie", 20),
         ]  # fmt: skip
 
@@ -262,4 +264,4 @@ def test_a_second_driver_is_refused_and_a_zombie_fenced(
     assert zombie.told.read_text() == "LeaseLost 20"
     assert "penstock.errors.Conflict: consumerGroup: driver" in said
     assert "has taken over 'default'" in said
-    place.check(expired=20)
+    stage.check(expired=20)

@@ -1,4 +1,4 @@
-"""The stream reader as Spark calls it, without a JVM: offsets, partitions, rows, and a group that is kept."""
+"""The stream reader, called as Spark does but without a JVM: offsets, partitions, rows, and a group that is kept."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from penstock import (
     Unavailable,
     ValidationError,
 )
-from penstock.spark.options import for_streaming
+from penstock.spark.options import parse_stream_options
 from penstock.spark.outcomes import note_outcomes
 from penstock.spark.source import COLUMNS, TaskStream
 
@@ -47,7 +47,9 @@ def stream(dsn: str) -> Iterator[Streams]:
 
         def make(queue: str = "work", **options: object) -> TaskStream:
             made = TaskStream(
-                for_streaming({"dsn": dsn, "queue": queue, **{name: str(value) for name, value in options.items()}})
+                parse_stream_options(
+                    {"dsn": dsn, "queue": queue, **{name: str(value) for name, value in options.items()}}
+                )
             )
             stack.callback(made.stop)
             return made
@@ -57,12 +59,12 @@ def stream(dsn: str) -> Iterator[Streams]:
 
 def rows(stream: TaskStream, start: dict[str, Any], end: dict[str, Any]) -> list[dict[str, Any]]:
     parts: list[InputPartition] = pickle.loads(pickle.dumps(stream.partitions(start, end)))
-    reader = pickle.loads(pickle.dumps(TaskStream(stream._asked)))  # as executors have it
+    reader = pickle.loads(pickle.dumps(TaskStream(stream._asked)))  # as on an executor
     return [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
 
 
 def following(stream: TaskStream, start: dict[str, Any], limit: ReadLimit | None = None) -> dict[str, Any]:
-    """As Spark does: through JSON, and with the reader's own limit."""
+    """Returns the next offset, through JSON and with the reader's own limit, as Spark does."""
     limit = limit or stream.getDefaultReadLimit()
     found: dict[str, Any] = json.loads(json.dumps(stream.latestOffset(json.loads(json.dumps(start)), limit)))
     return found
@@ -89,7 +91,7 @@ def test_tasks_as_rows(stream: Streams, queue: Queue, clock: Clock) -> None:
     assert (other["subject"], other["due"], other["payload"]) == (None, now, exact)
     assert list(one) == COLUMNS.names
     assert rows(reader, start, end) == [one, other], "a replay is the same"
-    assert following(reader, end) == end, "nothing new: the very offset"
+    assert following(reader, end) == end, "nothing is new, so the offset stays"
     assert queue.status().totals["done"] == 2
 
 
@@ -116,7 +118,7 @@ def test_read_limits(stream: Streams, queue: Queue) -> None:
     assert sizes == [7, 20, 20, 53]
 
 
-def test_available_now_reads_what_was_there(stream: Streams, queue: Queue) -> None:
+def test_available_now_reads_the_tasks_that_were_there(stream: Streams, queue: Queue) -> None:
     queue.push_many([{}] * 25)
     reader = stream(maxRowsPerTrigger=10)
     reader.prepareForTriggerAvailableNow()
@@ -130,7 +132,7 @@ def test_available_now_reads_what_was_there(stream: Streams, queue: Queue) -> No
 
 
 def test_available_now_ends_though_tasks_come_back(stream: Streams, queue: Queue, dsn: str) -> None:
-    """A sink that puts everything back at once would have it again for ever."""
+    """Otherwise a sink that puts all tasks back would get them again for ever."""
     queue.push_many([{}] * 10)
     reader = stream(maxRowsPerTrigger=5)
     reader.prepareForTriggerAvailableNow()
@@ -154,7 +156,7 @@ def test_the_backlog_is_reported(stream: Streams, queue: Queue) -> None:
     assert queue.status().totals["done"] == 0
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_the_backlog_is_reported(stream: Streams, queue: Queue) -> None:
     ],
 )
 def test_a_checkpoint_of_something_else(stream: Streams, queue: Queue, change: dict[str, Any], words: str) -> None:
-    """B107. Where the query begins with a new batch, and where it replays one."""
+    """B107: this is refused when the query begins with a new batch, and when it replays one."""
     queue.push_many([{}] * 5)
     reader = stream()
     start = reader.initialOffset()
@@ -202,10 +204,10 @@ def test_two_readers_of_one_group(stream: Streams, queue: Queue) -> None:
         following(second, second.initialOffset())
     assert following(first, end) == end
     first.stop()
-    assert following(second, end) == end, "as soon as the first is gone"
+    assert following(second, end) == end, "it is accepted as soon as the first reader is gone"
 
 
-def test_outcomes_of_rows_that_are_no_longer_ours(stream: Streams, queue: Queue, dsn: str) -> None:
+def test_outcomes_of_rows_that_were_lost(stream: Streams, queue: Queue, dsn: str) -> None:
     queue.push_many([{}] * 5)
     first = stream()
     end = following(first, first.initialOffset())
@@ -239,7 +241,7 @@ def test_a_group_is_kept_while_its_driver_lives(stream: Streams, app: Penstock, 
 
 
 def test_a_lost_lock_is_taken_again(stream: Streams, queue: Queue, sql: Connection) -> None:
-    """A restart of PostgreSQL ends every session; the group stays whose it was."""
+    """A restart of PostgreSQL ends every session, but the group keeps its driver."""
     reader = stream(lease="900ms")
     following(reader, reader.initialOffset())
     held = "select l.pid from pg_locks as l where l.locktype = 'advisory' and l.classid = 1346719303"
@@ -253,26 +255,28 @@ def test_a_lost_lock_is_taken_again(stream: Streams, queue: Queue, sql: Connecti
         following(stream(), reader.initialOffset())
 
 
-def test_no_stranger_can_stop_a_driver(stream: Streams, queue: Queue, direct_dsn: str) -> None:
-    """Any login may take an advisory lock: that of the next epochs, say."""
+def test_no_other_session_can_stop_a_driver(stream: Streams, queue: Queue, direct_dsn: str) -> None:
+    """Any login may take an advisory lock, for example that of the next epochs."""
     queue.push_many([{}] * 5)
-    with psycopg.connect(direct_dsn, autocommit=True) as stranger, ThreadPoolExecutor(1) as pool:
-        stranger.execute("select pg_advisory_lock(1346719303, n) from generate_series(1, 3) as n")
+    with psycopg.connect(direct_dsn, autocommit=True) as other_session, ThreadPoolExecutor(1) as pool:
+        other_session.execute("select pg_advisory_lock(1346719303, n) from generate_series(1, 3) as n")
         reader = stream()
         try:
             end = pool.submit(following, reader, reader.initialOffset()).result(30)
         finally:
-            stranger.close()
+            other_session.close()
     assert len(rows(reader, reader.initialOffset(), end)) == 5
 
 
-def test_who_lost_the_group_is_told_at_the_next_call(stream: Streams, queue: Queue, sql: Connection) -> None:
+def test_a_reader_that_lost_the_group_learns_it_at_the_next_call(
+    stream: Streams, queue: Queue, sql: Connection
+) -> None:
     queue.push_many([{}] * 5)
     reader = stream(lease="300ms")
     end = following(reader, reader.initialOffset())
     sql.execute("update penstock.stream set epoch = 99, driver = 'host:99'")
     deadline = time.monotonic() + 20
-    while reader._group is not None and reader._group._beats.is_alive():
+    while reader._group is not None and reader._group._renewal.alive:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     for call in (lambda: following(reader, end), lambda: reader.partitions(reader.initialOffset(), end)):
@@ -283,10 +287,10 @@ def test_who_lost_the_group_is_told_at_the_next_call(stream: Streams, queue: Que
 
 HOLDER = """
 import sys, time
-from penstock.spark.options import for_streaming
+from penstock.spark.options import parse_stream_options
 from penstock.spark.source import TaskStream
 from pyspark.sql.streaming.datasource import ReadMaxRows
-reader = TaskStream(for_streaming({"queue": "work", "lease": "3s"}))
+reader = TaskStream(parse_stream_options({"queue": "work", "lease": "3s"}))
 reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
 print("held", flush=True)
 time.sleep(60)
@@ -297,7 +301,7 @@ PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv
 def test_a_frozen_driver_is_not_kept_alive_by_its_reader(
     stream: Streams, app: Penstock, queue: Queue, dsn: str
 ) -> None:
-    """The reader is a process of its own: it would go on while the driver's JVM hangs."""
+    """The reader is a process of its own, which could go on while the driver's JVM hangs."""
     queue.push_many([{}] * 5)
     environment = {**os.environ, "PENSTOCK_DSN": dsn}
     with subprocess.Popen(
@@ -321,7 +325,7 @@ def test_a_frozen_driver_is_not_kept_alive_by_its_reader(
 
 
 def test_no_password_is_shown(dsn: str) -> None:
-    reader = TaskStream(for_streaming({"url": "postgresql://me:s3cret@127.0.0.1:1/x", "queue": "work"}))
+    reader = TaskStream(parse_stream_options({"url": "postgresql://me:s3cret@127.0.0.1:1/x", "queue": "work"}))
     assert "s3cret" not in repr(reader) + repr(reader._asked)
     with pytest.raises(Unavailable) as error:
         reader.prepareForTriggerAvailableNow()
@@ -329,7 +333,7 @@ def test_no_password_is_shown(dsn: str) -> None:
 
 
 def test_plain_tasks_and_others(stream: Streams, queue: Queue) -> None:
-    """Attempts are counted on; a stream beside plain workers takes what they leave."""
+    """Attempts go on counting, and a stream beside plain workers takes the tasks that they leave."""
     queue.set(retry="fixed:1ms")
     queue.push_many([NewTask({}, f"s{n}") for n in range(4)])
     claim = queue.claim(2)

@@ -1,4 +1,4 @@
-"""DataFrames and streams into a queue: exactly the rows, once, whatever is tried again."""
+"""DataFrames and streams are written into a queue: exactly these rows, once, whatever is tried again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.spark.writer import BatchWriter, name_job
 
 
 def rows_of(sql: psycopg.Connection) -> list[int]:
-    """The numbers in all payloads, in order: a lost or doubled one shows."""
+    """Returns the numbers in all payloads in order, so that a lost or doubled row shows."""
     return [n for (n,) in sql.execute("select (payload->>'n')::int as n from penstock.task order by n").fetchall()]
 
 
@@ -42,7 +42,7 @@ def test_a_dataframe_is_pushed_and_counted(
     report = ours.push(df, "work", dsn=dsn, kind="mail")
     assert (report.rows, report.rejected, report.accepted) == (2000, 20, 1980)
     assert report.created + report.skipped + report.superseded + report.rejected == report.rows
-    assert report.created == queue.status().pending == 2000 - 20 - 99  # s7 came twice, and bad both times
+    assert report.created == queue.status().pending == 2000 - 20 - 99  # s7 came twice, and was bad both times
     (rejected,) = sql.execute("select count(*) from penstock.reject where job = %s", (report.job_id,)).fetchone() or (
         0,
     )
@@ -53,7 +53,7 @@ def test_a_dataframe_is_pushed_and_counted(
 def test_rows_with_all_columns_and_structs(
     spark: SparkSession, dsn: str, app: Penstock, sql: psycopg.Connection
 ) -> None:
-    """As people write it, in a session whose time zone is not UTC."""
+    """The code is as users write it, in a session whose time zone is not UTC."""
     app.create_queue("work")
     spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     try:
@@ -74,7 +74,7 @@ def test_rows_with_all_columns_and_structs(
     assert row[1:] == ("s", "k", "2031-01-01 00:00:00+00", 3)
 
 
-def test_what_is_wrong_with_a_write_is_said_before_it_runs(spark: SparkSession, dsn: str, queue: Queue) -> None:
+def test_a_wrong_write_is_refused_before_it_runs(spark: SparkSession, dsn: str, queue: Queue) -> None:
     df = spark.createDataFrame([("{}",)], "payload string")
 
     def save(frame: DataFrame, mode: str = "append", **options: str) -> str:
@@ -83,9 +83,9 @@ def test_what_is_wrong_with_a_write_is_said_before_it_runs(spark: SparkSession, 
         return str(found.value)
 
     said = save(df, onConflit="skip")
-    assert "onconflit: no option of writing" in said
+    assert "onconflit: this is not an option of writing" in said
     assert "Hint: Did you mean onConflict?" in said
-    assert "mode: a queue is not overwritten" in save(df, mode="overwrite")
+    assert "mode: a queue cannot be overwritten" in save(df, mode="overwrite")
     assert "extra: no column of a task" in save(df.selectExpr("*", "1 as extra"))
     with pytest.raises(NotFound, match="queue 'wrok' does not exist") as found:
         ours.push(df, "wrok", dsn=dsn)
@@ -106,12 +106,12 @@ def test_an_empty_dataframe_is_a_job_too(spark: SparkSession, dsn: str, queue: Q
     assert queue.status().pending == 0
 
 
-# --- again ------------------------------------------------------------------------------------------------------------
+# --- retries and repeats ----------------------------------------------------------------------------------------------
 
 
 def unlucky(spark: SparkSession) -> None:
-    """`format("unlucky")`: ours, but every task fails once when everything of it is written. By value: Spark's Python
-    cannot import tests."""
+    """Registers `format("unlucky")`: the data source, but every task fails once after it has written everything. It is
+    pickled by value, because Spark's Python cannot import tests."""
     base: Any = BatchWriter
 
     class UnluckyWriter(base):  # type: ignore[misc]
@@ -167,7 +167,7 @@ def test_the_same_job_twice_is_written_once(
 def test_twins_that_write_at_once_write_once(
     spark: SparkSession, dsn: str, queue: Queue, sql: psycopg.Connection
 ) -> None:
-    """As Spark runs a slow task a second time on another host (it never does on the same): both live, both write."""
+    """As when Spark runs a slow task a second time on another host (never on the same): both live and both write."""
     plain = spark.range(0, 6000, 1, 3).selectExpr("named_struct('n', id) as payload")
     named = spark.range(6000, 12000, 1, 3).selectExpr("named_struct('n', id) as payload", "concat('s/', id) as subject")
     for version, frame in enumerate((plain, named)):
@@ -180,10 +180,10 @@ def test_twins_that_write_at_once_write_once(
 def test_no_more_write_at_once_than_there_may_be_connections(
     spark: SparkSession, dsn: str, queue: Queue, sql: psycopg.Connection
 ) -> None:
-    """While somebody has the only place of a job, its tasks wait, and hold no connection."""
+    """While another session holds the only place of a job, its tasks wait and hold no connection."""
     others = "select count(*) from pg_stat_activity where datname = current_database() and state <> 'active'"
     with psycopg.connect(dsn) as holder, ThreadPoolExecutor(1) as pool:
-        holder.execute("select penstock.take_place(%s, 1)", (name_job("one", 1),))
+        holder.execute("select penstock.take_job_slot(%s, 1)", (name_job("one", 1),))
         pushed = pool.submit(
             ours.push, numbers(spark, 400), "work", dsn=dsn, txn_app_id="one", txn_version=1, max_connections=1
         )
@@ -195,7 +195,7 @@ def test_no_more_write_at_once_than_there_may_be_connections(
         assert pushed.result(60).created == 400
     assert rows_of(sql) == [*range(400)]
     assert before is not None
-    assert before[0] <= 4, "the holder's, the test's, the driver's, and one that knocks"
+    assert before[0] <= 4, "the connections of the holder, the test and the driver, and one that tries"
 
 
 def test_a_repeat_that_differs_is_an_error_that_says_in_what(
@@ -231,7 +231,7 @@ def drop_file(directory: Path, name: str, values: range) -> None:
 
 
 def stream(spark: SparkSession, source: Path, checkpoint: Path, dsn: str, **options: str) -> None:
-    """All files that are there, one micro-batch each."""
+    """Streams all present files, one micro-batch each."""
     frame = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).text(str(source))
     written = frame.selectExpr("value as payload").writeStream.format("penstock").queryName("files")
     given = {"queue": "work", "dsn": dsn, "checkpointLocation": str(checkpoint)} | options
@@ -248,7 +248,7 @@ def test_a_stream_is_written_once(
     drop_file(source, "b", range(100, 150))
     stream(spark, source, checkpoint, dsn)
     assert rows_of(sql) == [*range(150)]
-    # Killed after the sink, before the commit log: the micro-batch comes again.
+    # As if it was killed after the sink, before the commit log: the micro-batch comes again.
     for name in ("1", ".1.crc"):
         (checkpoint / "commits" / name).unlink()
     drop_file(source, "c", range(150, 200))
@@ -267,8 +267,8 @@ def test_the_last_micro_batch_is_recognised_after_the_retention(
     ours.push(numbers(spark, 10), "work", dsn=dsn)
     before = rows_of(sql)
     sql.execute("update penstock.ledger set at = at - interval '31 days'")
-    assert app.upkeep()["ledger parts dropped"] >= 2, "the first micro-batch, and a push that has no name"
-    # Killed after the sink, before the commit log, and restarted a month later.
+    assert app.upkeep()["ledger parts dropped"] >= 2, "the first micro-batch, and a push without a name"
+    # As if it was killed after the sink, before the commit log, and restarted a month later.
     for name in ("1", ".1.crc"):
         (checkpoint / "commits" / name).unlink()
     stream(spark, source, checkpoint, dsn)
@@ -293,7 +293,7 @@ def test_a_stream_with_a_name_outlives_its_checkpoint(
 
 
 def test_no_password_in_plans_and_errors(spark: SparkSession, dsn: str, queue: Queue) -> None:
-    spark.conf.set("spark.sql.redaction.options.regex", "(?i)url")  # somebody else's session
+    spark.conf.set("spark.sql.redaction.options.regex", "(?i)url")  # a session that another program configured
     spark.conf.set("spark.sql.ui.explainMode", "extended")
     df = spark.createDataFrame([("{}",)], "payload string")
     secret = f"{dsn} application_name=canary"

@@ -1,4 +1,4 @@
-"""The bounds of `penstock.watermark`: nobody walks over dead rows under a held snapshot, and no bound hides a task."""
+"""The bounds of `penstock.watermark`: no query walks over dead rows of a held snapshot, and no bound hides a task."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEASES = 500
 
 
 def entries(sql: Connection, query: str) -> int:
-    """How many index entries a query reads, those of dead rows too, with everything that its functions do."""
+    """How many index entries a query and its functions read, entries of dead rows included."""
     with sql.transaction(force_rollback=True):
         before = entries_read(sql)
         sql.execute(query.encode())
@@ -36,8 +36,8 @@ def entries_read(sql: Connection) -> int:
 
 
 def pages(sql: Connection, query: str) -> int:
-    """How many pages of tables and indexes a query touches, with everything that its functions do. The first run plans
-    the statements, and is not counted."""
+    """How many pages of tables and indexes a query and its functions touch. The first run plans the statements and is
+    not counted."""
     with sql.transaction(force_rollback=True):
         sql.execute(query.encode())
     with sql.transaction(force_rollback=True):
@@ -55,7 +55,7 @@ def held_snapshot(dsn: str) -> Iterator[None]:
 
 
 def move(clock: Clock, sql: Connection) -> None:
-    """Lets the bounds pass this moment: they do when all transactions that run now, anywhere, have ended."""
+    """Moves the bounds beyond this moment, which needs every transaction of the cluster that runs now to end."""
     target = clock.now()
 
     def passed() -> bool:
@@ -102,7 +102,7 @@ def test_dead_leases_are_not_walked_over(queue: Queue, clock: Clock, dsn: str, s
         for _ in range(LEASES):
             queue.settle(queue.claim(lease="100ms"))
         move(clock, sql)
-        assert entries(sql, EXPIRED) > before + LEASES / 2, "once a minute it looks at all of them"
+        assert entries(sql, EXPIRED) > before + LEASES / 2, "once a minute it reads all of them"
         sql.execute(EXPIRED)
         assert entries(sql, EXPIRED) < before + LEASES / 10
 
@@ -181,7 +181,7 @@ def test_a_push_with_a_due_in_the_past_is_found(queue: Queue, clock: Clock, sql:
 
 
 def test_what_commits_late_is_found(queue: Queue, clock: Clock, dsn: str, sql: Connection) -> None:
-    """Its due is older than any bound that could be set meanwhile."""
+    """Its due is older than every bound that can be set before it commits."""
     clock.freeze()
     with psycopg.connect(dsn) as late:
         late.execute("select penstock.push('work')")

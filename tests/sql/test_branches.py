@@ -1,5 +1,5 @@
-"""Failovers, restores and restarts: a mark that a reader kept counts only if the database remembers it. After a
-promotion that lost something, or on an older copy, transaction ids are given again: the mark is refused for ever."""
+"""Failovers, restores and restarts: the mark of a reader is valid only if the database remembers it. After a promotion
+that lost transactions, or on an older copy, transaction ids are assigned again: the mark is refused for ever."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MANY = 500  # transactions: more than are lost in any test here
 
 
 def finish(app: Penstock, count: int = 10) -> None:
-    """Push tasks and settle them, two a transaction; fold the counters' log in between."""
+    """Pushes tasks and settles them, two in a transaction, and folds the counters' log in between."""
     queue = app.queue("work")
     queue.push_many([{}] * count)
     while claim := queue.claim(2):
@@ -45,7 +45,7 @@ def finish(app: Penstock, count: int = 10) -> None:
 
 @contextmanager
 def prepared(dsn: str) -> Iterator[tuple[Penstock, Database]]:
-    """The schema, a queue, and a clock that tests own."""
+    """The schema, a queue, and a clock that the test controls."""
     with Penstock(dsn) as app:
         app.init()
         app.upkeep()
@@ -58,7 +58,7 @@ def prepared(dsn: str) -> Iterator[tuple[Penstock, Database]]:
 
 
 def mark(database: Database) -> Horizon:
-    """Beyond all that has happened, and noted."""
+    """A noted mark that is above every transaction so far."""
     with database.transaction() as connection:
         row = connection.execute("select pg_current_xact_id()::text::bigint").fetchone()
     assert row is not None
@@ -74,14 +74,14 @@ def spend(database: Database, transactions: int = MANY) -> None:
 
 
 def ids(dsn: str, start: Horizon | None = None) -> list[int]:
-    """What a reader gets that has everything up to a mark."""
+    """The tasks that a reader gets after a mark."""
     given = {"url": dsn}
     database = Database(dsn)
     if start is not None:
-        window = Window(start, history.horizon(database))
+        window = Window(start, history.read_horizon(database))
         given["window"] = json.dumps([one._asdict() for one in window[:2]])
     database.close()
-    reader = HistoryReader(options.for_history(given))
+    reader = HistoryReader(options.parse_history_options(given))
     return sorted(row for part in reader.partitions() for batch in reader.read(part) for row in batch["id"].to_pylist())
 
 
@@ -91,8 +91,8 @@ def ids_in_table(dsn: str, *, since_id: int = 0) -> list[int]:
 
 
 def latest(dsn: str, start: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The offset that a stream of history gives to Spark, with a checkpoint or without."""
-    stream = HistoryStream(options.for_history_stream({"url": dsn}))
+    """The offset that a stream of history gives to Spark, with or without a checkpoint."""
+    stream = HistoryStream(options.parse_history_stream_options({"url": dsn}))
     return stream.latestOffset(start or stream.initialOffset(), ReadAllAvailable())
 
 
@@ -115,9 +115,9 @@ def test_a_promotion_that_lost_something(tmp_path: Path) -> None:
         last = max(ids_in_table(pair.dsn))
         pair.wait_for_replay()
 
-        # A standby is read up to what was noted; a mark that it has not got yet is ahead of it.
+        # A standby is read up to the last note that it has; a newer mark is ahead of it.
         copy = Database(pair.standby.dsn)
-        assert history.horizon(copy)[:4] == kept[:4]
+        assert history.read_horizon(copy)[:4] == kept[:4]
         assert ids(pair.standby.dsn) == ids_in_table(pair.dsn)
         pair.cut_off_standby()
         finish(app)
@@ -136,15 +136,15 @@ def test_a_promotion_that_lost_something(tmp_path: Path) -> None:
         with psycopg.connect(pair.dsn, autocommit=True) as sql:
             assert number(sql, "select penstock.timeline()") == 2
             assert number(sql, "select pg_current_xact_id()::text::bigint") < int(str(folded)), (
-                "else this proves nothing"
+                "otherwise this test proves nothing"
             )
-            # Counters: their marks are in the database, and went back together with it.
+            # Counters: their marks are in the database and went back together with it.
             for _ in range(3):
                 finish(app, 6)
                 assert app.verify().ok, app.verify().findings
             assert app.queue("work").status().totals["done"] == 28
 
-            for _ in range(2):  # also when the lost transaction ids have been given again
+            for _ in range(2):  # also when the lost transaction ids have been assigned again
                 history.check_mark(database, kept)
                 with pytest.raises(Conflict) as told:
                     history.check_mark(database, lost)
@@ -163,11 +163,11 @@ def test_a_promotion_that_lost_something(tmp_path: Path) -> None:
                 with pytest.raises(Conflict, match="failed over"):
                     latest(pair.dsn, ahead)
                 spend(database)
-            assert history.horizon(database).xid > lost.xid
+            assert history.read_horizon(database).xid > lost.xid
             assert ids(pair.dsn, kept) == ids_in_table(pair.dsn, since_id=last)
             assert latest(pair.dsn, offset)["xid"] > offset["xid"]
 
-            # What the reader may have to compare is kept, and the doctor says why.
+            # History that the reader may have to compare is kept, and the doctor says why.
             (found,) = readers(database)
             assert (found.level, "timeline 1" in found.what, "timeline 2" in found.what) == ("warning", True, True)
             assert "penstock pipeline rebase" in str(found.fix)
@@ -197,14 +197,14 @@ def test_a_promotion_that_lost_nothing(tmp_path: Path) -> None:
         assert latest(pair.dsn, offset)["xid"] > offset["xid"], "a stream goes on by itself"
         now = mark(database)
         assert (kept.branch[:2], now.branch[:2]) == ("1-", "2-")
-        assert [one.level for one in readers(database)] == ["warning"], "it was not here since"
+        assert [one.level for one in readers(database)] == ["warning"], "it has not read since then"
         history.note_reader(database, "lake", kept)
         assert [one.level for one in readers(database)] == ["ok"]
         assert app.verify().ok
 
 
 def test_an_older_copy_on_the_same_timeline(tmp_path: Path) -> None:
-    """The data directory, or a volume, or a machine: put back as it was, with nothing that tells it from before."""
+    """A data directory, a volume or a machine is put back as it was: nothing distinguishes it from the original."""
 
     def start() -> Server:
         return Server.start(tmp_path / "pg", environ=os.environ, settings={"shared_buffers": "64MB", "fsync": "off"})
@@ -238,7 +238,7 @@ def test_an_older_copy_on_the_same_timeline(tmp_path: Path) -> None:
                     history.check_mark(database, lost)
                 finish(app)
                 spend(database)
-            assert history.horizon(database).xid > lost.xid
+            assert history.read_horizon(database).xid > lost.xid
             assert app.verify().ok
 
             # A dump, restored in place of what is there.
@@ -280,13 +280,15 @@ def program(server: Server, name: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_who_may_not_write_reads_up_to_the_last_note(queue: Queue, app: Penstock, dsn: str, sql: Connection) -> None:
+def test_a_role_that_may_not_write_reads_up_to_the_last_note(
+    queue: Queue, app: Penstock, dsn: str, sql: Connection
+) -> None:
     queue.push_many([{}] * 4)
     queue.settle(queue.claim(2))
     database, shy = Database(dsn), Database(make_conninfo(dsn, options="-c default_transaction_read_only=on"))
     noted = mark(database)
-    assert history.horizon(shy)[:3] == noted[:3]
-    sql.execute("update penstock.history_branch set started = started - interval '1 day'")  # a start that nobody noted
+    assert history.read_horizon(shy)[:3] == noted[:3]
+    sql.execute("update penstock.history_branch set started = started - interval '1 day'")  # a start without a note
     queue.settle(queue.claim(2))
     assert history.note_horizon(shy)[:4] == noted[:4]
     assert len(ids(shy.dsn)) == 2

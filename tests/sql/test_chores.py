@@ -1,4 +1,4 @@
-"""Chores: what only one session does at a time, and which logins can get in the way."""
+"""Chores: work that only one session does at a time, and which logins can block it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def take(connection: Connection, name: str) -> bool:
 
 
 def do_upkeep(sql: Connection) -> dict[str, int]:
-    """What each part of upkeep did, one after the other in this session."""
+    """Runs the parts of upkeep one after the other in this session and returns what each of them did."""
     parts = [part for (part,) in sql.execute("select penstock.upkeep_parts()").fetchall()]
     rows = [sql.execute("select coalesce(rows, 0) from penstock.upkeep_part(%s)", (part,)).fetchone() for part in parts]
     return {part: row[0] for part, row in zip(parts, rows, strict=True) if row is not None}
@@ -56,7 +56,7 @@ LOCKED = ("penstock.take_samples", "penstock.make_history", "penstock.drop_histo
 def test_no_login_can_stop_upkeep_with_an_advisory_lock(
     queue: Queue, clock: Clock, sql: Connection, other: Connection
 ) -> None:
-    """Any login may take any advisory lock, and keep it. Upkeep and settle look at none."""
+    """Any login may take and keep any advisory lock. Upkeep and settle use none."""
     queue.push_many([{}] * 2)
     queue.settle(queue.claim(1))
     for name in LOCKED:
@@ -69,15 +69,15 @@ def test_no_login_can_stop_upkeep_with_an_advisory_lock(
     parts = do_upkeep(sql)
     assert parts["sampled"] == 1
     assert parts["history days made"] == 14
-    # A day is counted, and dropped, when all older transactions of the cluster have ended: those of other tests too.
+    # A day is counted and dropped when all older transactions of the cluster have ended, those of other tests included.
     dropped = parts["history days dropped"] or eventually(lambda: do_upkeep(sql)["history days dropped"], within=60)
     assert dropped == 1
 
 
-def test_days_ahead_are_left_to_whoever_makes_them_now(
+def test_days_ahead_are_left_to_the_session_that_makes_them(
     queue: Queue, clock: Clock, sql: Connection, other: Connection
 ) -> None:
-    """At midnight every upkeep finds the same day missing: one makes it, nobody waits."""
+    """At midnight every upkeep finds the same day missing: one of them makes it, and the others do not wait."""
     clock.advance(86400)
     assert take(other, "make_history")
     sql.execute("set lock_timeout = '2s'")
@@ -103,12 +103,14 @@ def test_a_day_of_history_is_dropped_by_one_at_a_time(
     assert sql.execute(release, (day,)).fetchone() == (True,)
 
 
-def test_a_job_has_so_many_places(sql: Connection, other: Connection, direct_dsn: str) -> None:
-    job, place = uuid4(), "select penstock.take_place(%s, 2)"
+def test_a_job_has_so_many_slots(sql: Connection, other: Connection, direct_dsn: str) -> None:
+    job, slot = uuid4(), "select penstock.take_job_slot(%s, 2)"
     with psycopg.connect(direct_dsn) as third:
-        assert other.execute(place, (job,)).fetchone() == (True,)
-        assert third.execute(place, (job,)).fetchone() == (True,)
-        assert sql.execute(place, (job,)).fetchone() == (False,)
-        assert sql.execute("select penstock.take_place(%s, 1000)", (uuid4(),)).fetchone() == (True,), "of another job"
+        assert other.execute(slot, (job,)).fetchone() == (True,)
+        assert third.execute(slot, (job,)).fetchone() == (True,)
+        assert sql.execute(slot, (job,)).fetchone() == (False,)
+        assert sql.execute("select penstock.take_job_slot(%s, 1000)", (uuid4(),)).fetchone() == (True,), (
+            "of another job"
+        )
         third.rollback()
-        assert sql.execute(place, (job,)).fetchone() == (True,)
+        assert sql.execute(slot, (job,)).fetchone() == (True,)

@@ -1,4 +1,4 @@
-"""Counters equal a recount in every snapshot, whoever wrote and however: also by hand."""
+"""Counters equal a recount in every snapshot, whatever wrote the rows: hand-written SQL too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def gauges(sql: Connection, name: str = "work") -> dict[str, int]:
     return dict(zip(("planned", "pending", "active", "done", "dead", "cancelled"), row, strict=True))
 
 
-def test_hand_written_sql_can_not_drift_them(queue: Queue, sql: Connection) -> None:
+def test_hand_written_sql_cannot_drift_them(queue: Queue, sql: Connection) -> None:
     queue.push_many([{}, {}, {}])
     sql.execute("insert into penstock.task (queue_id, due) select id, now() + '1 hour' from penstock.queue")
     assert gauges(sql) == {"planned": 1, "pending": 3, "active": 0, "done": 0, "dead": 0, "cancelled": 0}
@@ -82,7 +82,7 @@ def test_a_killed_backend_leaves_no_trace(queue: Queue, dsn: str, sql: Connectio
 
 
 def test_squeeze_leaves_the_rows_of_transactions_that_run(queue: Queue, dsn: str, sql: Connection) -> None:
-    """Ids commit out of order: the rows of an older transaction that commits later are found all the same."""
+    """Ids commit out of order. The rows of an older transaction that commits later are found too."""
     left = "select count(*) from penstock.counter_log"
     with psycopg.connect(dsn) as old, psycopg.connect(dsn) as older:
         older.execute("select penstock.push('work')")

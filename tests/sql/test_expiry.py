@@ -1,4 +1,4 @@
-"""Leases that nobody keeps alive: no daemon, no attempt lost for the innocent, and the guilty are found."""
+"""Leases that are not kept alive expire without a daemon; only the task that killed its worker loses attempts."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ def test_expired_tasks_are_claimable_at_once(queue: Queue, clock: Clock) -> None
 
 
 def queue_after_its_delay(queue: Queue, clock: Clock) -> Claim:
-    """Claims after a retry delay of seconds has passed."""
+    """Claims after a retry delay of a few seconds has passed."""
     clock.advance(30)
     return queue.claim()
 
 
 def test_a_lone_task_waits_before_it_may_kill_the_next_worker(app: Penstock, clock: Clock) -> None:
-    """The first lone expiry may be chance, and is claimable at once; from the second on it waits its retry delay."""
+    """The first expiry of a quarantined task may be chance: it is claimable at once. From the second on it waits for
+    its retry delay."""
     queue = app.create_queue("deadly", lease="10s", retry=Fixed("20s"))
     queue.push()
     assert queue.claim()
     clock.advance(11)
-    assert queue.claim(), "at once: lease + 1 s is promised"
+    assert queue.claim(), "a task is promised to be claimable at the end of its lease + 1 s"
     clock.advance(11)
-    assert not queue.claim(), "it was alone because of a crash, and its worker died again"
+    assert not queue.claim(), "it was quarantined because of a crash, and its worker died again"
     assert queue.status().planned == 1
     clock.advance(20)
     assert queue.claim().tasks[0].attempt == 3
@@ -58,26 +59,26 @@ def test_only_a_lone_task_burns_its_attempt(queue: Queue, clock: Clock, sql: Con
 def test_a_claim_beside_other_work_is_not_alone(queue: Queue, clock: Clock) -> None:
     queue.push()
     for _ in range(2):
-        queue.claim(may_alone=False)
+        queue.claim(quarantined=False)
         clock.advance(11)
-    assert not queue.claim(may_alone=False), "it is marked: only a worker with nothing to lose may have it"
+    assert not queue.claim(quarantined=False), "it is quarantined: only a worker that runs nothing else may claim it"
     assert queue.claim().tasks[0].attempt == 1
 
 
-def test_one_death_of_a_process_with_small_leases_makes_nobody_lonely(
+def test_one_death_of_a_process_with_small_leases_quarantines_no_task(
     queue: Queue, clock: Clock, sql: Connection
 ) -> None:
-    """What a process held in leases of one, it held together: an eighth of that, not each alone."""
+    """A process held several leases of one task: they come back in groups of an eighth, not one by one."""
     queue.push_many([{} for _ in range(40)])
     for _ in range(40):
-        queue.claim(may_alone=False)
+        queue.claim(quarantined=False)
     clock.advance(11)
     assert len(queue.claim(40)) == 8
-    assert sql.execute("select distinct company from penstock.agenda").fetchall() == [(8,)]
+    assert sql.execute("select distinct quarantine from penstock.agenda").fetchall() == [(8,)]
 
 
-def test_one_killer_does_not_take_its_mates_along(app: Penstock, clock: Clock, sql: Connection) -> None:
-    """100 tasks, one kills whoever runs it. The worker claims in batches, settles nothing before its crash."""
+def test_a_task_that_kills_its_worker_costs_the_others_no_attempt(app: Penstock, clock: Clock, sql: Connection) -> None:
+    """One of 100 tasks kills its worker. The worker claims in batches and settles nothing before it dies."""
     queue = app.create_queue("deadly", max_attempts=3, lease="10s", retry=Fixed("1s"))
     queue.push_many([{"killer": n == 57} for n in range(100)])
     crashes = 0
@@ -93,20 +94,20 @@ def test_one_killer_does_not_take_its_mates_along(app: Penstock, clock: Clock, s
     status = queue.status()
     assert (status.totals["done"], status.dead) == (99, 1)
     assert sql.execute("select payload, reason from penstock.tasks").fetchone() == ({"killer": True}, "crashed")
-    assert crashes <= 8, "100 → 12 → 1, then three lone tries"
+    assert crashes <= 8, "leases of 100, 12 and 1 tasks, then three quarantined attempts"
 
 
-def test_company_shrinks_by_eighths(queue: Queue, clock: Clock, sql: Connection) -> None:
+def test_leases_shrink_by_eighths(queue: Queue, clock: Clock, sql: Connection) -> None:
     queue.push_many([{} for _ in range(64)])
     queue.claim(64)
     clock.advance(11)
     assert len(queue.claim(64)) == 8
-    assert sql.execute("select distinct company from penstock.agenda").fetchall() == [(8,)]
+    assert sql.execute("select distinct quarantine from penstock.agenda").fetchall() == [(8,)]
     clock.advance(11)
-    assert len(queue.claim(64)) == 1, "who has nothing else to lose takes first what must be alone"
-    assert len(queue.claim(64, may_alone=False)) == 8, "who has takes the others"
+    assert len(queue.claim(64)) == 1, "an idle worker first takes a task that must run alone"
+    assert len(queue.claim(64, quarantined=False)) == 8, "a busy worker takes the others"
     queue.push()
-    assert sql.execute("select count(*) from penstock.agenda where company = 0").fetchone() == (1,)
+    assert sql.execute("select count(*) from penstock.agenda where quarantine = 0").fetchone() == (1,)
 
 
 def test_twenty_crashes_are_enough_whatever_max_attempts_says(app: Penstock, clock: Clock, sql: Connection) -> None:
@@ -128,10 +129,10 @@ def test_a_release_keeps_the_mark_and_an_outcome_lifts_it(queue: Queue, clock: C
     claim = queue.claim(2)
     assert len(claim) == 1
     queue.release(claim)
-    assert sql.execute("select company from penstock.agenda").fetchall() == [(1,), (1,)]
+    assert sql.execute("select quarantine from penstock.agenda").fetchall() == [(1,), (1,)]
     claim = queue.claim(2)
     queue.settle(claim, {claim.ids[0]: Outcome.again()})
-    assert sorted(sql.execute("select company from penstock.agenda").fetchall()) == [(0,), (1,)]
+    assert sorted(sql.execute("select quarantine from penstock.agenda").fetchall()) == [(0,), (1,)]
 
 
 def test_a_lease_being_settled_is_left_alone(queue: Queue, clock: Clock, dsn: str, sql: Connection) -> None:
@@ -159,7 +160,7 @@ def test_a_document_being_pushed_to_is_left_for_the_next_round(
     assert [task.subject for task in queue.claim(2).tasks] == ["a"]
 
 
-def test_late_is_not_lost_until_somebody_took_it(queue: Queue, clock: Clock) -> None:
+def test_a_late_settle_counts_until_another_worker_claims_the_task(queue: Queue, clock: Clock) -> None:
     queue.push()
     claim = queue.claim()
     clock.advance(100)
@@ -168,7 +169,7 @@ def test_late_is_not_lost_until_somebody_took_it(queue: Queue, clock: Clock) -> 
 
 
 def test_a_renewed_task_runs_again_whatever_became_of_it(queue: Queue, clock: Clock, sql: Connection) -> None:
-    """Upsert will set `renew`; settle and expiry honour it already."""
+    """An update sets `renew`; settle and expiry put the task back."""
     outcomes = (
         Outcome.done(),
         Outcome.failed("x"),
@@ -200,7 +201,7 @@ def test_expiry_starts_behind_what_is_done_and_finds_what_is_late(queue: Queue, 
     looked_at = clock.now()
 
     def passed() -> bool:
-        """The bound of a look counts from the first later one at which all who ran meanwhile, anywhere, have ended."""
+        """A bound takes effect at the first later look at which all transactions that ran meanwhile have ended."""
         sql.execute("select penstock._expire(id), penstock._squeeze(id) from penstock.queue")
         clock.advance(1.1)
         return sql.execute("select until >= %s from penstock.watermark", (looked_at,)).fetchone() == (True,)
@@ -218,10 +219,10 @@ def test_expiry_starts_behind_what_is_done_and_finds_what_is_late(queue: Queue, 
 def test_a_claim_that_commits_after_its_lease_has_ended_is_found_by_claims(
     queue: Queue, clock: Clock, dsn: str, sql: Connection
 ) -> None:
-    """Its backend stalled before COMMIT. Claims that looked for expired leases meanwhile must not have passed it."""
+    """Its backend stalled before COMMIT. Claims that looked for expired leases meanwhile must not skip it."""
     queue.push()
     with psycopg.connect(dsn) as stalled:
-        hint = "penstock.at_place(0::smallint, '-infinity', 0)"  # with one it does not expire anything itself
+        hint = "penstock.at_place(0::smallint, '-infinity', 0)"  # with a hint the claim itself expires nothing
         stalled.execute(f"select * from penstock.claim('work', p_hint => {hint})")
         for _ in range(5):
             clock.advance(10)
@@ -237,7 +238,7 @@ def test_a_claim_that_commits_after_its_lease_has_ended_is_found_by_claims(
 def test_an_extension_that_commits_after_its_lease_has_ended_is_found_by_claims(
     queue: Queue, clock: Clock, dsn: str, sql: Connection
 ) -> None:
-    """A supervisor shortens the lease of a dead process; its backend stalled before COMMIT."""
+    """A supervisor shortens the lease of a dead process, and its backend stalls before COMMIT."""
     queue.push()
     claim = queue.claim(lease="1h")
     with psycopg.connect(dsn) as stalled:
@@ -250,8 +251,8 @@ def test_an_extension_that_commits_after_its_lease_has_ended_is_found_by_claims(
     assert queue.claim().ids == claim.ids
 
 
-def test_leases_expire_while_every_worker_is_busy(app: Penstock, queue: Queue, clock: Clock, sql: Connection) -> None:
-    """Busy workers claim nothing; their supervisors look for expired leases all the same."""
+def test_expire_leases_ignores_queues_that_do_not_exist(queue: Queue, clock: Clock, sql: Connection) -> None:
+    """A supervisor calls it while all of its slots are busy, perhaps after a queue was dropped."""
     queue.push()
     queue.claim()
     clock.advance(11)
@@ -260,7 +261,7 @@ def test_leases_expire_while_every_worker_is_busy(app: Penstock, queue: Queue, c
 
 
 def test_leases_of_a_dead_worker_end_at_once(queue: Queue, sql: Connection, direct_dsn: str) -> None:
-    """A task that was alone has failed by it, or is dead; tasks that were together have lost nothing."""
+    """A task that was alone in its lease has failed or is dead; tasks that shared a lease keep their attempts."""
     queue.set(retry="fixed:1h")
     sql.execute("""select penstock.set_kinds('work', '[{"kind": "once", "max_attempts": 1}]')""")
 
@@ -278,7 +279,7 @@ def test_leases_of_a_dead_worker_end_at_once(queue: Queue, sql: Connection, dire
     with psycopg.connect(direct_dsn) as foreign:
         foreign.execute("select from penstock.lease where token = %s for update", (held.token,))
         assert end(held.token, other.token) == (0, 0)
-        assert queue.status().active == 2, "what another transaction holds is left"
+        assert queue.status().active == 2, "a lease that another transaction holds is left alone"
     assert end(held.token, other.token) == (0, 0)
     status = queue.status()
     assert (status.active, status.dead, status.waiting) == (0, 1, 4)

@@ -1,4 +1,5 @@
-"""History: one row per finished attempt; a partition per UTC day, made ahead or by settle, dropped with sums kept."""
+"""History has a row per finished attempt and a partition per UTC day, which is made ahead or by settle. The sums of a
+dropped partition are kept."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def test_settle_makes_the_day_that_is_missing(queue: Queue, clock: Clock, sql: C
     assert sql.execute("select count(*) from penstock.history").fetchone() == (1,)
 
 
-SOMEBODY_WAITS = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+WAITING_FOR_A_LOCK = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
 
 
 def test_the_first_settles_of_a_day_may_come_together(queue: Queue, clock: Clock, sql: Connection, dsn: str) -> None:
@@ -46,9 +47,11 @@ def test_the_first_settles_of_a_day_may_come_together(queue: Queue, clock: Clock
     queue.push_many([{}, {}])
     first, second = queue.claim(), queue.claim()
     with ThreadPoolExecutor() as pool, psycopg.connect(dsn) as other:
-        other.execute("select * from penstock.settle(%s, %s)", (first.token, first.ids))  # has made the day
-        waiting = pool.submit(queue.settle, second)  # has not seen it, and waits
-        while not sql.execute(SOMEBODY_WAITS).fetchone():
+        other.execute(
+            "select * from penstock.settle(%s, %s)", (first.token, first.ids)
+        )  # this transaction has made the day
+        waiting = pool.submit(queue.settle, second)  # it does not see the day, and waits
+        while not sql.execute(WAITING_FOR_A_LOCK).fetchone():
             assert not waiting.done()
         other.commit()
         assert waiting.result(timeout=30) == {second.ids[0]: "done"}
@@ -81,7 +84,7 @@ def test_a_row_tells_the_attempt(queue: Queue, clock: Clock, sql: Connection) ->
     assert sql.execute("select xid > 0 from penstock.history").fetchone() == (True,)
 
 
-def test_dropped_days_keep_the_books_balanced(app: Penstock, queue: Queue, clock: Clock, sql: Connection) -> None:
+def test_dropped_days_keep_the_counters_balanced(app: Penstock, queue: Queue, clock: Clock, sql: Connection) -> None:
     queue.push_many([{}, {}])
     claim = queue.claim(2)
     queue.settle(claim, {claim.ids[0]: Outcome.done(), claim.ids[1]: Outcome.failed("x")})

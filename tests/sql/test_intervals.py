@@ -1,5 +1,5 @@
-"""Lengths of time that callers give. PostgreSQL compares them as if a month had 30 days and a year 360, but adds real
-months and years to a moment: '-120 mons 3601 days' compares as one day, and leads seven weeks back."""
+"""Intervals as arguments. PostgreSQL compares them as if a month had 30 days and a year had 360, but adds real months
+and years to a timestamp: '-120 mons 3601 days' compares as one day and leads seven weeks back."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from conftest import Clock
 from penstock import Penstock, Queue
 
 BACKWARDS = "-120 mons 3601 days"  # compares as 1 day
-TOO_LONG = "121 mons"  # compares as 3,630 days, is more than 3,650
+TOO_LONG = "121 mons"  # compares as 3,630 days, but is more than 3,650
 ENDLESS = ["'infinity'", "'-infinity'"]
 
 
 def refused(sql: Connection, statement: str, *parameters: object) -> str:
-    """The message with which a statement is refused as invalid."""
+    """Runs a statement that must be refused as invalid, and returns the message."""
     with pytest.raises(psycopg.Error) as caught:
         sql.execute(statement.encode(), parameters)
     assert caught.value.sqlstate == "PS400", caught.value
@@ -95,7 +95,7 @@ def test_a_delay_is_what_it_really_is(queue: Queue, sql: Connection, length: str
 
 @pytest.mark.parametrize("outcome", ["again", "failed", "release"])
 def test_a_day_has_24_hours(queue: Queue, clock: Clock, sql: Connection, outcome: str) -> None:
-    """In the night in which clocks change too, whatever the time zone of the session."""
+    """This holds whatever the time zone of the session, also in the night in which clocks change."""
     sql.execute("update penstock_test.clock set fixed = '2026-03-28 12:00:00+01'")
     sql.execute("set timezone = 'Europe/Rome'")
     pushed = queue.push()

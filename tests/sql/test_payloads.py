@@ -1,4 +1,4 @@
-"""Payloads that are small when they are sent and huge when they are read: PostgreSQL writes numbers out."""
+"""Payloads that are small when they are sent and huge when they are read: PostgreSQL writes all digits of a number."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_numbers_that_are_written_out_are_refused(queue: Queue, sql: Connection,
     refused(sql, INSERT, payload)
     refused(sql, "select penstock.push_many('work', array['{}', %s])", payload)
     refused(sql, "select penstock.push_many('work', array[%s], array['s'])", payload)
-    with pytest.raises(psycopg.Error):  # as text before anything of ours can look
+    with pytest.raises(psycopg.Error):  # as text, before a check of ours can run
         sql.execute("select penstock.push('work', %s::jsonb)", (payload,))
     assert queue.status().pending == 0
     queue.push()
@@ -72,7 +72,7 @@ def test_large_numbers_within_the_limit_are_read_back(queue: Queue, sql: Connect
 
 
 def test_a_large_number_is_read_quickly() -> None:
-    """It takes nine bytes to send one; to read digit by digit it took half a second each."""
+    """A large number takes nine bytes to send. Read digit by digit, each took half a second."""
     text = numbers(f"-12{'0' * 131_000}", 64)
     began = time.process_time()
     assert decode_text(text) == {"a": [-12 * 10**131_000] * 64}

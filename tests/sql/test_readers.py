@@ -1,4 +1,5 @@
-"""Readers of history who come again: what they have not passed is kept, and a day goes only when its copy is whole."""
+"""Registered readers of history: rows that they have not read are kept, and a day is dropped only when its copy is
+complete."""
 
 from __future__ import annotations
 
@@ -31,12 +32,12 @@ def database(direct_dsn: str) -> Database:
 
 
 def horizon(database: Database) -> Horizon:
-    """Beyond all that has happened. The cluster's horizon is one, and tests beside this one have transactions too."""
+    """A mark above every transaction so far. The whole cluster has one horizon, so it waits for other tests too."""
     with database.transaction() as connection:
         row = connection.execute("select pg_current_xact_id()::text::bigint").fetchone()
     assert row is not None
-    eventually(lambda: history.horizon(database).xid > row[0])
-    return history.horizon(database)
+    eventually(lambda: history.read_horizon(database).xid > row[0])
+    return history.read_horizon(database)
 
 
 def days(sql: Connection) -> int:
@@ -56,7 +57,7 @@ def test_upkeep_waits_for_readers(
     assert app.upkeep()["samples dropped"] == 0
     assert days(sql) == 1, "only days without rows are dropped"
     history.note_reader(database, "lake b", horizon(database))
-    history.note_reader(database, "lake b", horizon(database)._replace(xid=0))  # it only grows
+    history.note_reader(database, "lake b", horizon(database)._replace(xid=0))  # a mark only grows
     assert app.upkeep()["samples dropped"] > 0
     eventually(lambda: app.upkeep() and days(sql) == 0)
     database.close()
@@ -116,7 +117,7 @@ def test_a_day_is_released_when_it_is_what_was_copied(
     history.note_reader(database, "lake", now)
     with psycopg.connect(direct_dsn) as held:
         held.execute("lock table penstock.history in access share mode")
-        assert not history.release_day(database, today, rows=5, below=now.xid), "somebody is at it"
+        assert not history.release_day(database, today, rows=5, below=now.xid), "another session holds it"
     assert history.release_day(database, today, rows=5, below=now.xid)
     assert days(sql) == 0
     assert history.history_gone(database, 0) == {(today, 1): 5}

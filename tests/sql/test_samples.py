@@ -1,4 +1,4 @@
-"""Samples: an idle queue has few, from which a sample every ten seconds can be restored."""
+"""An idle queue has few samples, and a sample for every ten seconds can be restored from them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def look(sql: Connection) -> int:
 
 
 def look_for(sql: Connection, clock: Clock, seconds: int) -> int:
-    """A look every ten seconds. Answers how many samples that were."""
+    """Takes samples every ten seconds and returns how many were written."""
     taken = 0
     for _ in range(seconds // 10):
         clock.advance(10)
@@ -44,13 +44,13 @@ def look_for(sql: Connection, clock: Clock, seconds: int) -> int:
 
 
 def moments(sql: Connection) -> list[float]:
-    """Of the samples, in seconds from noon."""
+    """The times of the samples, in seconds from noon."""
     rows = sql.execute("select at from penstock.sample order by at").fetchall()
     return [(at - NOON).total_seconds() for (at,) in rows]
 
 
 def seen_now(sql: Connection) -> dict[int, tuple[Any, ...]]:
-    """What a sample of each queue would say."""
+    """What a sample of each queue would contain now."""
     rows = sql.execute("""
         select q.id, s.planned, s.pending, s.active, s.done, s.dead, s.cancelled, s.oldest_pending_age, s.sla,
                (select count(*) from penstock.worker as w where s.queue = any(w.queues)), s.totals
@@ -60,7 +60,7 @@ def seen_now(sql: Connection) -> dict[int, tuple[Any, ...]]:
 
 
 def known(sql: Connection) -> dict[tuple[int, datetime], tuple[Any, ...]]:
-    """By queue and ten seconds, with what is between two samples that are equal."""
+    """The samples by queue and ten seconds, filled in between two samples that are equal."""
     rows = sql.execute(f"select queue_id, at, {COUNTS} from penstock.sample order by queue_id, at".encode()).fetchall()
     found = {row[:2]: row[2:] for row in rows}
     for (queue, at, *counts), (other, upto, *later) in pairwise(rows):
@@ -77,7 +77,7 @@ def test_an_idle_queue_has_a_sample_every_ten_minutes(queue: Queue, clock: Clock
 
 def test_what_waits_is_sampled_every_time(queue: Queue, clock: Clock, sql: Connection) -> None:
     queue.push()
-    assert look_for(sql, clock, 60) == 6, "it grows older"
+    assert look_for(sql, clock, 60) == 6, "the oldest task grows older"
 
 
 def test_a_change_is_preceded_by_the_last_unchanged_look(queue: Queue, clock: Clock, sql: Connection) -> None:
@@ -95,7 +95,7 @@ def test_a_gap_without_upkeep_stays_a_gap(queue: Queue, clock: Clock, sql: Conne
     clock.advance(300)
     queue.push()
     look(sql)
-    assert moments(sql) == [0, 50, 350], "the last look is known; what was after it is not"
+    assert moments(sql) == [0, 50, 350], "the last look is known, the time after it is not"
 
 
 def test_a_second_look_in_the_same_ten_seconds(queue: Queue, clock: Clock, sql: Connection) -> None:
@@ -123,7 +123,7 @@ def test_everything_that_changes_is_sampled(queue: Queue, clock: Clock, sql: Con
 
 
 def test_no_idle_period_crosses_midnight(queue: Queue, clock: Clock, sql: Connection) -> None:
-    """The lake makes its days one by one."""
+    """The lake writes each day by itself."""
     set_clock(sql, NOON + timedelta(hours=11, minutes=57))
     look(sql)
     look_for(sql, clock, 360)
@@ -132,7 +132,7 @@ def test_no_idle_period_crosses_midnight(queue: Queue, clock: Clock, sql: Connec
 
 
 def test_every_ten_seconds_can_be_restored(app: Penstock, queue: Queue, clock: Clock, sql: Connection) -> None:
-    """Against a sample every ten seconds, over midnight, with queues that move now and then."""
+    """Compares with a sample every ten seconds, over midnight, with queues that change now and then."""
     queues, dice = [queue, app.create_queue("image", keep_done="1h")], random.Random(5)
     set_clock(sql, NOON + timedelta(hours=11, minutes=40))
     truth: dict[tuple[int, datetime], tuple[Any, ...]] = {}

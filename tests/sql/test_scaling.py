@@ -1,4 +1,4 @@
-"""Who scales a queue, and what was decided, through bare SQL."""
+"""Which scaler holds a queue, and what it decided, through bare SQL."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def decide(sql: Connection, holder: str, epoch: int, **changes: object) -> list[
 def test_one_holds_a_queue_at_a_time(app: Penstock, queue: Queue, sql: Connection, clock: Clock) -> None:
     app.create_queue("other")
     assert hold(sql, "a") == [(1, None, None)]
-    assert hold(sql, "a") == [(1, None, None)]  # again, by the same one
+    assert hold(sql, "a") == [(1, None, None)]  # again, by the same scaler
     with pytest.raises(psycopg.Error, match="queue 'work' is scaled by a until"):
         hold(sql, "b", "other", "work")
     assert sql.execute("select count(*) from penstock.scaling where holder = 'b'").fetchone() == (0,)
@@ -52,11 +52,11 @@ def test_one_holds_a_queue_at_a_time(app: Penstock, queue: Queue, sql: Connectio
         hold(sql, "a", "nothing")
 
 
-def test_who_was_taken_over_from_is_refused(queue: Queue, sql: Connection, clock: Clock) -> None:
+def test_a_scaler_that_was_replaced_is_refused(queue: Queue, sql: Connection, clock: Clock) -> None:
     hold(sql, "a")
     assert decide(sql, "a", 1, memory={"x": 1}) == ["work"]
     clock.advance(11)
-    assert decide(sql, "a", 1) == []  # late, but nobody has come meanwhile
+    assert decide(sql, "a", 1) == []  # late, but no other scaler has come meanwhile
     clock.advance(11)
     assert hold(sql, "b") == [(2, 3, {"x": 1})]
     for epoch, holder in ((1, "a"), (2, "a"), (1, "b")):
@@ -65,7 +65,7 @@ def test_who_was_taken_over_from_is_refused(queue: Queue, sql: Connection, clock
     assert sql.execute("select target from penstock.scaling").fetchone() == (3,)
 
 
-def test_a_decision_is_noted_when_it_is_another_and_once_a_minute(queue: Queue, sql: Connection, clock: Clock) -> None:
+def test_a_decision_is_recorded_when_it_changes_and_once_a_minute(queue: Queue, sql: Connection, clock: Clock) -> None:
     hold(sql, "a")
     assert decide(sql, "a", 1) == ["work"]
     clock.advance(1)
@@ -85,14 +85,16 @@ def test_a_decision_is_noted_when_it_is_another_and_once_a_minute(queue: Queue, 
     assert sql.execute("select workers from penstock.decisions('work', %s)", then).fetchall() == [(3,)]
 
 
-def test_without_a_reason_a_decision_counts_and_is_not_noted(queue: Queue, sql: Connection, clock: Clock) -> None:
+def test_a_decision_without_a_reason_counts_and_is_not_recorded(queue: Queue, sql: Connection, clock: Clock) -> None:
     hold(sql, "a")
     assert decide(sql, "a", 1, workers=4, reason=None) == []
     assert sql.execute("select target from penstock.scaling").fetchone() == (4,)
     assert decide(sql, "a", 1, workers=4) == ["work"]
 
 
-def test_what_changes_nothing_waits_for_nobody(direct_dsn: str, queue: Queue, sql: Connection, clock: Clock) -> None:
+def test_a_decision_that_changes_nothing_waits_for_no_lock(
+    direct_dsn: str, queue: Queue, sql: Connection, clock: Clock
+) -> None:
     hold(sql, "a")
     assert decide(sql, "a", 1) == ["work"]
     with psycopg.connect(direct_dsn) as other:
@@ -113,7 +115,7 @@ def test_a_look_sees_the_oldest_and_the_newest_of_all_priorities(queue: Queue, s
     assert round(found["newest"]) == 10
 
 
-def test_the_target_is_never_none_while_nobody_looks(queue: Queue, sql: Connection, clock: Clock) -> None:
+def test_the_target_is_never_none_without_a_scaler(queue: Queue, sql: Connection, clock: Clock) -> None:
     def target() -> tuple[Any, ...] | None:
         statement = "select penstock.target_workers('work'), extract(epoch from penstock.target_age('work'))::int"
         return sql.execute(statement).fetchone()
@@ -122,7 +124,7 @@ def test_the_target_is_never_none_while_nobody_looks(queue: Queue, sql: Connecti
     hold(sql, "a")
     assert target() == (1, None)
     decide(sql, "a", 1, workers=0)
-    assert target() == (0, 0)  # somebody looks, and would see
+    assert target() == (0, 0)  # a scaler looks, and would notice
     clock.advance(11)
     assert target() == (1, 11)
     hold(sql, "b")
@@ -164,7 +166,7 @@ def test_a_worker_of_a_scaler_is_told_to_go(queue: Queue, sql: Connection, clock
     assert not beat("second", "a#2")
     clock.advance(599)
     assert not beat("second", "a#2")
-    clock.advance(2)  # for ten minutes nobody has decided anything: it is an orphan
+    clock.advance(2)  # no scaler has decided anything for ten minutes: it is an orphan
     assert beat("second", "a#2")
     assert not beat("theirs", None)
     assert not beat("third", "a#3")  # just started

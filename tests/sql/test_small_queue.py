@@ -1,4 +1,4 @@
-"""A small queue beside a large one: looking at it does not read everybody's documents."""
+"""A small queue beside a large one: commands for the small queue do not read the documents of the large one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def small(app: Penstock, sql: Connection) -> Queue:
 
 @pytest.fixture
 def rows_read(sql: Connection) -> Callable[[str, Any], int]:
-    """Rows of documents and of the agenda that a statement reads."""
+    """Returns how many rows of documents and of the agenda a statement reads."""
 
     def read(statement: str, parameters: Any) -> int:
         with sql.transaction():
@@ -73,7 +73,7 @@ def test_all_of_its_tasks_are_listed(small: Queue, monkeypatch: pytest.MonkeyPat
     assert small.tasks() == found
 
 
-def test_its_books_are_verified_by_its_own_indexes(
+def test_its_counters_are_verified_by_its_own_indexes(
     app: Penstock, small: Queue, rows_read: Callable[[str, Any], int]
 ) -> None:
     assert rows_read("select * from penstock._recount(%s)", ("small",)) < 200
@@ -83,7 +83,8 @@ def test_its_books_are_verified_by_its_own_indexes(
 
 @pytest.mark.parametrize("queue", ["small", None])
 def test_a_document_in_no_place_is_found(app: Penstock, small: Queue, sql: Connection, queue: str | None) -> None:
-    """For one queue the totals say that a document is missing from its places; then all documents are read."""
+    """The totals of a queue show that a document is neither in the agenda nor leased; only then all documents are
+    read."""
     sql.execute(
         "delete from penstock.agenda where task_id in ("
         " select a.task_id from penstock.agenda as a join penstock.queue as q on q.id = a.queue_id"

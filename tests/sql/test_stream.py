@@ -1,4 +1,4 @@
-"""A queue as a stream: batches of a consumer group, who may drive it, and what becomes of a batch when nobody does."""
+"""A queue as a stream: batches of a consumer group, its drivers, and what becomes of a batch without a driver."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from penstock import Conflict, LeaseLost, NewTask, NotFound, Outcome, Penstock, 
 from penstock.client import streams
 from penstock.client.database import Database
 from penstock.client.statements import streams as statements
-from penstock.model import Batch, Held
+from penstock.model import Batch, GroupHold
+from workers import eventually
 
 LEASE = timedelta(minutes=5)
 Drive = Callable[..., "Driver"]
 
 
 class Driver:
-    """As `penstock.spark.group` does it: an epoch, its lock in an open transaction, the group."""
+    """Drives a group as `penstock.spark.group` does: an epoch, its lock in an open transaction, and the group."""
 
     def __init__(self, dsn: str, group: str = "g", name: str = "one", queue: str = "work") -> None:
         self.database = Database(dsn)
@@ -32,7 +33,9 @@ class Driver:
         self.keeper = psycopg.connect(dsn)
         self.keeper.execute(statements.LOCK_EPOCH, (statements.STREAM, epoch))
         try:
-            self.held: Held = streams.hold_stream(self.database, queue, group, epoch=epoch, driver=name, lease=LEASE)
+            self.held: GroupHold = streams.hold_stream(
+                self.database, queue, group, epoch=epoch, driver=name, lease=LEASE
+            )
         except Conflict:
             self.die()
             self.database.close()
@@ -89,7 +92,7 @@ def test_a_batch_is_done_when_the_next_one_is_asked_for(drive: Drive, queue: Que
     assert driver.next(1) == Batch(2, 100, 0)
     assert (queue.status().active, queue.status().totals["done"]) == (100, 100)
     assert driver.next(2) == Batch(3, 50, 0)
-    assert driver.next(3) == Batch(3, 0, 0), "nothing: the batch that was asked from"
+    assert driver.next(3) == Batch(3, 0, 0), "there are no more tasks: the same batch, empty"
     assert driver.next(3) == Batch(3, 0, 0)
     assert (queue.status().active, queue.status().totals["done"]) == (0, 250)
 
@@ -115,7 +118,7 @@ def test_a_batch_is_spread_over_leases(drive: Drive, queue: Queue) -> None:
     driver.next(1)
     queue.push_many([{}] * 90)
     driver.next(1, 10_000, slots=4)
-    assert [size for _, size in driver.leases(1, 2)] == [23, 23, 23, 21], "of what there is"
+    assert [size for _, size in driver.leases(1, 2)] == [23, 23, 23, 21], "the tasks that are left are spread evenly"
 
 
 def test_a_lease_is_read_by_position(drive: Drive, queue: Queue) -> None:
@@ -155,10 +158,10 @@ def test_a_task_is_in_one_group(drive: Drive, queue: Queue) -> None:
     assert len({*ids(one.rows(0, 1)), *ids(other.rows(0, 1))}) == 10
 
 
-# --- what is said of single tasks -------------------------------------------------------------------------------------
+# --- outcomes of single tasks -----------------------------------------------------------------------------------------
 
 
-def test_what_was_said_of_a_task_wins(drive: Drive, queue: Queue, clock: Clock) -> None:
+def test_the_outcome_of_a_single_task_wins(drive: Drive, queue: Queue, clock: Clock) -> None:
     queue.push_many([{}] * 6)
     driver = drive()
     driver.next(0, slots=1)
@@ -166,7 +169,7 @@ def test_what_was_said_of_a_task_wins(drive: Drive, queue: Queue, clock: Clock) 
     failed, dead, again, released, *rest = ids(driver.rows(0, 1))
     queue.settle(token, {failed: Outcome.failed("no"), dead: Outcome.dead("never"), again: Outcome.again(delay="1h")})
     queue.settle(token, {released: Outcome.release(delay="1h")})
-    assert ids(driver.rows(0, 1)) == rest, "a replay has only what is still open"
+    assert ids(driver.rows(0, 1)) == rest, "a replay has only the tasks that are still open"
     driver.next(1)
     assert {one.id: one.state for one in queue.tasks()} == {
         failed: "planned", dead: "dead", again: "planned", released: "planned",
@@ -175,7 +178,7 @@ def test_what_was_said_of_a_task_wins(drive: Drive, queue: Queue, clock: Clock) 
     assert [totals[word] for word in ("done", "failed", "dead", "again", "released")] == [2, 1, 1, 1, 1]
 
 
-def test_a_batch_of_which_everything_was_said(drive: Drive, queue: Queue, clock: Clock) -> None:
+def test_a_batch_whose_tasks_all_have_an_outcome(drive: Drive, queue: Queue, clock: Clock) -> None:
     queue.push_many([{}] * 3)
     driver = drive()
     driver.next(0, slots=1)
@@ -209,7 +212,7 @@ def test_an_update_meanwhile_runs_once_more(drive: Drive, queue: Queue) -> None:
     assert queue.status().totals["done"] == 2
 
 
-# --- who drives -------------------------------------------------------------------------------------------------------
+# --- drivers ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_second_driver_is_refused(drive: Drive, queue: Queue) -> None:
@@ -224,7 +227,7 @@ def test_a_second_driver_is_refused(drive: Drive, queue: Queue) -> None:
 
 
 def test_a_dead_driver_is_replaced_at_once(drive: Drive, queue: Queue) -> None:
-    """And its batch goes on, under other tokens: what the dead one has opens nothing."""
+    """The batch goes on under other tokens; those of the dead driver are no longer valid."""
     queue.push_many([{"n": n} for n in range(10)])
     first = drive(name="host:1")
     first.next(0, 4)
@@ -247,6 +250,24 @@ def test_a_dead_driver_is_replaced_at_once(drive: Drive, queue: Queue) -> None:
     assert queue.status().totals["done"] == 4
 
 
+def test_another_login_cannot_keep_the_group_of_a_dead_driver(
+    drive: Drive, queue: Queue, clock: Clock, sql: Connection, direct_dsn: str
+) -> None:
+    """Any login may take the lock of its epoch. The next driver then waits until the hold ends, and no longer."""
+    queue.push_many([{"n": n} for n in range(3)])
+    first = drive(name="host:1")
+    assert first.next(0).number == 1
+    (epoch,) = sql.execute("select epoch from penstock.stream").fetchall()[0]
+    first.die()
+    with psycopg.connect(direct_dsn, autocommit=True) as other_session:
+        taken = "select pg_try_advisory_lock(1346719303, %s)"
+        eventually(lambda: other_session.execute(taken, (epoch,)).fetchone() == (True,))
+        with pytest.raises(Conflict, match="is held by driver host:1"):
+            drive(name="host:2")
+        clock.advance(LEASE.total_seconds() + 1)
+        assert drive(name="host:3").next(0).number == 1
+
+
 def test_a_driver_that_hangs_is_replaced_when_its_hold_has_ended(drive: Drive, queue: Queue, clock: Clock) -> None:
     queue.push_many([{}] * 10)
     first = drive()
@@ -262,7 +283,7 @@ def test_a_driver_that_hangs_is_replaced_when_its_hold_has_ended(drive: Drive, q
         drive(name="three")
     with pytest.raises(Conflict, match="driver two has taken over"):
         first.next(1)
-    assert second.next(0) == Batch(1, 10, 0), "nobody had looked: the leases were still there"
+    assert second.next(0) == Batch(1, 10, 0), "no worker had looked for expired leases: they were still there"
     second.next(1)
     assert queue.status().totals["done"] == 10
 
@@ -274,14 +295,14 @@ def test_a_driver_frozen_before_its_commit_does_not_keep_the_group_locked(
     with psycopg.connect(dsn) as frozen:
         frozen.execute(statements.KEEP_STREAM, (first.held.stream, first.held.epoch, LEASE))
         assert frozen.execute("show idle_in_transaction_session_timeout").fetchone() == ("10s",)
-        frozen.execute("set local idle_in_transaction_session_timeout = '300ms'")  # nobody waits for ten seconds here
+        frozen.execute("set local idle_in_transaction_session_timeout = '300ms'")  # instead of ten seconds
         clock.advance(400)
         drive(name="two")
         with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
             frozen.execute("select")
 
 
-def test_a_driver_that_was_silent_goes_on_if_nobody_came(drive: Drive, queue: Queue, clock: Clock) -> None:
+def test_a_driver_that_was_silent_goes_on_if_no_other_came(drive: Drive, queue: Queue, clock: Clock) -> None:
     queue.push_many([{}] * 10)
     driver = drive()
     driver.next(0)
@@ -293,7 +314,7 @@ def test_a_driver_that_was_silent_goes_on_if_nobody_came(drive: Drive, queue: Qu
 def test_a_driver_that_left_is_replaced_at_once(drive: Drive, queue: Queue, sql: Connection) -> None:
     first = drive()
     second_epoch = first.held._replace(epoch=first.held.epoch + 1000)
-    streams.leave_stream(first.database, second_epoch)  # not the one who holds it
+    streams.leave_stream(first.database, second_epoch)  # not the driver that holds the group
     with pytest.raises(Conflict):
         drive()
     streams.leave_stream(first.database, first.held)
@@ -313,11 +334,11 @@ def test_signs_of_life_keep_the_batch(drive: Drive, app: Penstock, queue: Queue,
     assert queue.status().totals["expired"] == 0
 
 
-# --- when nobody does -------------------------------------------------------------------------------------------------
+# --- without a driver -------------------------------------------------------------------------------------------------
 
 
 def test_a_driver_that_was_away_too_long(drive: Drive, app: Penstock, queue: Queue, clock: Clock) -> None:
-    """Its batch is empty: the tasks went back, and come in another one. Nothing is settled twice."""
+    """Its batch is empty: the tasks went back and come in another batch. Nothing is settled twice."""
     queue.push_many([{}] * 10)
     first = drive()
     first.next(0)
@@ -328,25 +349,27 @@ def test_a_driver_that_was_away_too_long(drive: Drive, app: Penstock, queue: Que
     second = drive(name="two")
     assert second.rows(0, 1) == []
     assert second.next(1, slots=1) == Batch(2, 10, 0)
-    assert [size for _, size in second.leases(1, 2)] == [8, 2], "64 / 8: what was lost together comes in smaller leases"
+    assert [size for _, size in second.leases(1, 2)] == [8, 2], (
+        "64 / 8: tasks that were lost together come in smaller leases"
+    )
     second.next(2)
     assert queue.status().totals["done"] == 10
 
 
-def test_somebody_else_took_them_meanwhile(drive: Drive, queue: Queue, clock: Clock) -> None:
+def test_a_worker_took_them_meanwhile(drive: Drive, queue: Queue, clock: Clock) -> None:
     queue.push_many([{}] * 10)
     driver = drive()
     driver.next(0)
     clock.advance(400)
     claim = queue.claim(4)
-    assert driver.next(1).tasks == 6, "done says the driver of tasks that it lost: they are not"
+    assert driver.next(1).tasks == 6, "the driver calls tasks done that it has lost: they are not"
     queue.settle(claim)
     driver.next(2)
     assert queue.status().totals["done"] == 10
 
 
 def test_a_lost_checkpoint(drive: Drive, queue: Queue) -> None:
-    """It begins at 0: what is settled stays so; the batch that nobody remembers is given again, under its number."""
+    """It begins at 0: settled tasks stay settled, and the batch that was forgotten is given again under its number."""
     queue.push_many([{"n": n} for n in range(30)])
     first = drive()
     first.next(0, 10)
@@ -371,7 +394,7 @@ def test_a_lost_checkpoint_and_nothing_open(drive: Drive, queue: Queue) -> None:
     assert driver.next(0) == Batch(2, 1, 0)
 
 
-def test_a_task_that_nobody_survives_is_a_batch_of_its_own(
+def test_a_task_that_kills_each_driver_is_a_batch_of_its_own(
     drive: Drive, app: Penstock, queue: Queue, clock: Clock
 ) -> None:
     queue.push_many([{}] * 40)
@@ -386,11 +409,11 @@ def test_a_task_that_nobody_survives_is_a_batch_of_its_own(
         app.upkeep()
     assert sizes[0] == [40]
     assert sizes[1] == [8, 8, 8, 8, 8]
-    assert sizes[2] == sizes[3] == [1], "alone, the whole batch"
+    assert sizes[2] == sizes[3] == [1], "the task is alone in its batch"
     assert queue.status().totals["done"] == 0
 
 
-# --- what was there at a moment ---------------------------------------------------------------------------------------
+# --- only tasks that were there at a given time -----------------------------------------------------------------------
 
 
 def test_what_was_there_at_a_moment(drive: Drive, queue: Queue, clock: Clock) -> None:
@@ -404,7 +427,7 @@ def test_what_was_there_at_a_moment(drive: Drive, queue: Queue, clock: Clock) ->
     queue.push_many([{}] * 5)
     assert driver.next(0, 8, before=at) == Batch(1, 8, 8)
     queue.push(priority=0)
-    assert driver.next(1, 3, before=at) == Batch(2, 3, 2), "what is urgent goes first, as everywhere"
+    assert driver.next(1, 3, before=at) == Batch(2, 3, 2), "urgent tasks go first, as everywhere"
     assert driver.next(2, 1, before=at) == Batch(3, 1, 1)
     assert driver.next(3, 100, before=at) == Batch(3, 0, 0)
     assert queue.status().pending == 5
@@ -420,7 +443,7 @@ def test_a_limit_of_nothing_still_settles_and_gives_again(drive: Drive, queue: Q
     assert queue.status().totals["done"] == 5
 
 
-# --- refusals and the rest --------------------------------------------------------------------------------------------
+# --- refusals, and other cases ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -473,7 +496,7 @@ def test_a_dropped_queue_takes_its_groups_along(drive: Drive, queue: Queue, app:
     assert drive().held.identity != before
 
 
-def test_history_says_who_drove(drive: Drive, queue: Queue, sql: Connection) -> None:
+def test_history_names_the_driver(drive: Drive, queue: Queue, sql: Connection) -> None:
     queue.push_many([{}] * 4)
     first = drive(name="host:1")
     first.next(0, 2)
@@ -485,7 +508,7 @@ def test_history_says_who_drove(drive: Drive, queue: Queue, sql: Connection) -> 
 
 
 def test_pushes_of_the_same_subjects_meet_no_deadlock(drive: Drive, queue: Queue, dsn: str, sql: Connection) -> None:
-    """A batch is several leases; a push may hold a subject of one and wait for one of another."""
+    """A batch is several leases; a push may hold a subject of one lease and wait for a subject of another."""
     tasks = [NewTask({}, f"s{n}") for n in range(300)]
     queue.push_many(tasks)
     driver = drive()

@@ -1,4 +1,4 @@
-"""Upkeep: parts that are short transactions of their own; days of history are counted before they are locked."""
+"""Upkeep: each part is a short transaction of its own, and a day of history is counted before it is locked."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def break_part(sql: Connection) -> None:
     """Makes one part fail: audit entries cannot be deleted."""
     sql.execute("""
         create function penstock_test.refuse() returns trigger language plpgsql as
-            $$ begin raise exception 'nobody deletes here'; end $$;
+            $$ begin raise exception 'deletes are refused here'; end $$;
         create trigger refuse before delete on penstock.audit
             for each row execute function penstock_test.refuse();
         insert into penstock.audit (at, verb) values ('2000-01-01', 'drop');
@@ -45,7 +45,7 @@ def break_part(sql: Connection) -> None:
 
 
 def no_time(sql: Connection) -> None:
-    """From now on every part does one step and leaves the rest for the next call."""
+    """Gives parts no time: from now on each does one step and leaves the rest for the next call."""
     sql.execute(
         "create or replace function penstock._part_ends() returns timestamptz"
         " language sql volatile set search_path = pg_catalog, pg_temp as $$ select '-infinity'::timestamptz $$"
@@ -71,7 +71,7 @@ def test_a_part_that_fails_stops_no_other(app: Penstock, queue: Queue, clock: Cl
     clock.advance(6)
     done = app.upkeep()
     assert [*done.failed] == ["audit entries dropped"]
-    assert "nobody deletes here" in done.failed["audit entries dropped"].message
+    assert "deletes are refused here" in done.failed["audit entries dropped"].message
     assert (done["promoted"], done["sampled"]) == (1, 1)
 
 
@@ -111,19 +111,19 @@ def test_an_unknown_part_is_refused(sql: Connection) -> None:
     assert "squeezed" in str(refused.value.diag.message_hint)
 
 
-def test_what_somebody_just_did_is_left_out(app: Penstock, queue: Queue, clock: Clock, sql: Connection) -> None:
+def test_a_part_that_was_just_done_is_left_out(app: Penstock, queue: Queue, clock: Clock, sql: Connection) -> None:
     queue.push()
     names = [name for (name,) in sql.execute(PARTS)]
     assert [name for (name,) in sql.execute("select penstock.upkeep_parts(true)")] == names
     assert app.upkeep()["sampled"] == 1
     assert sql.execute("select penstock.upkeep_parts(true)").fetchall() == []
     assert part(sql, "promoted", due=True) == (None, False)
-    assert part(sql, "promoted") == (0, False), "who insists may"
+    assert part(sql, "promoted") == (0, False), "a caller that insists may run it"
     clock.advance(8.5)
     assert "promoted" in {name for (name,) in sql.execute("select penstock.upkeep_parts(true)")}
     assert part(sql, "promoted", due=True) == (0, False)
     clock.advance(-3600)
-    assert part(sql, "promoted", due=True) == (0, False), "a clock that went back stops nothing"
+    assert part(sql, "promoted", due=True) == (0, False), "a clock that was set back stops nothing"
 
 
 def test_a_part_that_another_session_runs_is_left_to_it(sql: Connection, other: Connection) -> None:
@@ -141,16 +141,16 @@ def test_a_part_with_more_to_do_says_so(app: Penstock, clock: Clock, sql: Connec
         queue.settle(queue.claim(1000))
     clock.advance(7200)
     assert part(sql, "ended tasks retired") == (5000, True)
-    assert part(sql, "ended tasks retired", due=True) == (1000, False), "what is left is due at once"
+    assert part(sql, "ended tasks retired", due=True) == (1000, False), "the rest is due at once"
     queue.push_many([{}] * 6000)
     for _ in range(6):
         queue.settle(queue.claim(1000))
     clock.advance(7200)
-    assert app.upkeep()["ended tasks retired"] == 6000, "a round goes on until all is done"
+    assert app.upkeep()["ended tasks retired"] == 6000, "upkeep goes on until all is done"
 
 
 def test_parts_leave_the_rest_for_the_next_call(app: Penstock, clock: Clock, sql: Connection) -> None:
-    """With little time, or a short statement_timeout, each call still gets some of it done."""
+    """With little time or a short statement_timeout, each call still does some of the work."""
     queues = [app.create_queue(f"q{n}", lease="10s") for n in range(3)]
     for queue in queues:
         queue.push()
@@ -229,7 +229,7 @@ def day_of(clock: Clock) -> str:
 
 
 def counted(sql: Connection) -> None:
-    """Tests beside this one have transactions open, and may hold it back for a moment."""
+    """Waits until the day is counted: transactions of other tests may hold it back for a moment."""
     eventually(lambda: part(sql, "history days counted")[0] == 1)
 
 
@@ -261,14 +261,14 @@ def test_a_day_is_counted_some_pages_at_a_time(app: Penstock, queue: Queue, cloc
 def test_what_is_counted_is_not_locked(
     app: Penstock, queue: Queue, clock: Clock, sql: Connection, other: Connection
 ) -> None:
-    """Somebody writes to that very day, and reads it, while it is counted."""
+    """Another session writes to that very day and reads it while it is counted."""
     finish(queue, 10)
     day = day_of(clock)
     other.execute(f"lock table {day} in row exclusive mode".encode())
     clock.advance(31 * DAY)
     sql.execute("set lock_timeout = '1ms'")
     counted(sql)
-    assert part(sql, "history days dropped") == (0, False), "not while somebody has it"
+    assert part(sql, "history days dropped") == (0, False), "not while another session uses it"
     other.rollback()
     assert part(sql, "history days dropped") == (1, False)
 
@@ -276,7 +276,7 @@ def test_what_is_counted_is_not_locked(
 def test_a_row_that_comes_after_the_count_is_counted_too(
     app: Penstock, queue: Queue, clock: Clock, sql: Connection, other: Connection
 ) -> None:
-    """A settle whose transaction stayed open until the day was counted, and one that came later still."""
+    """One settle keeps its transaction open until the day is counted, and another comes even later."""
     finish(queue, 10)
     queue.push_many([{}, {}])
     early, late = queue.claim(1), queue.claim(1)
@@ -284,7 +284,7 @@ def test_a_row_that_comes_after_the_count_is_counted_too(
     clock.advance(31 * DAY)
     counted(sql)
     other.commit()
-    assert part(sql, "history days dropped") == (0, False), "it is not what was counted"
+    assert part(sql, "history days dropped") == (0, False), "the day has changed since the count"
     counted(sql)
     clock.advance(-31 * DAY)
     queue.settle(late)
@@ -299,7 +299,7 @@ def test_a_row_that_comes_after_the_count_is_counted_too(
 def test_a_write_between_count_and_lock_keeps_the_day(
     app: Penstock, queue: Queue, clock: Clock, sql: Connection, other: Connection
 ) -> None:
-    """The last look is under the lock: a settle that is under way is waited for, and its row is seen."""
+    """The last check runs under the lock: it waits for a settle that is under way and sees its row."""
     finish(queue, 10)
     queue.push()
     claim, day = queue.claim(1), day_of(clock)
@@ -319,7 +319,7 @@ def test_a_write_between_count_and_lock_keeps_the_day(
 
 
 @pytest.mark.parametrize("obstacle", ["a view", "a reader"])
-def test_a_day_that_can_not_be_dropped_holds_up_no_other(
+def test_a_day_that_cannot_be_dropped_holds_up_no_other(
     app: Penstock, queue: Queue, clock: Clock, sql: Connection, other: Connection, obstacle: str
 ) -> None:
     finish(queue, 1)
@@ -349,7 +349,7 @@ def test_a_day_that_can_not_be_dropped_holds_up_no_other(
 def test_settles_do_not_wait_for_a_day_that_is_made(
     queue: Queue, clock: Clock, sql: Connection, other: Connection
 ) -> None:
-    """At midnight the first upkeep makes a day; the others leave it to that one."""
+    """At midnight the first upkeep makes the day, and the others leave it to that one."""
     clock.advance(DAY)
     assert part(other, "history days made") == (1, False)
     sql.execute("set lock_timeout = '1ms'")
@@ -365,7 +365,7 @@ def test_settles_do_not_wait_for_a_day_that_is_made(
 def enter_job(
     sql: Connection, job: UUID, series: UUID | None, partitions: int = 2, *, queue: str = "work"
 ) -> set[UUID]:
-    """Partitions with two parts each, and the seal. Returns their batch ids."""
+    """Enters partitions with two parts each, and the seal, and returns their batch ids."""
     batches = {uuid5(job, str(number)) for number in range(partitions)}
     for number, batch in enumerate(batches):
         sql.execute("select penstock.enter_partition(%s, %s, %s, %s, 1, 'x', %s)", (queue, job, number, batch, series))
@@ -379,7 +379,7 @@ def in_ledger(sql: Connection) -> set[UUID]:
 
 
 def test_the_newest_job_of_a_series_is_kept(app: Penstock, queue: Queue, clock: Clock, sql: Connection) -> None:
-    """A streaming query repeats its last batch when it restarts, however long it was away."""
+    """A streaming query repeats its last batch when it restarts, however long it was stopped."""
     query, other = uuid4(), uuid4()
     enter_job(sql, uuid4(), query)
     clock.advance(60)
@@ -391,7 +391,7 @@ def test_the_newest_job_of_a_series_is_kept(app: Penstock, queue: Queue, clock: 
     assert app.upkeep()["ledger parts dropped"] > 0
     assert in_ledger(sql) == last | alone
     assert app.upkeep()["ledger parts dropped"] == 0
-    assert sql.execute("select count(*) from penstock.ledger").fetchone() == (10,), "with all their parts and seals"
+    assert sql.execute("select count(*) from penstock.ledger").fetchone() == (10,), "with their parts and seals"
 
 
 def test_kept_jobs_do_not_hide_what_is_to_be_dropped(queue: Queue, clock: Clock, sql: Connection) -> None:
@@ -420,7 +420,7 @@ def test_a_series_ends_with_its_queue(app: Penstock, clock: Clock, sql: Connecti
 
 @pytest.mark.parametrize("table", ["task", "agenda", "lease", "counter_log"])
 def test_tables_that_every_task_passes_through_are_vacuumed_early(sql: Connection, table: str) -> None:
-    """A fifth of the table, the default, is millions of dead rows where many tasks wait or are kept."""
+    """By default a table is vacuumed when a fifth of it is dead: millions of rows where many tasks wait or are kept."""
     options: dict[str, float] = dict(
         sql.execute(
             "select o.option_name, o.option_value::float8 from pg_class as c, pg_options_to_table(c.reloptions) as o"

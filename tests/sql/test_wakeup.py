@@ -1,4 +1,4 @@
-"""A push wakes a few idle workers, a supervisor asks once for all of its processes and queues."""
+"""A push wakes a few idle workers; a supervisor asks once for all of its processes and queues."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ ALL_AT_ONCE = 4  # a push wakes no more
 
 
 class Listeners:
-    """Idle workers, each with a connection that listens on its channel."""
+    """Idle workers, each with a connection that listens on the worker's channel."""
 
     def __init__(self, connections: dict[str, Connection]) -> None:
         self._connections = connections
 
-    def heard(self) -> dict[str, list[str]]:
-        """What each was told since this was last asked. PostgreSQL sends it before the answer to a statement."""
+    def received(self) -> dict[str, list[str]]:
+        """What each worker was told since the last call. PostgreSQL sends it before the answer to a statement."""
         for one in self._connections.values():
             one.execute("select")
         found = {name: list(one.notifies(timeout=0)) for name, one in self._connections.items()}
@@ -57,14 +57,14 @@ def idle(app: Penstock, queue: Queue, direct_dsn: str) -> Iterator[Listeners]:
 @pytest.mark.parametrize(("tasks", "woken"), [(1, 1), (3, 3), (2_000, ALL_AT_ONCE)])
 def test_a_push_wakes_no_more_workers_than_it_has_tasks(idle: Listeners, queue: Queue, tasks: int, woken: int) -> None:
     queue.push_many([{}] * tasks)
-    assert [*idle.heard().values()] == [["work"]] * woken
+    assert [*idle.received().values()] == [["work"]] * woken
 
 
-def test_not_always_the_same(idle: Listeners, queue: Queue) -> None:
+def test_a_push_does_not_always_wake_the_same_worker(idle: Listeners, queue: Queue) -> None:
     found: set[str] = set()
     for _ in range(40):
         queue.push()
-        found |= idle.heard().keys()
+        found |= idle.received().keys()
     assert len(found) > 3
 
 
@@ -76,47 +76,47 @@ def test_only_workers_of_the_queue_are_woken(app: Penstock, queue: Queue, direct
         listening(app, direct_dsn, "theirs", queues=("other",)) as theirs,
     ):
         queue.push_many([{}] * 9)
-        assert (ours.heard(), both.heard(), theirs.heard()) == ({"one": ["work"]}, {"both": ["work"]}, {})
+        assert (ours.received(), both.received(), theirs.received()) == ({"one": ["work"]}, {"both": ["work"]}, {})
         other.push_many([{}] * 9)
-        assert (ours.heard(), both.heard(), theirs.heard()) == ({}, {"both": ["other"]}, {"theirs": ["other"]})
+        assert (ours.received(), both.received(), theirs.received()) == ({}, {"both": ["other"]}, {"theirs": ["other"]})
 
 
-def test_who_has_no_free_slot_passes_it_on(idle: Listeners, queue: Queue, app: Penstock, sql: Connection) -> None:
+def test_a_full_worker_passes_the_wakeup_on(idle: Listeners, queue: Queue, app: Penstock, sql: Connection) -> None:
     queue.push()
     told: set[str] = set()
     for _ in range(MANY):
-        ((name, _),) = idle.heard().items()
+        ((name, _),) = idle.received().items()
         assert name not in told
         told.add(name)
         sql.execute("select penstock.pass_on(%s, 'work')", (name,))
-    assert idle.heard() == {}, "all of them have passed it on"
+    assert idle.received() == {}, "all of them have passed the wakeup on"
     app.beat("w3", ["work"], slots=2)
     queue.push()
-    assert idle.heard() == {"w3": ["work"]}, "the next beat says that it is idle"
+    assert idle.received() == {"w3": ["work"]}, "the next beat says that it is idle"
 
 
-def test_what_waits_no_longer_is_not_passed_on(idle: Listeners, queue: Queue, sql: Connection) -> None:
+def test_a_wakeup_for_a_claimed_task_is_not_passed_on(idle: Listeners, queue: Queue, sql: Connection) -> None:
     queue.push()
-    ((name, _),) = idle.heard().items()
+    ((name, _),) = idle.received().items()
     queue.claim()
     sql.execute("select penstock.pass_on(%s, 'work')", (name,))
-    sql.execute("select penstock.pass_on('nobody', 'nowhere')")
-    assert idle.heard() == {}
+    sql.execute("select penstock.pass_on('no such worker', 'nowhere')")
+    assert idle.received() == {}
 
 
 @pytest.mark.parametrize("instead", ["p_listens => false", "p_leaving => true", "p_busy => 2"])
-def test_who_can_not_take_it_is_not_woken(idle: Listeners, queue: Queue, sql: Connection, instead: str) -> None:
-    for n in [*range(1, MANY)] * 2:  # who is full is left out at the second beat
+def test_a_worker_that_cannot_claim_is_not_woken(idle: Listeners, queue: Queue, sql: Connection, instead: str) -> None:
+    for n in [*range(1, MANY)] * 2:  # a full worker is left out from its second beat
         sql.execute(f"select penstock.beat('w{n}', '{{work}}', 2, {instead})")
     queue.push_many([{}] * 5)
-    assert [*idle.heard()] == ["w0"]
+    assert [*idle.received()] == ["w0"]
     sql.execute("select penstock.leave('w0')")
     queue.push()
-    assert idle.heard() == {}
+    assert idle.received() == {}
 
 
 def test_beats_write_nothing_that_a_push_reads(idle: Listeners, app: Penstock, queue: Queue, sql: Connection) -> None:
-    """Under a snapshot that is held for long, what is rewritten piles up."""
+    """Otherwise dead versions of these rows pile up under a snapshot that is held for long."""
     rows = """
         select worker, xmin, ctid from penstock.idle_worker
         union all select id::text, xmin, ctid from penstock.queue_set
@@ -154,7 +154,7 @@ def test_sets_of_queues_go_with_their_workers_and_queues(
     assert sql.execute("select from penstock.idle_worker").rowcount == 0
 
 
-# --- one beat for all -----------------------------------------------------------------------------------------------
+# --- one beat for all workers ---------------------------------------------------------------------------------------
 
 
 def beat_all(sql: Connection, *workers: dict[str, Any], queues: str = "{work}", known: int | None = None) -> Any:
@@ -170,7 +170,7 @@ def test_a_beat_for_all_says_what_changed(app: Penstock, queue: Queue, sql: Conn
     queue.set(lease="10s")
     first = beat_all(sql, {"name": "a", "pid": 1}, {"name": "b", "pid": 2, "busy": 4}, queues="{work,gone}")
     assert first["leases"] == {"work": 10}
-    assert (first["alone"], first["dismissed"], [*first["channels"]]) == ([], [], ["a", "b"])
+    assert (first["quarantined"], first["dismissed"], [*first["channels"]]) == ([], [], ["a", "b"])
     assert first["channels"]["a"] == app.beat("a", ["work"])["work"]
     rows = sql.execute("select name, pid, queues, slots, busy, host from penstock.worker order by name").fetchall()
     assert rows[1] == ("b", 2, ["work"], 4, 4, "here")
@@ -187,13 +187,13 @@ def test_a_beat_for_all_says_what_changed(app: Penstock, queue: Queue, sql: Conn
 def test_a_few_of_all_idle_workers_listen(queue: Queue, sql: Connection) -> None:
     workers = [{"name": f"w{n}", "listens": False} for n in range(9)]
     assert len(beat_all(sql, *workers)["channels"]) == 9, "none listens yet"
-    hearing: list[dict[str, Any]] = [{"name": f"w{n}"} for n in range(9)]
-    assert [*beat_all(sql, *hearing)["channels"]] == ["w0", "w1", "w2", "w3"]
-    assert [*beat_all(sql, *hearing)["channels"]] == ["w0", "w1", "w2", "w3"]
+    listeners: list[dict[str, Any]] = [{"name": f"w{n}"} for n in range(9)]
+    assert [*beat_all(sql, *listeners)["channels"]] == ["w0", "w1", "w2", "w3"]
+    assert [*beat_all(sql, *listeners)["channels"]] == ["w0", "w1", "w2", "w3"]
     assert sql.execute("select from penstock.idle_worker").rowcount == 4
-    hearing[1]["busy"] = 4
-    beat_all(sql, *hearing)
-    beat_all(sql, *hearing)
+    listeners[1]["busy"] = 4
+    beat_all(sql, *listeners)
+    beat_all(sql, *listeners)
     assert sorted(w for (w,) in sql.execute("select worker from penstock.idle_worker")) == ["w0", "w2", "w3", "w4"]
 
 
@@ -210,7 +210,7 @@ def test_a_beat_for_all_is_checked(queue: Queue, sql: Connection, workers: str) 
     assert refused.value.sqlstate == "PS400"
 
 
-# --- one look for all -----------------------------------------------------------------------------------------------
+# --- one look for all queues ----------------------------------------------------------------------------------------
 
 
 def find_work(sql: Connection, queues: str = "{a,b,c,nowhere}") -> Any:

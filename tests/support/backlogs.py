@@ -1,4 +1,4 @@
-"""The first reader's table, its terms, and handlers that fail on chosen records."""
+"""The table of the first reader, its terms, and handlers that fail on chosen records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS: dict[str, Any] = {"failures": "failures", "last_failure": "last_failure
 
 
 def make_backlog(sql: Connection, status: str = "text", id_: str = "bigint primary key") -> None:
-    """BACKLOG as printed: four records, 8 minutes, 5 hours, 3 days and 2 months old."""
+    """Makes the table BACKLOG as printed: four records, 8 minutes, 5 hours, 3 days and 2 months old."""
     sql.execute(f"create table public.backlog (id {id_}, status {status}, date_inserted timestamptz)".encode())
     sql.execute(
         "insert into public.backlog select id, 'NEW', penstock.clock() - age::interval from (values"
@@ -34,7 +34,7 @@ def statuses(sql: Connection) -> dict[Any, str]:
 
 
 class Handler:
-    """Fails on chosen records, and remembers which it saw."""
+    """A handler that fails on chosen records and remembers which it was given."""
 
     def __init__(self, *bad: Any) -> None:
         self.bad = {*bad}

@@ -1,6 +1,6 @@
-"""A real Chromium without a window, told what to do through a pipe: no port, no package, no driver of its own.
+"""A real Chromium without a window, controlled through a pipe: without a port, a package or a driver.
 
-`scripts/setup-browser` brings one where there is none.
+`scripts/setup-browser` installs one if there is none.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ PATIENCE = 60.0  # seconds for an answer, on a machine with much to do
 
 
 def find_browser() -> str | None:
-    """CHROMIUM says where it is, if it is not on the path."""
+    """Returns the path of the browser: CHROMIUM, or one on the search path."""
     given = os.environ.get("CHROMIUM")
     return given or next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
 @dataclass
 class Tab:
-    """A page: what it is asked, and what it complained of or fetched meanwhile."""
+    """A page: it answers scripts, and keeps its errors and what it fetched."""
 
     browser: Browser
     session: str
@@ -41,7 +41,7 @@ class Tab:
         return self.browser.tell(method, self.session, **parameters)
 
     def ask(self, script: str) -> Any:
-        """The value of an expression, in the page."""
+        """Returns the value of an expression in the page."""
         answer = self.tell("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
@@ -52,7 +52,7 @@ class Tab:
         )
 
     def dress(self, scheme: str) -> None:
-        """light or dark."""
+        """Sets the colour scheme: light or dark."""
         self.tell("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def open(self, path: Path) -> None:
@@ -73,8 +73,8 @@ class Tab:
 
 
 class Browser:
-    def __init__(self, process: subprocess.Popen[bytes], tells: int, hears: int) -> None:
-        self._process, self._tells, self._hears = process, tells, hears
+    def __init__(self, process: subprocess.Popen[bytes], tells: int, reads: int) -> None:
+        self._process, self._tells, self._reads = process, tells, reads
         self._number, self._rest = 0, b""
         self.seen: list[dict[str, Any]] = []
         self.tab: Tab | None = None
@@ -85,40 +85,40 @@ class Browser:
         message = {"id": number, "method": method, "params": parameters} | ({"sessionId": session} if session else {})
         os.write(self._tells, json.dumps(message).encode() + b"\0")
         while True:
-            heard = self._hear()
-            if heard.get("id") == number:
-                assert "error" not in heard, heard["error"]
-                return dict(heard["result"])
+            received = self._receive()
+            if received.get("id") == number:
+                assert "error" not in received, received["error"]
+                return dict(received["result"])
 
     def until(self, matches: Any) -> None:
         while not any(matches(one) for one in self.seen):
-            self._hear()
+            self._receive()
 
-    def _hear(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            if not select([self._hears], [], [], PATIENCE)[0]:
+            if not select([self._reads], [], [], PATIENCE)[0]:
                 raise TimeoutError(f"the browser has said nothing for {PATIENCE:g} s")
-            more = os.read(self._hears, 1 << 20)
+            more = os.read(self._reads, 1 << 20)
             assert more, f"the browser has ended: {self._process.poll()}"
             self._rest += more
         line, _, self._rest = self._rest.partition(b"\0")
-        heard: dict[str, Any] = json.loads(line)
-        self._note(heard)
-        return heard
+        received: dict[str, Any] = json.loads(line)
+        self._note(received)
+        return received
 
-    def _note(self, heard: dict[str, Any]) -> None:
-        if "method" not in heard:
+    def _note(self, received: dict[str, Any]) -> None:
+        if "method" not in received:
             return
-        self.seen.append(heard)
+        self.seen.append(received)
         if self.tab is None:
             return
-        match heard["method"]:
+        match received["method"]:
             case "Network.requestWillBeSent":
-                self.tab.requests.append(heard["params"]["request"]["url"])
+                self.tab.requests.append(received["params"]["request"]["url"])
             case "Runtime.exceptionThrown" | "Log.entryAdded":
-                self.tab.complaints.append(json.dumps(heard["params"]))
-            case "Runtime.consoleAPICalled" if heard["params"]["type"] in ("error", "warning", "assert"):
-                self.tab.complaints.append(json.dumps(heard["params"]))
+                self.tab.complaints.append(json.dumps(received["params"]))
+            case "Runtime.consoleAPICalled" if received["params"]["type"] in ("error", "warning", "assert"):
+                self.tab.complaints.append(json.dumps(received["params"]))
 
     def new_tab(self) -> Tab:
         target = self.tell("Target.createTarget", url="about:blank")["targetId"]
@@ -131,12 +131,12 @@ class Browser:
 
 @contextmanager
 def browsing() -> Iterator[Tab]:
-    """Ends with everything that it started."""
+    """Starts a browser, and ends it with everything that it started."""
     found = find_browser()
-    assert found, "there is no Chromium: scripts/setup-browser brings one"
+    assert found, "there is no Chromium: scripts/setup-browser installs one"
     home = tempfile.mkdtemp(prefix="penstock-browser-")
     hears_there, tells = os.pipe()
-    hears, tells_there = os.pipe()
+    reads, tells_there = os.pipe()
     # The browser looks for its pipe at the numbers 3 and 4, which may be taken here: a shell moves it there.
     moved = f'exec "$0" "$@" 3<&{hears_there} 4>&{tells_there}'
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"]
@@ -150,13 +150,13 @@ def browsing() -> Iterator[Tab]:
     )
     os.close(hears_there)
     os.close(tells_there)
-    browser = Browser(process, tells, hears)
+    browser = Browser(process, tells, reads)
     try:
         yield browser.new_tab()
         browser.tell("Browser.close")
     finally:
         os.close(tells)
-        os.close(hears)
+        os.close(reads)
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:

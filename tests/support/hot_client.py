@@ -1,5 +1,5 @@
-"""One client of the hot mix, in a process of its own: it pushes and upserts subjects, claims, extends, settles in
-parts, abandons leases, cancels, redrives, reschedules, purges, expires, promotes and squeezes, at random."""
+"""A client in a process of its own that does everything at random over a few subjects: it pushes, upserts, claims,
+extends, settles in parts, abandons leases, cancels, redrives, reschedules, purges, expires, promotes and squeezes."""
 
 from __future__ import annotations
 

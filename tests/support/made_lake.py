@@ -1,7 +1,7 @@
-"""A lake that nobody had to wait for: a day of three queues, simulated task by task, in the lake's own tables.
+"""A simulated lake: a day of three queues, task by task, in the lake's own tables.
 
-One promise is kept, one is broken for an hour, one queue has none. What gold says is computed here in plain Python, by
-other means than the pipeline's.
+One promise is kept, one is broken for an hour, and one queue has none. The gold tables are computed here in plain
+Python, by other means than the pipeline's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from penstock.pipeline.lake import Lake, State, schemas
+from penstock.pipeline.lake import Lake, LakeState, schemas
 
 Row = dict[str, Any]
 BEGINS = int(datetime(2026, 11, 16, 12, tzinfo=UTC).timestamp())  # a Monday
@@ -35,7 +35,7 @@ IDS = count(1)
 
 @dataclass(frozen=True)
 class Made:
-    """How a queue behaves; hours are since the beginning."""
+    """How a queue behaves; hours count from the beginning."""
 
     name: str
     rate: Callable[[float], float]  # tasks a second at an hour
@@ -43,7 +43,7 @@ class Made:
     service: float  # seconds, on average
     sla: float | None
     failing: Callable[[float, int], float] = lambda _hour, _attempt: 0.02  # chance at an hour, of an attempt
-    kinds: tuple[tuple[str, float], ...] = (("mail", 0.7), ("invoice", 2.0))  # and how much longer than others
+    kinds: tuple[tuple[str, float], ...] = (("mail", 0.7), ("invoice", 2.0))  # and the factor of its service time
 
 
 def usual() -> list[Made]:
@@ -53,11 +53,11 @@ def usual() -> list[Made]:
     def broken(hour: float, attempt: int) -> float:
         return 0.9 if 1.5 < hour < 2.2 else 0.04 if attempt == 1 else 0.3
 
-    def crew(hour: float) -> int:
+    def workers(hour: float) -> int:
         return 4 if 1.9 < hour < 2.4 else 3 + math.ceil(5 * day(hour))
 
     return [
-        Made("orders", lambda hour: 0.05 + 0.25 * day(hour), crew, 8.0, 30.0, broken),
+        Made("orders", lambda hour: 0.05 + 0.25 * day(hour), workers, 8.0, 30.0, broken),
         Made("mail", lambda hour: 0.08 * day(hour), lambda _: 4, 2.0, 60.0),
         Made(
             "<b>odd</b> & more", lambda _: 0.01, lambda _: 1, 20.0, None, kinds=(("</script><i>", 1.0), ("r'\"", 2.0))
@@ -67,7 +67,7 @@ def usual() -> list[Made]:
 
 @dataclass
 class World:
-    """What happened: rows of silver, and what a sample every ten seconds would have seen."""
+    """What happened: rows of silver, and what samples every ten seconds would contain."""
 
     hours: float
     queues: list[Made]
@@ -83,7 +83,7 @@ class World:
 
 
 def happened(made: Made, hours: float, chance: random.Random) -> list[Row]:
-    """First due, first served, by as many as there are at the time."""
+    """Returns the attempts of a queue: tasks run in the order of their due, by the workers of each hour."""
     waiting = [(at, next(IDS), at, 1, *chosen(made, chance)) for at in arrivals(made, hours, chance)]
     heapq.heapify(waiting)
     free: list[float] = [0.0] * made.workers(0.0)
@@ -91,16 +91,16 @@ def happened(made: Made, hours: float, chance: random.Random) -> list[Row]:
     while waiting:
         due, task, created, attempt, kind, slow = heapq.heappop(waiting)
         begun = max(due + 0.02 + 0.1 * chance.random(), free[0])
-        crew = made.workers(begun / 3600)
-        while len(free) > crew:
+        workers = made.workers(begun / 3600)
+        while len(free) > workers:
             heapq.heappop(free)
             begun = max(begun, free[0])
-        while len(free) < crew:
+        while len(free) < workers:
             heapq.heappush(free, begun)
         run = max(0.005, made.service * slow * chance.expovariate(1.0))
         heapq.heapreplace(free, begun + run)
         if begun + run > hours * 3600:
-            continue  # it still runs: history does not know it
+            continue  # it still runs: history does not have it
         failed = chance.random() < made.failing(begun / 3600, attempt)
         outcome = "done" if not failed else "failed" if attempt < 6 else "dead"
         rows.append(attempt_row(made, chance, task, created, due, begun, run, attempt, outcome, kind))
@@ -190,7 +190,7 @@ def minutes(world: World, made: Made) -> list[Row]:
 
 
 def samples(world: World, made: Made) -> list[tuple[int, float | None, int]]:
-    """(waiting, age of the oldest, workers), every ten seconds."""
+    """Returns (waiting, age of the oldest, workers) for every ten seconds."""
     rows = world.of(made.name)
     dues = sorted((since_begin(row["due"]), since_begin(row["claimed_at"])) for row in rows)
     waiting: list[tuple[float, float]] = []
@@ -249,17 +249,17 @@ def urgencies(made: Made, ages: Sequence[float | None]) -> Row:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Between neighbours, as SQL's percentile_cont."""
+    """Interpolates between neighbours, as SQL's percentile_cont does."""
     if not values:
         return None
-    ordered, place = sorted(values), share * (len(values) - 1)
-    low = int(place)
+    ordered, position = sorted(values), share * (len(values) - 1)
+    low = int(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
 def breaches(world: World, made: Made) -> list[Row]:
-    """From the moment when a task should have been started to the one when it was; overlapping ones are one."""
+    """Returns the times in which a task should have started and had not; overlapping times are merged."""
     if made.sla is None:
         return []
     spans = sorted(
@@ -344,9 +344,9 @@ def grouped(rows: Iterable[Row], *names: str) -> list[tuple[Row, list[Row]]]:
 # --- the lake ---------------------------------------------------------------------------------------------------------
 
 
-def make_lake(spark: SparkSession, place: Path, world: World) -> Lake:
-    """All that the report, profiles and evidence read."""
-    lake = Lake(place)
+def make_lake(spark: SparkSession, path: Path, world: World) -> Lake:
+    """Writes all that the report, profiles and evidence read."""
+    lake = Lake(path)
     tables = {
         schemas.ATTEMPTS: world.attempts,
         schemas.MINUTES: [row for made in world.queues for row in minutes(world, made)],
@@ -356,7 +356,7 @@ def make_lake(spark: SparkSession, place: Path, world: World) -> Lake:
         schemas.CHANCES: chances(world),
     }
     with lake.writing():
-        lake.begin(State(id="made", system="1", database=1))
+        lake.begin(LakeState(id="made", system="1", database=1))
         lake.commit(replaces={table.name: staged(spark, lake, table, rows) for table, rows in tables.items()})
     return lake
 

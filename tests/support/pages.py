@@ -1,13 +1,13 @@
-"""Pages of the docs, run as their readers would: in an empty directory, block after block, as they stand.
+"""Runs pages of the docs as a reader would: in an empty directory, block after block, as they are written.
 
     python    executed, in one interpreter for the whole page; under "…, in `jobs.py`:" saved as that file, and imported
-    console   each `$ ` line is run, and what follows is what it says; numbers may differ, `…` is anything
+    console   each `$ ` line is run, and the lines after it are its output; numbers may differ, `…` is anything
     sh        run by bash
     sql       executed, statement by statement
-    ini, yaml, cron, json   read by other programs, and shown to those where they are
-    text      not for machines; nothing in it may look like a command
+    ini, yaml, cron, json   read by other programs, and checked by those that are installed
+    text      not run; nothing in it may look like a command
 
-Without a language a block is console or sh if it begins with a command, else text.
+A block without a language is console or sh if it begins with a command, otherwise text.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ PATIENCE = 120
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(\$ |penstock |python |make |export |pip |curl )")
-SYNOPSIS = re.compile(r"^penstock .*(?:\[-|[ =][A-Z]{3,}(?: |$))", re.MULTILINE)  # how it is called, not a call
+SYNOPSIS = re.compile(r"^penstock .*(?:\[-|[ =][A-Z]{3,}(?: |$))", re.MULTILINE)  # a synopsis, not a call
 FILE = re.compile(r"`([\w/.-]+\.\w+)`")
 NUMBER = re.compile(r"(?:\d[\d,.]*(?: ?(?:ms|[smhd])(?![a-z]))?)+|–")
 LOGGED = '{"at": '  # a worker's log, in JSON unless there is a terminal
 
-# make is not run, it is asked what it would do. What goes on until it is stopped is so soon after it says something.
+# make is only asked what it would do. A command that runs until it is stopped is stopped soon after its first output.
 BASH = r"""
 set -euo pipefail
 make() { command make --no-print-directory -n -C "$PENSTOCK_ROOT" "$@" > /dev/null; }
@@ -68,15 +68,15 @@ penstock() {
     esac
 }
 """
-# The page's interpreter: a block a line, in JSON; an answer a line.
+# The page's interpreter: it reads a block per line, in JSON, and writes an answer per line.
 READER = """
 import json, sys, traceback
 spaces = {}
 for line in sys.stdin:
-    name, place, code = json.loads(line)
+    name, where, code = json.loads(line)
     space = spaces.setdefault(name, {"__name__": name})
     try:
-        exec(compile(code, place, "exec"), space)
+        exec(compile(code, where, "exec"), space)
         print("\\0ok", flush=True)
     except BaseException:
         print("\\0" + json.dumps(traceback.format_exc()), flush=True)
@@ -85,15 +85,17 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a page takes for granted: what it calls yours."""
+    """What a page assumes to be there, and calls yours."""
 
     python: str = ""
     sql: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
-    saved: Mapping[int, str] = field(default_factory=dict)  # python blocks, by number, that commands know by a name
-    instead: Mapping[str, str] = field(default_factory=dict)  # the same on a smaller scale
-    embedded: bool = False  # nobody names a database: the one of `penstock up`
-    parsed: bool = False  # its commands need what no test has: each must exist, with its options
+    saved: Mapping[int, str] = field(
+        default_factory=dict
+    )  # python blocks, by number, that commands call by a file name
+    instead: Mapping[str, str] = field(default_factory=dict)  # replacements that make it smaller
+    embedded: bool = False  # no DSN is given: it is the database of `penstock up`
+    parsed: bool = False  # its commands cannot run in a test: each must exist, with its options
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Block:
     language: str
     text: str
     line: int
-    name: str | None  # the file that the words before it call it
+    name: str | None  # the file name that the text before it gives
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -126,7 +128,7 @@ def name_of(before: str, language: str) -> str | None:
 
 
 class Reading:
-    """One reader, with a database and a directory."""
+    """Runs one page, with a database and a directory of its own."""
 
     def __init__(self, page: Path, stage: Stage, home: Path, dsn: str) -> None:
         self.page, self.stage, self.home = page, stage, home
@@ -154,12 +156,12 @@ class Reading:
         self.prepare()
         count = 0
         for block in blocks_of(self.page):
-            place = f"{self.page.relative_to(ROOT)}:{block.line}"
+            where = f"{self.page.relative_to(ROOT)}:{block.line}"
             if block.language == "python":
-                self.run_python(block, place, self.stage.saved.get(count))
+                self.run_python(block, where, self.stage.saved.get(count))
                 count += 1
             else:
-                self.run_other(block, place)
+                self.run_other(block, where)
 
     def prepare(self) -> None:
         for name, text in self.stage.files.items():
@@ -190,29 +192,29 @@ class Reading:
 
     # --- python -------------------------------------------------------------------------------------------------------
 
-    def run_python(self, block: Block, place: str, saved_as: str | None) -> None:
+    def run_python(self, block: Block, where: str, saved_as: str | None) -> None:
         code = self.here(block.text)
         name = block.name or saved_as
         if name is not None:
             self.save(name, self.stage.python + code)
         if block.name is None:
-            self.interpret("__main__", "\n" * block.line + code, place)
+            self.interpret("__main__", "\n" * block.line + code, where)
         else:
-            self.interpret(block.name.removesuffix(".py").replace("/", "."), self.stage.python + code, place)
+            self.interpret(block.name.removesuffix(".py").replace("/", "."), self.stage.python + code, where)
 
-    def interpret(self, name: str, code: str, place: str) -> None:
+    def interpret(self, name: str, code: str, where: str) -> None:
         assert self.python.stdin is not None
         assert self.python.stdout is not None
-        self.python.stdin.write(json.dumps([name, place, code]) + "\n")
+        self.python.stdin.write(json.dumps([name, where, code]) + "\n")
         self.python.stdin.flush()
         for line in self.python.stdout:
             if line.startswith("\0"):
-                assert line.strip() == "\0ok", f"{place}\n{json.loads(line[1:])}"
+                assert line.strip() == "\0ok", f"{where}\n{json.loads(line[1:])}"
                 return
-        raise AssertionError(f"{place}: the interpreter is gone")
+        raise AssertionError(f"{where}: the interpreter is gone")
 
     def here(self, text: str) -> str:
-        """With this test's database, and not more of anything than is needed to see it."""
+        """Puts the test's database into a text, and reduces sizes as the stage says."""
         for long, short in self.stage.instead.items():
             text = text.replace(long, short)
         for scheme in ("postgresql", "postgresql+psycopg", "postgresql+asyncpg"):
@@ -228,23 +230,23 @@ class Reading:
 
     # --- everything else ----------------------------------------------------------------------------------------------
 
-    def run_other(self, block: Block, place: str) -> None:
+    def run_other(self, block: Block, where: str) -> None:
         if block.name is not None:
             self.save(block.name, block.text)
         match block.language:
             case "sh" | "console" if self.stage.parsed:
                 for command in re.findall(r"^(?:\$ )?(penstock .*?)(?: *[|#&].*)?$", block.text, re.MULTILINE):
-                    assert_parses(shlex.split(command), place)
+                    assert_parses(shlex.split(command), where)
             case "sh":
-                self.bash(self.here(block.text), place)
+                self.bash(self.here(block.text), where)
             case "console":
-                self.converse(self.here(block.text), place)
+                self.converse(self.here(block.text), where)
             case "sql":
                 self.execute(self.here(block.text))
             case _:
-                checked_elsewhere(block, place)
+                checked_elsewhere(block, where)
 
-    def bash(self, script: str, place: str) -> str:
+    def bash(self, script: str, where: str) -> str:
         done = subprocess.run(
             ["bash", "-c", BASH + script],
             stdin=subprocess.DEVNULL,
@@ -256,13 +258,13 @@ class Reading:
             timeout=PATIENCE,
             check=False,
         )
-        assert done.returncode == 0, f"{place}: exit {done.returncode}\n{script}\n{done.stdout}"
+        assert done.returncode == 0, f"{where}: exit {done.returncode}\n{script}\n{done.stdout}"
         return done.stdout
 
-    def converse(self, text: str, place: str) -> None:
+    def converse(self, text: str, where: str) -> None:
         for command, expected in exchanges(text):
-            said = self.bash(command, place)
-            assert agrees(said, expected), f"{place}\n$ {command}\n--- the page\n{expected}\n--- it said\n{said}"
+            said = self.bash(command, where)
+            assert agrees(said, expected), f"{where}\n$ {command}\n--- the page\n{expected}\n--- it said\n{said}"
 
     def execute(self, text: str) -> None:
         with psycopg.connect(self.dsn, autocommit=True) as connection:
@@ -279,7 +281,7 @@ def exchanges(text: str) -> Iterator[tuple[str, str]]:
 
 
 def agrees(said: str, expected: str) -> bool:
-    """Line by line, whatever the numbers; a line of `…` is any number of lines."""
+    """Compares line by line, whatever the numbers; a line `…` stands for any number of lines."""
     pattern = ""
     for line in simple(expected):
         pattern += r"(?:.*\n)*?" if line == "…" else re.escape(line).replace("…", ".*") + "\n"
@@ -287,7 +289,7 @@ def agrees(said: str, expected: str) -> bool:
 
 
 def simple(text: str) -> list[str]:
-    """Words and numbers, without how wide they are."""
+    """Returns words and numbers, without their width."""
     lines = (" ".join(NUMBER.sub("#", line).split()) for line in text.splitlines() if not line.startswith(LOGGED))
     return [line for line in lines if line]
 
@@ -295,11 +297,11 @@ def simple(text: str) -> list[str]:
 # --- what other programs read ---------------------------------------------------------------------------------------
 
 
-def checked_elsewhere(block: Block, place: str) -> None:
+def checked_elsewhere(block: Block, where: str) -> None:
     match block.language:
         case "text":
             called = re.search(r"^(\$ |penstock )", block.text, re.MULTILINE)
-            assert called is None or SYNOPSIS.search(block.text), f"{place}: console or sh?"
+            assert called is None or SYNOPSIS.search(block.text), f"{where}: console or sh?"
         case "json":
             json.loads(block.text)
         case "cron":
@@ -308,39 +310,39 @@ def checked_elsewhere(block: Block, place: str) -> None:
                     continue
                 *fields, rest = line.split(maxsplit=5)
                 schedule.cron_of(" ".join(fields))
-                assert_parses(shlex.split(rest.removeprefix("cd /opt/shop && ")), place)
+                assert_parses(shlex.split(rest.removeprefix("cd /opt/shop && ")), where)
         case "ini":
-            check_ini(block.text, place)
+            check_ini(block.text, where)
         case "yaml":
             yaml = __import__("yaml")
-            assert list(yaml.safe_load_all(block.text)), place
+            assert list(yaml.safe_load_all(block.text)), where
         case other:
-            raise AssertionError(f"{place}: nobody runs {other!r}")
+            raise AssertionError(f"{where}: no check for {other!r}")
 
 
 class AsWritten(configparser.RawConfigParser):
-    """Names of options as they are: systemd tells ExecStart from execstart."""
+    """Keeps the case of option names: for systemd, ExecStart is not execstart."""
 
     def optionxform(self, optionstr: str) -> str:
         return optionstr
 
 
-def check_ini(text: str, place: str) -> None:
-    """A unit of systemd, or a configuration of PgBouncer."""
+def check_ini(text: str, where: str) -> None:
+    """Checks a unit of systemd, or a configuration of PgBouncer."""
     parser = AsWritten(strict=False, interpolation=None)
     parser.read_string(text)
-    assert parser.sections(), place
+    assert parser.sections(), where
     if parser.has_section("Service"):
-        verify_unit(text, place)
+        verify_unit(text, where)
     if parser.has_section("pgbouncer"):
-        start_pgbouncer(text, place)
+        start_pgbouncer(text, where)
     for section in parser.sections():
         for name, value in parser.items(section):
             if name.startswith("Exec"):
-                assert_parses(shlex.split(value), place)
+                assert_parses(shlex.split(value), where)
 
 
-def verify_unit(text: str, place: str) -> None:
+def verify_unit(text: str, where: str) -> None:
     program = shutil.which("systemd-analyze")
     if program is None:
         return
@@ -348,12 +350,12 @@ def verify_unit(text: str, place: str) -> None:
         unit = Path(home) / "penstock.service"
         unit.write_text(re.sub(r"^ExecStart=\S+", f"ExecStart={sys.executable}", text, flags=re.MULTILINE))
         done = subprocess.run([program, "verify", str(unit)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{place}: {done.stderr}"
-    assert unit.name not in done.stderr, f"{place}: {done.stderr}"
+    assert done.returncode == 0, f"{where}: {done.stderr}"
+    assert unit.name not in done.stderr, f"{where}: {done.stderr}"
 
 
-def start_pgbouncer(text: str, place: str) -> None:
-    """It answers on its port; what it does not understand it says, and ends."""
+def start_pgbouncer(text: str, where: str) -> None:
+    """Checks that PgBouncer answers on its port. It reports what it does not understand, and ends."""
     program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         return
@@ -372,12 +374,12 @@ def start_pgbouncer(text: str, place: str) -> None:
         try:
             deadline = time.monotonic() + 30
             while process.poll() is None and not listens(port):
-                assert time.monotonic() < deadline, f"{place}: it does not listen"
+                assert time.monotonic() < deadline, f"{where}: it does not listen"
                 time.sleep(0.05)
         finally:
             process.terminate()
             said = process.communicate()[1]
-        assert not re.search("FATAL|ERROR|WARNING", said), f"{place}: {said}"
+        assert not re.search("FATAL|ERROR|WARNING", said), f"{where}: {said}"
 
 
 def listens(port: int) -> bool:
@@ -388,16 +390,16 @@ def listens(port: int) -> bool:
     return True
 
 
-def assert_parses(words: list[str], place: str) -> None:
-    """A command of ours that exists, with options that it has."""
+def assert_parses(words: list[str], where: str) -> None:
+    """Checks that a command exists, with the options that are given."""
     name, *rest = words
-    assert Path(name).name == "penstock", place
+    assert Path(name).name == "penstock", where
     command: Any = typer.main.get_command(tree())
     while getattr(command, "commands", {}):
         context = command.make_context(name, rest)
         left = [*context._protected_args, *context.args]
         if not left:
-            assert command.invoke_without_command, f"{place}: there is no {shlex.join(words)}"
+            assert command.invoke_without_command, f"{where}: there is no {shlex.join(words)}"
             return
         _, command, rest = command.resolve_command(context, left)
     command.make_context(name, rest)

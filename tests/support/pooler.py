@@ -1,4 +1,4 @@
-"""A PgBouncer of our own in front of the test server: transaction mode, few connections, nothing prepared."""
+"""A PgBouncer in front of the test server: transaction mode, few connections, no prepared statements."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from penstock.embedded import Server
 from penstock.embedded.cluster import ROLE
 from penstock.embedded.identity import candidates, choose
 
-# A client waits for one of five connections, so that what belongs to a session would soon meet a stranger's. Prepared
-# statements can be switched off since 1.21; before that there was nothing to switch off.
+# Clients share five connections, so that state left in a session would soon reach another client. Support for prepared
+# statements came with 1.21, and is switched off.
 CONFIGURATION = """\
 [databases]
 * = host={server.socket_dir} port={server.port}
@@ -43,7 +43,7 @@ START_SECONDS = 10
 
 
 class Pooler:
-    """Runs until `stop`."""
+    """A PgBouncer that runs until `stop`."""
 
     def __init__(self, server: Server) -> None:
         program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
@@ -56,23 +56,23 @@ class Pooler:
         (self.home / "conf").write_text(text)
         password = (server.home / "pgpass").read_text().strip().split(":", 4)[4]
         (self.home / "users").write_text(f'"{ROLE}" "{password}"\n')
-        who = choose(candidates(), server.data.stat().st_uid)  # it refuses root, as PostgreSQL does
+        identity = choose(candidates(), server.data.stat().st_uid)  # it refuses root, as PostgreSQL does
         for path in (self.home, *self.home.iterdir()):
-            who.own(path)
+            identity.own(path)
         with (server.home / "pooler.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [*who.prefix, program, str(self.home / "conf")],
+                [*identity.prefix, program, str(self.home / "conf")],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 cwd="/",
-                user=who.uid if who.borrowed else None,
-                group=who.gid if who.borrowed else None,
+                user=identity.uid if identity.borrowed else None,
+                group=identity.gid if identity.borrowed else None,
             )
         self._await()
 
     def dsn(self, direct: str) -> str:
-        """The way to the same database, through here."""
+        """Returns the DSN of the same database through this pooler."""
         return psycopg.conninfo.make_conninfo(direct, host="127.0.0.1", port=self.port)
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""A port that leads to PostgreSQL, and that a test can make silent or close."""
+"""A port that leads to PostgreSQL, which a test can make silent or close."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from contextlib import suppress
 
 
 class Relay:
-    """Passes bytes between its port and a server's on loopback. While it is silent it accepts connections and holds
-    whatever is sent; while it is closed it refuses connections, and those that it had are cut."""
+    """Passes bytes between its port and that of a server on loopback. While it is silent it accepts connections and
+    holds back what is sent; when it closes it cuts its connections, and refuses new ones until it is opened."""
 
     def __init__(self, target: int) -> None:
         self._target = target
         self._flows = threading.Event()
         self._flows.set()
         self._ends: list[socket.socket] = []
-        self._lock = threading.Lock()  # over the two: a connection that comes while it closes is closed too
+        self._lock = threading.Lock()  # guards both, so that a connection that comes while it closes is closed too
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._listen()
@@ -37,7 +37,7 @@ class Relay:
         self._flows.set()
 
     def open(self) -> None:
-        """Listen again on the same port."""
+        """Listens again on the same port."""
         self._listener = socket.create_server(("127.0.0.1", self.port))
         self._listen()
 

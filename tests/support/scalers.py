@@ -1,4 +1,4 @@
-"""A scaler as people have it: `penstock scale` in a directory with an application, real workers below it."""
+"""A real scaler: `penstock scale` in a directory with an application, and real workers below it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psycopg import Connection
 from shell import COMMAND, environment
 from workers import MODULE, PATIENCE, alive, children, eventually, write_app
 
-# Tasks that sleep, and tasks that wait until they may go on.
+# Tasks that sleep, and tasks that wait for a file.
 JOBS = """
 @app.task(queue="work")
 def rest(seconds: float) -> None:
@@ -31,7 +31,7 @@ def wait(name: str) -> None:
 
 
 class Scaling:
-    """A running `penstock scale`: what it says, and its workers."""
+    """A running `penstock scale`: its output and its workers."""
 
     def __init__(self, process: subprocess.Popen[bytes], home: Path, name: str) -> None:
         self.process, self.home, self.name = process, home, name
@@ -55,7 +55,7 @@ class Scaling:
 
     @property
     def workers(self) -> list[int]:
-        """`penstock work`, below it."""
+        """The `penstock work` processes below it."""
         return [pid for pid in children(self.process.pid, "penstock.cli") if alive(pid)]
 
     def signal(self, number: int) -> None:
@@ -69,7 +69,8 @@ class Scaling:
 
 @contextmanager
 def scaling(home: Path, dsn: str, *options: str, code: str = JOBS, name: str = "scaler") -> Iterator[Scaling]:
-    """From the first decision on, or until it stands by or has ended. Nothing of it is left, nor of its workers."""
+    """Starts a scaler and waits until it has decided, stands by or has ended. At the end, it and its workers are
+    ended."""
     write_app(home, code)
     command = [*COMMAND, "scale", f"{MODULE}:app", "--json", *options]
     with (home / f"{name}.out").open("wb") as out, (home / f"{name}.err").open("wb") as err:
@@ -93,7 +94,7 @@ def scaling(home: Path, dsn: str, *options: str, code: str = JOBS, name: str = "
 
 
 def end_workers(sql: Connection) -> None:
-    """Those whose scaler is dead, by what the registry knows of them."""
+    """Ends the workers whose scaler is dead, found through the registry."""
     for (pid,) in sql.execute("select pid from penstock.worker where started_by is not null").fetchall():
         with suppress(OSError, ProcessLookupError):
             above = int(Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[1])
@@ -107,6 +108,6 @@ def registered(sql: Connection) -> list[str]:
 
 
 def targets(sql: Connection, queue: str = "work") -> list[int]:
-    """What was wanted, from the first decision to the last."""
+    """Returns the targets from the first decision to the last."""
     rows = sql.execute("select workers from penstock.decision where queue = %s order by id", (queue,)).fetchall()
     return [workers for (workers,) in rows]

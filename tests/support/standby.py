@@ -35,7 +35,7 @@ SETTINGS = {
     "fsync": "off",  # processes are killed here, never the machine
     "wal_level": "replica",
     "wal_log_hints": "on",  # pg_rewind needs it where a cluster has no checksums
-    "wal_keep_size": "512MB",  # a standby that was away finds what it missed
+    "wal_keep_size": "512MB",  # so that a standby that was away finds the WAL that it missed
     "wal_retrieve_retry_interval": "200ms",
     "authentication_timeout": "10s",
 }
@@ -44,7 +44,7 @@ STEP = 0.01  # seconds between two looks
 
 @dataclass
 class Node:
-    """One of the two servers: it keeps its home, its port and its name, whatever role it has."""
+    """One of the two servers. It keeps its home, its port and its name in both roles."""
 
     name: str
     home: Path
@@ -124,7 +124,7 @@ class Node:
             wait_until(lambda n=name, v=value: self.value(f"current_setting('{n}')") == v, 10, f"{name} is {value}")  # type: ignore[misc]
 
     def accepts_writes(self) -> bool:
-        """Return whether the server answers and can write: it is no standby, and recovery has ended."""
+        """Return whether the server answers and accepts writes: it is no standby, and recovery has ended."""
         try:
             self.value("pg_current_xact_id()")
         except (psycopg.OperationalError, psycopg.errors.ObjectNotInPrerequisiteState):
@@ -212,10 +212,10 @@ class ReplicatedPair:
         self._start_standby(old, new)
 
     def _start_standby(self, node: Node, primary: Node) -> None:
-        who, data = owner_of(node), layout.data_of(node.home)
+        user, data = owner_of(node), layout.data_of(node.home)
         for name in ("standby.signal", "postgresql.auto.conf"):  # no settings of the other server
             layout.write(data / name, "")
-            who.own(data / name)
+            user.own(data / name)
         node.settings["primary_conninfo"] = make_conninfo(
             host="127.0.0.1",
             port=primary.port,
@@ -266,16 +266,16 @@ def replicated_pair(
 
 def copy_cluster(primary: Node, node: Node) -> None:
     """Make the cluster of `node` a base backup of the primary's."""
-    who = owner_of(primary)
-    layout.make_home(node.home, who)
+    user = owner_of(primary)
+    layout.make_home(node.home, user)
     state = layout.load_state(node.home)
-    data = layout.find_place(node.home, state, who) / "data"
+    data = layout.find_server_dir(node.home, state, user) / "data"
     layout.save_state(node.home, state)
     data.mkdir(0o700)
-    who.own(data)
+    user.own(data)
     source = make_conninfo(primary.server.dsn_tcp, password=password_of(primary))
     options = ("--wal-method=stream", "--checkpoint=fast", "--no-sync")
-    run(who, primary.server.binaries / "pg_basebackup", "-D", str(data), "-d", source, *options)
+    run(user, primary.server.binaries / "pg_basebackup", "-D", str(data), "-d", source, *options)
     shutil.copy2(primary.home / "pgpass", node.home / "pgpass")
 
 
@@ -288,8 +288,8 @@ def password_of(node: Node) -> str:
     return (node.home / "pgpass").read_text("utf-8").strip().rpartition(":")[2]
 
 
-def run(who: Identity, program: Path, *arguments: str) -> None:
-    done = who.run("/bin/sh", "-c", '"$@" 2>&1', "sh", str(program), *arguments)
+def run(user: Identity, program: Path, *arguments: str) -> None:
+    done = user.run("/bin/sh", "-c", '"$@" 2>&1', "sh", str(program), *arguments)
     if done.returncode:
         raise RuntimeError(f"{program.name} ended with {done.returncode}:\n{done.stdout}")
 

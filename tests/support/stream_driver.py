@@ -1,7 +1,7 @@
-"""A Spark driver as people write one: streams out of queues into a sink that writes each effect once.
+"""A Spark driver as users write one: it streams tasks out of queues into a sink that writes each effect once.
 
-As a program it runs the queries that a file of JSON asks for, until somebody ends it. A sink stops at a point, where a
-test wants it to, and goes on when it is told so.
+As a program it runs the queries of a JSON file until it is ended. A sink can stop at a point that the test names, and
+goes on when the test says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.spark.outcomes import note_outcomes
 TABLES = """
     create schema sink;
     create table sink.ledger (key text primary key);
-    create table sink.effect (task bigint not null, who text not null);
+    create table sink.effect (task bigint not null, query text not null);
 """
 
 
@@ -66,8 +66,8 @@ def begin(spark: SparkSession, asked: Asked, *, available_now: bool = False) -> 
 
 
 def ledgered(asked: Asked) -> Callable[[DataFrame, int], None]:
-    """Effects and ledger in one transaction. The key is Spark's batch, or the run of the task: that one is known
-    whatever became of the checkpoint."""
+    """Returns a sink that writes effects and ledger in one transaction. The key is Spark's batch, or the run of the
+    task, which does not depend on the checkpoint."""
 
     def pause(where: str, batch: int) -> None:
         if asked.stop == where and batch == 1:
@@ -91,9 +91,9 @@ def ledgered(asked: Asked) -> Callable[[DataFrame, int], None]:
                     "insert into sink.ledger values (%s) on conflict do nothing returning key", (key(row, batch),)
                 ).fetchone()
                 if new is not None:
-                    connection.execute("insert into sink.effect (task, who) values (%s, %s)", (row.id, asked.name))
+                    connection.execute("insert into sink.effect (task, query) values (%s, %s)", (row.id, asked.name))
         pause("after", batch)
-        if asked.stop == "before" and batch == 1:  # a zombie: what it says now must not count
+        if asked.stop == "before" and batch == 1:  # a zombie: what it settles now must not count
             try:
                 note_outcomes([(row, Outcome.dead("said by a zombie")) for row in rows], dsn=asked.dsn)
                 asked.told.write_text("accepted")

@@ -1,4 +1,4 @@
-"""Workers as people have them: an application in a directory, `penstock work` started there, real processes."""
+"""Real workers: an application in a directory, and `penstock work` started there, in processes of its own."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from psycopg import Connection
 from shell import COMMAND, Ran, environment, penstock
 
 T = TypeVar("T")
-PATIENCE = 30.0  # seconds; nothing here takes as long unless it is broken
+PATIENCE = 30.0  # seconds; nothing takes as long unless it is broken
 MODULE = "jobs"
 
-# What every application here has: itself, and a file in which its handlers note what they do.
+# The start of every application: the `app`, and a file in which its handlers note what they do.
 PRELUDE = """\
 import asyncio, ctypes, os, signal, subprocess, sys, threading, time
 from pathlib import Path
@@ -55,7 +55,7 @@ class Effect(NamedTuple):
 
 
 class End(NamedTuple):
-    """A line of history."""
+    """A row of history."""
 
     kind: str
     outcome: str
@@ -68,7 +68,7 @@ def write_app(home: Path, code: str, module: str = MODULE) -> None:
 
 
 def work(home: Path, dsn: str, code: str, *options: str) -> Ran:
-    """`penstock work … --until-empty --json`, from start to end."""
+    """Runs `penstock work … --until-empty --json` from start to end."""
     write_app(home, code)
     return penstock("work", f"{MODULE}:app", "--until-empty", "--json", *options, dsn=dsn, cwd=home)
 
@@ -82,7 +82,7 @@ def effects(home: Path) -> list[Effect]:
 
 
 def noted(home: Path) -> list[str]:
-    """What handlers noted, in order."""
+    """The notes of handlers, in order."""
     return [one.words for one in effects(home)]
 
 
@@ -93,7 +93,7 @@ def ends(sql: Connection) -> list[End]:
 
 
 def eventually(found: Callable[[], T], *, within: float = PATIENCE) -> T:
-    """What is looked for, as soon as it is there."""
+    """Calls `found` until its answer is true, and returns the answer."""
     deadline = time.monotonic() + within
     while not (answer := found()):
         assert time.monotonic() < deadline, f"not within {within:g} s"
@@ -102,7 +102,7 @@ def eventually(found: Callable[[], T], *, within: float = PATIENCE) -> T:
 
 
 class Worker:
-    """A running `penstock work`: what it says, and its processes."""
+    """A running `penstock work`: its output and its processes."""
 
     def __init__(self, process: subprocess.Popen[bytes], home: Path) -> None:
         self.process = process
@@ -122,7 +122,7 @@ class Worker:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """What it logged. A line that is no JSON fails: nobody else may write there."""
+        """The log. A line that is not JSON fails, because only the log may go there."""
         return [json.loads(line) for line in self.stderr.splitlines()]
 
     @property
@@ -138,15 +138,16 @@ class Worker:
         return children(self.pid, "penstock.worker")
 
     @property
-    def cells(self) -> list[int]:
-        return [cell for runner in self.runners for cell in children(runner, "penstock.worker.child")]
+    def slot_processes(self) -> list[int]:
+        """The processes of process slots, below the runners."""
+        return [child for runner in self.runners for child in children(runner, "penstock.worker.child")]
 
     @property
     def family(self) -> list[int]:
-        return [self.pid, *self.runners, *self.cells]
+        return [self.pid, *self.runners, *self.slot_processes]
 
     def allow(self, name: str = "go") -> None:
-        """What `wait_for` waits for."""
+        """Makes the file that `wait_for` waits for."""
         (self.home / name).touch()
 
     def signal(self, number: int) -> None:
@@ -156,7 +157,7 @@ class Worker:
         self.signal(signal.SIGTERM)
 
     def wait(self, within: float = PATIENCE) -> int:
-        """The exit code. It never shows a traceback."""
+        """Waits for the end, checks that there was no traceback, and returns the exit code."""
         code = self.process.wait(within)
         assert "Traceback" not in self.stderr, self.stderr
         return code
@@ -166,7 +167,7 @@ class Worker:
         return self.wait()
 
     def kill(self) -> None:
-        """Everything that was started, by its id."""
+        """Kills each process that was started, by its id."""
         found = self.family if self.process.poll() is None else []
         for pid in found:
             with suppress(ProcessLookupError):
@@ -183,7 +184,7 @@ def working(
     processes: int = 1,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Worker]:
-    """`penstock work` in the background, from the moment it has a place in the registry. Nothing of it is left."""
+    """Starts `penstock work` in the background, waits until it is in the registry, and kills it at the end."""
     write_app(home, code)
     command = [*COMMAND, "work", f"{MODULE}:app", "--json", "--processes", str(processes), *options]
     with (home / "stdout").open("wb") as out, (home / "stderr").open("wb") as err:
@@ -216,7 +217,7 @@ def probe(port: int) -> tuple[int, dict[str, Any]]:
 
 
 def registered(sql: Connection) -> list[int]:
-    """The processes in the registry."""
+    """The process ids in the registry."""
     return [pid for (pid,) in sql.execute("select pid from penstock.worker order by pid")]
 
 
@@ -224,7 +225,7 @@ def registered(sql: Connection) -> list[int]:
 
 
 def children(parent: int, module: str) -> list[int]:
-    """Those that run a module of ours."""
+    """The child processes that run this module."""
     return [pid for pid in map(int, processes()) if parent_of(pid) == parent and runs(pid, module)]
 
 
@@ -240,7 +241,7 @@ def parent_of(pid: int) -> int | None:
 
 
 def command_line(pid: int) -> list[str]:
-    """Empty: it is gone."""
+    """The command line of a process, or [] if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text("utf-8").split("\0")[:-1]
     except OSError:
@@ -253,7 +254,7 @@ def runs(pid: int, module: str) -> bool:
 
 
 def alive(pid: int) -> bool:
-    """A process, not what is left of one."""
+    """Whether this is a running process, not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -1,4 +1,4 @@
-"""Processes that end: by themselves, by somebody's hand, or because it is time for a new one. Nothing is lost."""
+"""Processes that crash, are killed, or are replaced because it is time for a new one. No task is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workers import End, alive, children, effects, ends, eventually, noted, regi
 
 @pytest.fixture
 def lasting(app: Penstock) -> Queue:
-    """Nobody here waits for a lease to end."""
+    """A queue whose leases do not end during a test."""
     return app.create_queue("work", max_attempts=3, lease="10m")
 
 
@@ -47,10 +47,10 @@ def test_a_killed_process_is_replaced_and_its_tasks_run_again(
     with working(tmp_path, dsn, WAITS, "-c", "4", processes=2) as worker:
         eventually(lambda: len(worker.noted) >= 8)
         first, second = worker.runners
-        cells = children(first, "penstock.worker.child")
-        assert cells
+        found = children(first, "penstock.worker.child")
+        assert found
         os.kill(first, signal.SIGKILL)
-        eventually(lambda: not any(map(alive, cells)))
+        eventually(lambda: not any(map(alive, found)))
         worker.allow()
         eventually(lambda: lasting.status().totals["done"] == 20)
         eventually(lambda: len(registered(sql)) == 2 and first not in registered(sql))
@@ -80,7 +80,7 @@ def mate(n: int) -> None:
 
 
 def test_a_task_that_kills_its_worker_is_found(dsn: str, lasting: Queue, sql: Connection, tmp_path: Path) -> None:
-    """Those that were with it lose nothing, not even an attempt."""
+    """The tasks that shared its lease lose nothing, not even an attempt."""
     mates = [NewTask({"n": n}, kind="mate") for n in range(7)]
     lasting.push_many([*mates[:3], NewTask({}, kind="poison"), *mates[3:]])
     ran = work(tmp_path, dsn, POISON, "-c", "8")
@@ -91,6 +91,47 @@ def test_a_task_that_kills_its_worker_is_found(dsn: str, lasting: Queue, sql: Co
     found = ends(sql)
     assert found.count(End("mate", "done", 1, None)) == 7
     assert [end for end in found if end.kind == "poison"][-1] == End("poison", "dead", 2, "Crashed")
+
+
+GREEDY = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (2 * 1024**3, 2 * 1024**3))
+HUGE = 8 * 1024**3
+
+@app.task(queue="work", max_attempts=2, retry=Fixed("1ms"))
+def greedy() -> None:
+    bytearray(HUGE)
+
+@app.task(queue="work", max_attempts=2, retry=Fixed("1ms"))
+def greedy_library() -> None:
+    malloc = ctypes.CDLL(None).malloc
+    malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    ctypes.memset(malloc(HUGE) or 0, 1, HUGE)  # a library that does not look whether it got the memory
+
+@app.task(queue="work")
+def mate(n: int) -> None:
+    time.sleep(0.01)
+    note("mate", n)
+"""
+
+
+def test_under_a_memory_limit_only_the_tasks_that_need_too_much_die(
+    dsn: str, lasting: Queue, sql: Connection, tmp_path: Path
+) -> None:
+    """Python raises an error in the handler. A library may end the process: such a task is found as any that does."""
+    mates = [NewTask({"n": n}, kind="mate") for n in range(7)]
+    lasting.push_many([*mates[:2], NewTask({}, kind="greedy"), NewTask({}, kind="greedy_library"), *mates[2:]])
+    ran = work(tmp_path, dsn, GREEDY, "-c", "8")
+    assert (ran.code, ran.json["done"], ran.json["dead"]) == (0, 7, 2), ran.err
+    assert {(task.kind, task.reason) for task in lasting.tasks(state="dead")} == {
+        ("greedy", "attempts spent"),
+        ("greedy_library", "crashed"),
+    }
+    assert {*noted(tmp_path)} == {f"mate {n}" for n in range(7)}
+    found = ends(sql)
+    assert found.count(End("mate", "done", 1, None)) == 7
+    assert [end for end in found if end.kind == "greedy"][-1] == End("greedy", "dead", 2, "MemoryError")
+    assert [end for end in found if end.kind == "greedy_library"][-1] == End("greedy_library", "dead", 2, "Crashed")
 
 
 LEAVES = """
@@ -174,7 +215,7 @@ def test_processes_are_replaced_in_time(dsn: str, queue: Queue, sql: Connection,
 
     queue.push_many([NewTask({"n": n}, kind="step") for n in range(3)])
     ran = work(tmp_path, dsn, GROWS, "-c", "1", "--max-rss", "5M")
-    assert (ran.code, ran.json["done"]) == (0, 3), "a limit that none can keep: they work all the same"
+    assert (ran.code, ran.json["done"]) == (0, 3), "every process exceeds this limit: they work nevertheless"
     assert Counter((end.outcome, end.attempt) for end in ends(sql) if end.outcome != "released") == {("done", 1): 45}
 
 
@@ -216,13 +257,13 @@ def test_a_worker_outlives_a_restart_of_postgresql(server: Server, tmp_path: Pat
             server.stop("immediate")
             server = Server.start(server.home, environ=os.environ)
             eventually(lambda: queue.status().totals["done"] == 1000)
-            assert worker.runners == runners, "nobody had to be replaced"
+            assert worker.runners == runners, "no process had to be replaced"
             with psycopg.connect(server.dsn, autocommit=True) as sql:
                 assert [n for (n,) in sql.execute("select n from effect order by n")] == [*range(1, 1000, 2)]
                 eventually(lambda: len(registered(sql)) == 2)
             server.stop("fast")
             worker.terminate()
-            assert worker.wait() == 0, "and it can stop without one"
+            assert worker.wait() == 0, "it can stop without PostgreSQL"
         assert {*noted(tmp_path)} == {f"plain {n}" for n in range(0, 1000, 2)}
         server = Server.start(server.home, environ=os.environ)
         assert penstock.verify().ok
@@ -232,7 +273,7 @@ def test_a_worker_outlives_a_restart_of_postgresql(server: Server, tmp_path: Pat
 def test_a_child_that_a_handler_forked_does_not_hide_its_death(
     queue: Queue, sql: Connection, dsn: str, tmp_path: Path, options: str
 ) -> None:
-    """It has the line too, and lives on; the one who speaks on it is dead all the same."""
+    """The child inherits the pipe to the supervisor and lives on, but the process that writes to it is dead."""
     code = f"""
 @app.task(queue="work"{options})
 def fork() -> None:

@@ -1,30 +1,20 @@
-"""A connection that still acknowledges TCP and says nothing more: behind a hung proxy, only a deadline notices."""
+"""A connection that still acknowledges TCP but does not answer: behind a hung proxy, only a deadline notices."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from penstock import NewTask, Queue, Unavailable
 from penstock.client.database import Database
 from penstock.client.database_async import AsyncDatabase
-from proxy import Lane, Proxy
+from proxy import Lane
 from workers import eventually, free_port, probe, working
-
-
-@pytest.fixture
-def lane(dsn: str) -> Iterator[Lane]:
-    """A way to the server of the tests that can be made to hang."""
-    port = psycopg.conninfo.conninfo_to_dict(dsn)["port"]
-    with Proxy(int(str(port))) as proxy:
-        yield proxy.add_lane()
 
 
 def select(database: Database) -> list[tuple[object, ...]]:
@@ -47,7 +37,7 @@ def test_a_statement_that_is_not_answered_fails(dsn: str, queue: Queue, lane: La
             with pytest.raises(Unavailable) as late:
                 ask()
             assert time.monotonic() - began < 30
-            assert late.value.reason in ("deadline", "unreachable"), "its connection hangs, or no new one can be had"
+            assert late.value.reason in ("deadline", "unreachable"), "its connection hangs, or no new one can be opened"
         lane.heal()
         assert select(database) == [(1,)]
     finally:
@@ -55,7 +45,7 @@ def test_a_statement_that_is_not_answered_fails(dsn: str, queue: Queue, lane: La
 
 
 def test_a_new_connection_that_answers_no_statement_fails(dsn: str, queue: Queue, lane: Lane) -> None:
-    """The first statements of a client and of a connection have the same deadline as all others."""
+    """The first statements of a client and of a connection have the same deadline as all others do."""
     database = Database(lane.dsn(dsn), deadline=3.0)
     try:
         for reasons in (("deadline",), ("deadline", "pool")):  # the second time there is a pool, without connections
@@ -71,7 +61,7 @@ def test_a_new_connection_that_answers_no_statement_fails(dsn: str, queue: Queue
 
 
 def failure(database: Database) -> str:
-    """Why a statement failed."""
+    """Runs a statement that must fail, and returns the reason."""
     with pytest.raises(Unavailable) as late:
         select(database)
     return late.value.reason
@@ -101,7 +91,7 @@ def waits(n: int) -> None:
 
 
 def test_a_worker_goes_on_by_new_connections(dsn: str, queue: Queue, lane: Lane, tmp_path: Path) -> None:
-    """All its connections hang; whoever connects anew gets through."""
+    """All its connections hang, but new connections get through."""
     with working(tmp_path, lane.dsn(dsn), SLOW, "--concurrency", "2") as worker:
         queue.push_many([NewTask({"n": n}, kind="waits") for n in range(4)])
         eventually(lambda: len(worker.noted) == 2)
@@ -112,7 +102,7 @@ def test_a_worker_goes_on_by_new_connections(dsn: str, queue: Queue, lane: Lane,
 
 
 def test_the_probe_tells_of_a_process_that_reaches_nothing(dsn: str, queue: Queue, lane: Lane, tmp_path: Path) -> None:
-    """Only the runner's connections hang; the supervisor's beats and looks get through."""
+    """Only the runner's connections hang; the supervisor's beats and its searches for work get through."""
     port = free_port()
     with working(tmp_path, lane.dsn(dsn), SLOW, "--health", str(port), "--silence", "2") as worker:
         eventually(lambda: probe(port)[0] == 200)

@@ -1,4 +1,4 @@
-"""`penstock drain`: one queue, one function, and a bar for whoever looks."""
+"""`penstock drain`: one queue, one function, and a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_any_function_will_do(dsn: str, queue: Queue, sql: Connection, tmp_path:
     push()
     assert drain(tmp_path, dsn, "thing", "--max-tasks", "3") == {"done": 6, "planned": 1}
     assert sorted(noted(tmp_path)[24:]) == [f"object {n}" for n in range(6)]
-    assert not sql.execute("select from penstock.kind").rowcount, "it knows nothing of any kind"
+    assert not sql.execute("select from penstock.kind").rowcount, "drain registers no kind"
 
     queue.push({"m": 1}, kind="wrong")
     people = penstock("drain", "work", "--handler", "jobs:named", dsn=dsn, cwd=tmp_path)
@@ -87,6 +87,23 @@ def test_any_function_will_do(dsn: str, queue: Queue, sql: Connection, tmp_path:
     assert first == "1 process × 10 for work"
     assert re.fullmatch(r"0 done, 1 failed, 2 tasks planned for later in \d+\.\d s \(0/s\)", last)
     assert ends(sql)[-1] == End("wrong", "failed", 1, "ValidationError")
+
+
+def test_the_exit_code_says_whether_anything_was_done(dsn: str, queue: Queue, tmp_path: Path) -> None:
+    write_app(tmp_path, CODE)
+    command = ("drain", "work", "--handler", "jobs:on_loop", "--json")
+    queue.set(retry="fixed:1h", max_attempts=2)
+    queue.push({"n": 3})
+    failed = penstock(*command, dsn=dsn, cwd=tmp_path)
+    assert (failed.code, failed.json["failed"], failed.json["done"]) == (1, 1, 0)
+    assert penstock(*command, dsn=dsn, cwd=tmp_path).code == 0, "nothing was due"
+    queue.set(max_attempts=1)
+    queue.push({"n": 3})
+    died = penstock(*command, dsn=dsn, cwd=tmp_path)
+    assert (died.code, died.json["dead"], died.json["done"]) == (1, 1, 0)
+    queue.push_many([{"n": 3}, {"n": 4}])
+    mixed = penstock(*command, dsn=dsn, cwd=tmp_path)
+    assert (mixed.code, mixed.json["dead"], mixed.json["done"]) == (0, 1, 1)
 
 
 SLOW = """
@@ -104,7 +121,7 @@ def waits(n: int) -> None:
 
 @contextmanager
 def drained_on_terminal(home: Path, dsn: str, function: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`penstock drain` on a terminal; what it showed is in the file `seen` afterwards."""
+    """Runs `penstock drain` on a terminal. Its output is in the file `seen` afterwards."""
     write_app(home, SLOW)
     ours, theirs = pty.openpty()
     with subprocess.Popen(
@@ -136,19 +153,19 @@ def test_on_a_terminal_there_is_a_bar(dsn: str, queue: Queue, tmp_path: Path) ->
     text = (tmp_path / "seen").read_text("utf-8")
     assert "Traceback" not in text
     assert "drain work ━" in text
-    assert re.findall(r"\d+/\d+", text)[-1] == "59/60", "what failed is not done"
+    assert re.findall(r"\d+/\d+", text)[-1] == "59/60", "failed tasks are not counted as done"
     assert re.search(r"\d\d:\d\d:\d\d warning failed task=\d+ queue=work kind=default attempt=1", text)
     assert re.search(r"59 done, 1 failed, 1 task planned for later in \d+\.\d s \(\d+/s\)\s*$", text)
 
 
 def test_after_a_signal_the_bar_says_what_the_last_line_says(dsn: str, queue: Queue, tmp_path: Path) -> None:
-    """What runs may finish: it counts, in both. The rest goes back."""
+    """Running tasks may finish, and both counts include them. The others go back."""
     queue.push_many([NewTask({"n": n}) for n in range(60)])
     with drained_on_terminal(tmp_path, dsn, "waits", "-c", "4") as process:
         eventually(lambda: len(noted(tmp_path)) == 4)
         process.send_signal(signal.SIGINT)
         eventually(lambda: queue.status().active == 4)
-        time.sleep(0.5)  # it looks at the queue no more
+        time.sleep(0.5)  # it no longer looks at the queue
         (tmp_path / "go").touch()
     assert process.returncode == 130
     text = (tmp_path / "seen").read_text("utf-8")
@@ -158,7 +175,7 @@ def test_after_a_signal_the_bar_says_what_the_last_line_says(dsn: str, queue: Qu
 
 
 def read(terminal: int) -> bytes:
-    """Linux tells of the end of a terminal by an error."""
+    """Reads from a terminal. Linux reports the end of a terminal as an error."""
     try:
         return os.read(terminal, 65536)
     except OSError:

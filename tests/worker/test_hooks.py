@@ -1,4 +1,4 @@
-"""What an application does when a worker starts and stops, and when a task dies."""
+"""Hooks of an application: when a worker starts and stops, and when a task is dead."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_hooks_are_called_where_and_when_they_should(dsn: str, queue: Queue, sql
 
     queue.push_many([NewTask({"n": n}, kind="dies") for n in range(3)])
     ran = work(tmp_path, dsn, HOOKS)
-    assert (ran.code, ran.json["dead"]) == (1, 3), "all are dead, and a hook for the dead harms nobody"
+    assert (ran.code, ran.json["dead"]) == (1, 3), "all are dead, and a hook that fails harms no task"
     found = noted(tmp_path)
     assert sorted(found[-8:-1]) == sorted(
         [

@@ -1,19 +1,23 @@
-"""A worker inside one's own process: `app.run_worker()`."""
+"""A worker inside your own process: `app.run_worker()`."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psycopg
 import pytest
 
 from penstock import AsyncPenstock, ConfigError, NotFound, Penstock, ValidationError
-from penstock.worker.in_process import ThreadSupervisor
-from penstock.worker.supervisor import Plan
+from penstock.worker.in_process import supervise_thread
+from penstock.worker.plan import Plan
+from shell import environment
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -31,7 +35,7 @@ def app(dsn: str) -> Penstock:
 
 
 def test_tasks_run_here_while_the_block_runs(app: Penstock, sql: psycopg.Connection) -> None:
-    """With functions of a notebook's cell, or a test, that nobody else could import."""
+    """Handlers may be functions that no other process can import, as in a notebook or a test."""
     seen: list[tuple[int, int]] = []
     others = {*threading.enumerate()}
 
@@ -56,7 +60,7 @@ def test_tasks_run_here_while_the_block_runs(app: Penstock, sql: psycopg.Connect
     wait_until(lambda: sql.execute(mine).fetchone() == (0,))
 
 
-def test_who_must_end_without_a_report_tells_of_tasks_that_it_holds(app: Penstock, dsn: str) -> None:
+def test_an_end_without_a_report_names_the_tasks_that_are_still_held(app: Penstock, dsn: str) -> None:
     begun, go = threading.Event(), threading.Event()
 
     @app.task
@@ -65,19 +69,19 @@ def test_who_must_end_without_a_report_tells_of_tasks_that_it_holds(app: Penstoc
         go.wait(30)
 
     async def script() -> list[int]:
-        supervisor = ThreadSupervisor(Plan(target="", dsn=dsn, queues={"default": 1}), app.registry)
-        codes = [supervisor.late_code]
+        supervisor = supervise_thread(Plan(target="", dsn=dsn, queues={"default": 1}), app.registry)
+        codes = [supervisor.shutdown.late_code]
         running = asyncio.create_task(supervisor.run(lambda: None))
         waits.push()
         async with asyncio.timeout(30):
-            while not begun.is_set() or not supervisor.late_code:
+            while not begun.is_set() or not supervisor.shutdown.late_code:
                 await asyncio.sleep(0.01)
-            codes.append(supervisor.late_code)
+            codes.append(supervisor.shutdown.late_code)
             go.set()
-            while supervisor.late_code:
+            while supervisor.shutdown.late_code:
                 await asyncio.sleep(0.01)
-        codes.append(supervisor.late_code)
-        supervisor.stop()
+        codes.append(supervisor.shutdown.late_code)
+        supervisor.shutdown.stop()
         assert (await running).done == 1
         return codes
 
@@ -140,6 +144,23 @@ def test_what_is_not_finished_in_time_goes_back(app: Penstock) -> None:
         over.set()
 
 
+def test_the_report_counts_tasks_that_could_not_be_settled(app: Penstock, dsn: str) -> None:
+    """Another transaction holds a task that has run, until the worker has ended."""
+
+    @app.task
+    def note() -> None: ...
+
+    note.push_many([{}] * 3)
+    (held, *_) = [task.id for task in app.queue("default").tasks()]
+    with psycopg.connect(dsn) as other:
+        other.execute("select from penstock.task where id = %s for update", (held,))
+        with app.run_worker(grace="1s") as worker:
+            wait_until(lambda: worker.report.done == 2)
+            assert worker.report.unsettled == 0, "its outcome may still be accepted"
+        assert (worker.report.done, worker.report.unsettled) == (2, 1)
+    assert app.queue("default").status().active == 1, "it runs again when its lease ends"
+
+
 def test_an_error_in_the_block_stops_the_worker_and_is_raised(app: Penstock, sql: psycopg.Connection) -> None:
     @app.task
     def note() -> None: ...
@@ -147,6 +168,47 @@ def test_an_error_in_the_block_stops_the_worker_and_is_raised(app: Penstock, sql
     with pytest.raises(ZeroDivisionError), app.run_worker():
         raise ZeroDivisionError
     assert sql.execute("select count(*) from penstock.worker").fetchone() == (0,)
+
+
+SCRIPT = """
+import logging, sys, time
+from penstock import Penstock
+
+app = Penstock()
+
+@app.task
+def look_up(word: str) -> None:
+    raise LookupError("no such entry")
+
+if "own" in sys.argv:
+    logging.basicConfig(format="OWN %(name)s %(message)s", level=logging.WARNING)
+look_up.push("hunter2")
+with app.run_worker() as worker:
+    while worker.report.failed == 0:
+        time.sleep(0.02)
+"""
+
+
+def run_script(home: Path, dsn: str, *words: str) -> str:
+    """Runs a script with a worker, and returns what it writes to standard error."""
+    (home / "script.py").write_text(SCRIPT, "utf-8")
+    command = [sys.executable, "script.py", *words]
+    ran = subprocess.run(
+        command, env=environment(dsn), cwd=home, capture_output=True, text=True, timeout=60, check=True
+    )
+    return ran.stderr
+
+
+def test_a_script_without_logging_sees_why_a_task_failed(app: Penstock, dsn: str, tmp_path: Path) -> None:
+    (line,) = run_script(tmp_path, dsn).splitlines()
+    assert "warning failed" in line
+    assert "kind=look_up" in line
+    assert line.endswith("LookupError: no such entry")
+    assert "hunter2" not in line
+
+
+def test_the_logging_of_a_script_is_kept(app: Penstock, dsn: str, tmp_path: Path) -> None:
+    assert run_script(tmp_path, dsn, "own") == "OWN penstock.worker failed\n"
 
 
 def test_what_is_wrong_is_said_at_once(app: Penstock) -> None:

@@ -1,9 +1,11 @@
-"""Leases go on while their worker lives, whatever its handlers do; and handlers learn when nobody waits for them."""
+"""Leases are kept while their worker lives, whatever its handlers do, and handlers learn when a lease is lost."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
@@ -58,12 +60,12 @@ async def on_loop(n: int) -> None:
         raise
 
 @app.task(queue="work")
-async def deaf(n: int) -> None:
-    note("deaf", n)
+async def ignores_cancel(n: int) -> None:
+    note("ignores_cancel", n)
     try:
         await asyncio.sleep(60 if n == 0 else 0)
     except asyncio.CancelledError:
-        note("deaf cancelled")
+        note("ignores_cancel cancelled")
 
 @app.task(queue="work", timeout="100ms", max_attempts=1)
 async def timed() -> None:
@@ -90,11 +92,11 @@ async def together(tasks: list[Task]) -> None:
         note("together cancelled")
         raise
 """
-KINDS = ("on_loop", "deaf", "in_thread", "in_process", "together")
+KINDS = ("on_loop", "ignores_cancel", "in_thread", "in_process", "together")
 
 
 def revoke(queue: Queue, ids: list[int]) -> None:
-    """Its supervisor may extend the lease this very moment: then it is busy, and asked again."""
+    """Revokes tasks. A lease that the supervisor is extending is busy, so it asks until all are revoked."""
     left = {*ids}
 
     def told() -> bool:
@@ -111,15 +113,16 @@ def test_a_running_task_that_is_cancelled_is_told(dsn: str, brief: Queue, sql: C
     with working(tmp_path, dsn, TOLD) as worker:
         eventually(lambda: len(worker.noted) == 5)
         ids = [task.id for task in brief.tasks()]
-        (cell,) = worker.cells
+        (child,) = worker.slot_processes
         revoke(brief, ids)
-        eventually(lambda: not alive(cell))
+        eventually(lambda: not alive(child))
         eventually(
             lambda: (
-                {*worker.noted} >= {"loop cancelled", "deaf cancelled", "thread cancelled True", "together cancelled"}
+                {*worker.noted}
+                >= {"loop cancelled", "ignores_cancel cancelled", "thread cancelled True", "together cancelled"}
             )
         )
-        # Their slots are as good as new. The timeouts fail if a cancellation is left over in one.
+        # Their slots still work. The timeouts fail if a cancellation is left over in one.
         brief.push_many([NewTask({"n": 1}, kind=kind) for kind in KINDS for _ in range(3)])
         brief.push_many([NewTask({}, kind="timed")] * 8)
         eventually(lambda: (brief.status().totals["done"], brief.status().dead) == (15, 8))
@@ -137,17 +140,17 @@ def test_a_running_task_that_is_cancelled_is_told(dsn: str, brief: Queue, sql: C
 
 
 def test_a_lease_that_is_lost_is_told_too(dsn: str, brief: Queue, sql: Connection, tmp_path: Path) -> None:
-    """Who keeps it alive stands still until somebody else has the tasks. They are his: nothing here counts any more."""
+    """The supervisor is frozen until another client has claimed the tasks. Outcomes of this worker no longer count."""
     kinds = ("on_loop", "in_thread", "in_process")
     brief.push_many([NewTask({"n": 0}, kind=kind) for kind in kinds])
     with working(tmp_path, dsn, TOLD) as worker:
         eventually(lambda: len(worker.noted) == 3)
-        (cell,) = worker.cells
+        (child,) = worker.slot_processes
         worker.signal(signal.SIGSTOP)
         mine: list[Claim] = []
         eventually(lambda: mine.append(brief.claim(10, lease="20s")) or sum(map(len, mine)) == 3)  # type: ignore[func-returns-value]
         worker.signal(signal.SIGCONT)
-        eventually(lambda: {*worker.noted} >= {"loop cancelled", "thread cancelled True"} and not alive(cell))
+        eventually(lambda: {*worker.noted} >= {"loop cancelled", "thread cancelled True"} and not alive(child))
         for claim in filter(None, mine):
             assert set(brief.settle(claim).values()) == {"done"}
         assert worker.stop() == 0
@@ -155,7 +158,7 @@ def test_a_lease_that_is_lost_is_told_too(dsn: str, brief: Queue, sql: Connectio
         assert "lease lost" in [one["event"] for one in worker.events]
     ended = Counter(end.outcome for end in ends(sql))
     assert ended.pop("done") == 3
-    assert {*ended} == {"expired"}  # once each; on a busy machine so brief a lease may be lost once more
+    assert {*ended} == {"expired"}  # once each, but on a busy machine such a short lease may be lost again
 
 
 UNUSUAL = """
@@ -183,7 +186,7 @@ async def cancel_themselves(tasks: list[Task]) -> None:
 
 
 def test_a_handler_that_cancels_itself_fails(dsn: str, app: Penstock, sql: Connection, tmp_path: Path) -> None:
-    """Nobody else will end it: its worker lives, and so does its lease."""
+    """Nothing else would end it: its worker lives, so its lease does not end."""
     queue = app.create_queue("work", max_attempts=1)
     kinds = ("waits_in_vain", "cancels_itself", "cancels_itself_in_company", "cancel_themselves")
     queue.push_many([NewTask({}, kind=kind) for kind in kinds] * 3)
@@ -192,7 +195,7 @@ def test_a_handler_that_cancels_itself_fails(dsn: str, app: Penstock, sql: Conne
     assert sorted(ends(sql)) == sorted(End(kind, "dead", 1, "CancelledError") for kind in kinds * 3)
 
 
-# --- leases of others -------------------------------------------------------------------------------------------------
+# --- leases of other workers ------------------------------------------------------------------------------------------
 
 WAITS = """
 @app.task(queue="work")
@@ -207,8 +210,8 @@ def elsewhere() -> None:
 
 
 def seconds_until_expired(foreign: Queue, sql: Connection, dsn: str) -> float:
-    """A client takes a task for three seconds and is not heard of again: when PostgreSQL gave it back, from the claim
-    on. Upkeep is kept from it: it looks only every few seconds."""
+    """A client claims a task for three seconds and disappears. Returns how long after the claim the lease was expired.
+    Upkeep, which looks only every few seconds, is blocked."""
     with psycopg.connect(dsn) as upkeep:
         upkeep.execute("select from penstock.chore where name = 'expired' for update")
         foreign.push({"n": 9}, kind="waits")
@@ -219,7 +222,7 @@ def seconds_until_expired(foreign: Queue, sql: Connection, dsn: str) -> float:
 
 
 def test_a_foreign_lease_ends_while_all_slots_are_busy(dsn: str, queue: Queue, sql: Connection, tmp_path: Path) -> None:
-    """Claims expire leases. Where none is made, the supervisor does it, within a second if the machine is idle."""
+    """Claims expire leases. Without claims the supervisor does it, within a second if the machine is idle."""
     queue.push_many([NewTask({"n": n}, kind="waits") for n in range(2)])
     with working(tmp_path, dsn, WAITS, "--queues", "work", "-c", "2") as worker:
         eventually(lambda: len(worker.noted) == 2)
@@ -230,10 +233,41 @@ def test_a_foreign_lease_ends_while_all_slots_are_busy(dsn: str, queue: Queue, s
         assert worker.stop() == 0
 
 
+def test_leases_of_a_dead_worker_expire_while_every_other_worker_is_busy(
+    dsn: str, app: Penstock, sql: Connection, tmp_path: Path
+) -> None:
+    """All processes of one worker die at once, so that none of them ends its leases. The other worker has no free slot,
+    so it claims nothing, and upkeep is blocked: only its supervisor can expire the lease."""
+    queue = app.create_queue("work", lease="3s")
+    dying, busy = tmp_path / "dying", tmp_path / "busy"
+    dying.mkdir()
+    busy.mkdir()
+    with working(dying, dsn, WAITS, "--queues", "work", "-c", "1") as dead:
+        task = queue.push({"n": 0}, kind="waits").id
+        eventually(lambda: dead.noted == ["begun 0"])
+        with working(busy, dsn, WAITS, "--queues", "work", "-c", "1") as worker, psycopg.connect(dsn) as upkeep:
+            queue.push({"n": 1}, kind="waits")
+            eventually(lambda: worker.noted == ["begun 1"])
+            upkeep.execute("select from penstock.chore where name in ('expired', 'expire_all') for update")
+            for pid in dead.family:
+                os.kill(pid, signal.SIGSTOP)
+            dead.kill()
+            (until,) = sql.execute("select until from penstock.lease where %s = any(ids)", (task,)).fetchall()[0]
+            expired = "select outcome, finished_at from penstock.history where task_id = %s"
+            ((outcome, at),) = eventually(lambda: sql.execute(expired, (task,)).fetchall())
+            assert outcome == "expired"
+            assert timedelta(0) <= at - until < timedelta(seconds=5), "upkeep alone would need eight seconds or more"
+            assert worker.noted == ["begun 1"]
+            worker.allow()
+            eventually(lambda: queue.status().totals["done"] == 2)
+            assert worker.stop() == 0
+            assert worker.noted == ["begun 1", "begun 0"]
+
+
 def test_a_foreign_lease_ends_while_a_process_empties_itself(
     app: Penstock, queue: Queue, dsn: str, sql: Connection, tmp_path: Path
 ) -> None:
-    """It has free slots and claims nothing: a task of another queue must run alone, and one of its own goes on."""
+    """The process has free slots but claims nothing: it runs a task, and a task of another queue must run alone."""
     other = app.create_queue("other", retry="fixed:1ms")
     other.push(kind="elsewhere")
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Handlers that do what nobody should: no task is stuck, no slot is lost, nobody else is harmed."""
+"""Handlers that misbehave: no task is stuck, no slot is lost, and other tasks are not affected."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_tasks_of_a_batch_cancelled_before_and_while_it_runs(
 
 
 def test_a_slot_outlives_whatever_its_handler_does(queue: Queue, dsn: str, sql: Connection, tmp_path: Path) -> None:
-    """One slot: if it died, nothing after it would run."""
+    """There is one slot: if it died, no later task would run."""
     queue.set(max_attempts=1)
     queue.push(kind="cancels_itself")
     sql.execute(
@@ -98,14 +98,14 @@ def test_the_programs_of_a_handler_end_with_it(queue: Queue, dsn: str, tmp_path:
     eventually(lambda: not alive(int(said.split()[1])))
 
 
-def test_a_process_that_died_while_it_rested_is_nobodys_fault(queue: Queue, dsn: str, tmp_path: Path) -> None:
+def test_a_process_that_died_while_it_rested_costs_no_attempt(queue: Queue, dsn: str, tmp_path: Path) -> None:
     queue.set(max_attempts=1)
     queue.push({"n": 1}, kind="in_process")
     with working(tmp_path, dsn, CODE, "-c", "1") as worker:
         eventually(lambda: queue.status().totals["done"] == 1)
-        (cell,) = worker.cells
-        os.kill(cell, signal.SIGKILL)
-        eventually(lambda: not alive(cell))
+        (child,) = worker.slot_processes
+        os.kill(child, signal.SIGKILL)
+        eventually(lambda: not alive(child))
         queue.push({"n": 2}, kind="in_process")
         eventually(lambda: queue.status().totals["done"] == 2)
     assert len({one.pid for one in effects(tmp_path)}) == 2
@@ -125,7 +125,7 @@ def test_one_transaction_in_another_is_refused_and_nothing_is_lost_in_silence(
 def test_a_process_that_is_replaced_finishes_what_it_has(
     queue: Queue, dsn: str, sql: Connection, tmp_path: Path
 ) -> None:
-    """However long that takes: grace is for those that somebody told to stop."""
+    """It may take any time: the grace period is for workers that are told to stop."""
     queue.push_many([NewTask({}, kind=kind) for kind in ("long", *["plain"] * 10)])
     ran = work(tmp_path, dsn, CODE, "-c", "2", "--grace", "200ms", "--max-tasks", "3")
     assert (ran.code, ran.json["done"]) == (0, 11), ran.err

@@ -1,11 +1,13 @@
-"""How much a worker takes at once, and from which queue."""
+"""How many tasks a worker claims at once, and from which queue."""
 
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
+from penstock.worker import pace as pace_module
 from penstock.worker.pace import LARGEST_BATCH, SLOWEST, Pace, Turns
 
 
@@ -50,7 +52,7 @@ def test_long_tasks_are_never_taken_ahead() -> None:
 def test_what_waited_too_long_teaches_it_to_take_less() -> None:
     pace = paced(10, 1e-6)
     before = pace.tiny
-    pace.stalled()
+    pace.note_stall()
     assert (before, pace.tiny, pace.target) == (True, False, 10)
 
 
@@ -65,7 +67,7 @@ def test_it_follows_what_changes() -> None:
 
 
 def turns_of(**weights: int) -> Turns:
-    """All of them have something."""
+    """Turns in which all queues have tasks."""
     turns = Turns(weights)
     for name in weights:
         turns.wake(name)
@@ -82,12 +84,15 @@ def test_turns_go_by_weight() -> None:
     assert asked == {"a": 100, "b": 300}
 
 
-def test_nobody_is_asked_before_something_came() -> None:
+def test_no_queue_is_asked_before_a_task_arrives() -> None:
     turns = Turns({"a": 1})
     assert (turns.next(), turns.rest()) == (None, None)
 
 
-def test_who_has_nothing_rests_longer_and_longer_until_it_is_told() -> None:
+def test_an_empty_queue_rests_longer_and_longer_until_it_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        pace_module, "time", SimpleNamespace(monotonic=lambda: 100.0)
+    )  # a busy machine stretches no rest
     turns = turns_of(a=1, b=1)
     assert {turns.next(), turns.next()} == {"a", "b"}
     turns.note("a", 0, 10)
@@ -103,10 +108,10 @@ def test_who_has_nothing_rests_longer_and_longer_until_it_is_told() -> None:
     assert turns.rest() == 0.0
     assert turns.next() == "b"
     turns.note("b", 3, 10)
-    assert 0.0 < (turns.rest() or 0.0) < 0.03, "where something was there is soon more"
+    assert 0.0 < (turns.rest() or 0.0) < 0.03, "a queue that had tasks is asked again soon"
 
 
-def test_what_came_while_somebody_asked_is_not_forgotten() -> None:
+def test_a_task_that_arrives_during_a_claim_is_not_forgotten() -> None:
     turns = turns_of(a=1)
     for _ in range(30):
         turns.note("a", 0, 10)
@@ -116,7 +121,7 @@ def test_what_came_while_somebody_asked_is_not_forgotten() -> None:
     assert turns.next() == "a"
 
 
-def test_what_can_not_be_claimed_from_is_news_once() -> None:
+def test_a_queue_that_refuses_claims_is_reported_once() -> None:
     turns = turns_of(a=1)
     assert turns.note_refused("a")
     assert turns.next() is None

@@ -1,4 +1,4 @@
-"""What `penstock work` and `penstock drain` refuse: one block, the right exit code, before anything runs."""
+"""Mistakes that `penstock work` and `penstock drain` refuse before a task runs: one block and the right exit code."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def home(tmp_path: Path) -> Path:
 
 
 def all_of(home: Path, dsn: str, *commands: str) -> list[Ran]:
-    """Two at a time."""
+    """Runs the commands, two at a time."""
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda words: penstock(*words.split(), dsn=dsn, cwd=home), commands))
 
 
-Table = dict[str, tuple[int, str, str]]  # a command: its exit code, words of the message, words of the hint
+Table = dict[str, tuple[int, str, str]]  # by command: its exit code, words of the message, words of the hint
 
 
 def check(home: Path, dsn: str, table: Table) -> None:
@@ -69,14 +69,14 @@ def compare(home: Path, table: Table, found: list[Ran]) -> None:
     assert not (home / "effects").exists()
 
 
-NOWHERE = "postgresql://u@127.0.0.1:1/x"  # nobody gets as far as that
+NOWHERE = "postgresql://u@127.0.0.1:1/x"  # no command gets as far as connecting
 
 
 @pytest.fixture
 def said(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[[str], Ran]]:
-    """A command in this process: most of a refusal's time is Python's start."""
+    """Runs a command in this process, because a new Python would take most of the time."""
     monkeypatch.chdir(home)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PENSTOCK_DSN", NOWHERE)
@@ -92,27 +92,27 @@ def said(
         sys.modules.pop(path.stem, None)
 
 
-def test_applications_that_can_not_be_had(home: Path, said: Callable[[str], Ran]) -> None:
+def test_applications_that_cannot_be_loaded(home: Path, said: Callable[[str], Ran]) -> None:
     check(
         home,
         NOWHERE,
         {
-            "work nosuch:app": (3, "there is no module 'nosuch'", "It is looked for in"),
+            "work nosuch:app": (3, "module 'nosuch' cannot be found", "Penstock searches"),
             "work broken:app": (3, "'broken' cannot be imported: RuntimeError: first line second line", "--debug"),
             "work leaves:app": (3, "'leaves' cannot be imported: SystemExit: 7", "--debug"),
         },
     )
     table = {
-        "work nosuch.deep:app": (3, "there is no module 'nosuch.deep'", "It is looked for in"),
+        "work nosuch.deep:app": (3, "module 'nosuch.deep' cannot be found", "Penstock searches"),
         "work garbled:app": (3, "'garbled' cannot be imported: SyntaxError", "--debug"),
         "work needy:app": (3, "'needy' cannot be imported: ModuleNotFoundError: No module named 'nosuch", ""),
         "work twofold:app": (3, "ConfigError: work/one: first handles it already", "another kind="),
-        "work jobs:ap": (3, "module 'jobs' has no 'ap'", "spelt"),
+        "work jobs:ap": (3, "module 'jobs' has no attribute 'ap'", "Check its name"),
         "work jobs": (3, "'jobs' is not module:name", "myproject.tasks:app"),
         "work jobs:number": (3, "'jobs:number' is int, not a Penstock", "myproject.tasks:app"),
         "work empty:app": (3, "'empty:app' has no handlers", "@app.task"),
         "drain work --handler jobs:number": (3, "5 cannot be called", ""),
-        "drain work --handler jobs:nosuch": (3, "module 'jobs' has no 'nosuch'", "spelt"),
+        "drain work --handler jobs:nosuch": (3, "module 'jobs' has no attribute 'nosuch'", "Check its name"),
     }
     compare(home, table, [said(words) for words in table])
 
@@ -160,8 +160,8 @@ def test_queues_and_databases_that_are_not_there(home: Path, app: Penstock, queu
     assert f"health: '127.0.0.1:{port}' cannot be listened on" in busy.err
 
 
-def test_a_database_that_can_not_be_reached(home: Path) -> None:
-    """Nothing is waited for, and no password is told."""
+def test_a_database_that_cannot_be_reached(home: Path) -> None:
+    """The command does not wait, and shows no password."""
     (home / "own.py").write_text(
         PRELUDE.replace("Penstock()", 'Penstock("postgresql://u:canary@127.0.0.1:1/x")') + HANDLER, "utf-8"
     )

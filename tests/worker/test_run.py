@@ -1,4 +1,4 @@
-"""`penstock work`: what is there is run, in the way its handlers say, and counted."""
+"""`penstock work` runs the tasks that are there, in the way their handlers ask for, and counts them."""
 
 from __future__ import annotations
 
@@ -166,13 +166,13 @@ def test_queues_take_turns_by_weight(app: Penstock, dsn: str, tmp_path: Path) ->
     begun = noted(tmp_path)
     while_both = Counter(begun[: len(begun) - begun[::-1].index("large")])
     assert while_both["large"] == 200
-    assert 40 <= while_both["small"] <= 110, "one to three: 67, but for what was claimed ahead"
-    assert app.queue("foreign").status().pending == 200, "only those with handlers, or those asked for"
+    assert 40 <= while_both["small"] <= 110, "one to three would be 67, without tasks claimed ahead"
+    assert app.queue("foreign").status().pending == 200, "only queues that have handlers or were asked for"
 
     for name in ("small", "large"):
         app.queue(name).push(kind=name)
     assert work(tmp_path, dsn, QUEUES, "--queues", "large").json["done"] == 1
-    assert work(tmp_path, dsn, QUEUES).json["done"] == 1, "all with handlers"
+    assert work(tmp_path, dsn, QUEUES).json["done"] == 1, "all queues that have handlers"
     assert noted(tmp_path)[-2:] == ["large", "small"]
 
 
@@ -191,7 +191,7 @@ def test_a_pause_is_heeded_and_a_resume_too(dsn: str, queue: Queue, tmp_path: Pa
         queue.pause()
 
         def rests() -> bool:
-            """Whether it begins nothing for half a second, and has nothing in hand."""
+            """Whether it begins no task for half a second and has none in hand."""
             before = len(worker.noted)
             time.sleep(0.5)
             return len(worker.noted) == before and queue.status().active == 0

@@ -1,4 +1,4 @@
-"""`penstock work` keeps time: what the code schedules is stored at its start, and fired when it is due."""
+"""`penstock work` stores the schedules of the code when it starts, and fires them when they are due."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def not_mine() -> None: ...
 def test_what_the_code_schedules_is_run(
     app: Penstock, dsn: str, queue: Queue, sql: Connection, clock: Clock, tmp_path: Path
 ) -> None:
-    """With two supervisors, minute by minute: each tick is run once."""
+    """Two supervisors go on minute by minute, and each tick runs once."""
     sql.execute("update penstock_test.clock set fixed = '2026-11-15 12:00:30+00'")
     other = tmp_path / "other"
     other.mkdir()
@@ -41,7 +41,7 @@ def test_what_the_code_schedules_is_run(
             clock.advance(60)
             expected.append(f"tick minutes@2026-11-15T12:0{minute}:00Z")
             eventually(lambda: len(noted(tmp_path) + noted(other)) == len(expected))
-            # Before the clock moves on: it would end the lease of what is not yet settled.
+            # Before the clock moves on, which would end the leases of tasks that are not settled yet.
             eventually(lambda: queue.status().totals["done"] == len(expected))
         assert sorted(noted(tmp_path) + noted(other)) == expected
         assert worker.stop() == 0
@@ -49,7 +49,7 @@ def test_what_the_code_schedules_is_run(
 
 
 def test_a_tick_of_real_time_is_on_time(app: Penstock, dsn: str, queue: Queue, sql: Connection, tmp_path: Path) -> None:
-    """The clock of the test stands ten seconds before a full minute and goes on: the tick is of that minute."""
+    """The clock of the test starts ten seconds before a full minute and runs: the tick is that minute."""
     sql.execute("update penstock_test.clock set shift = date_trunc('minute', now()) + '50 s' - now()")
     late = "select extract(epoch from created - date_trunc('minute', created)) from penstock.history"
     with working(tmp_path, dsn, EVERY_MINUTE, "--queues", "work"):
@@ -66,7 +66,9 @@ def test_what_was_missed_is_there_before_all_is_drained(
     assert (ran.code, ran.json["done"]) == (0, 1), ran.err
 
 
-def test_one_that_the_code_no_longer_has_is_left_alone(app: Penstock, dsn: str, queue: Queue, tmp_path: Path) -> None:
+def test_a_schedule_that_the_code_no_longer_has_is_left_alone(
+    app: Penstock, dsn: str, queue: Queue, tmp_path: Path
+) -> None:
     app.set_schedule("old", "0 6 * * *", queue="work")
     before = app.schedules()
     assert work(tmp_path, dsn, EVERY_MINUTE, "--queues", "work").code == 0
@@ -74,7 +76,7 @@ def test_one_that_the_code_no_longer_has_is_left_alone(app: Penstock, dsn: str, 
     assert app.schedules()[1].mark == before[0].mark
 
 
-def test_one_that_can_not_be_fired_is_told_once_and_stops_nobody(
+def test_a_schedule_that_cannot_fire_is_reported_once_and_stops_no_other(
     app: Penstock, dsn: str, queue: Queue, sql: Connection, tmp_path: Path
 ) -> None:
     app.set_schedule("bad", "0 6 * * *", queue="work")

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: nothing new is begun, what runs may finish in time, the rest goes back unharmed."""
+"""SIGTERM and Ctrl-C: no task is begun, running tasks may finish in time, and the rest goes back unharmed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def step(n: int) -> None:
 
 
 def untouched(sql: Connection) -> bool:
-    """Whether all that waits has all its attempts left, and no crash is held against it."""
-    return not sql.execute("select from penstock.agenda where attempts > 0 or crashes > 0 or company > 0").rowcount
+    """Whether all waiting tasks have all their attempts left, and no crash is counted against them."""
+    return not sql.execute("select from penstock.agenda where attempts > 0 or crashes > 0 or quarantine > 0").rowcount
 
 
 def test_what_waits_goes_back_at_once_and_what_runs_may_finish(
     dsn: str, queue: Queue, sql: Connection, tmp_path: Path
 ) -> None:
-    """Quick ones first, so that it has more in hand than it can begin."""
+    """Quick tasks come first, so that it has more tasks in hand than it can begin."""
     queue.push_many([NewTask({"n": n}, kind="step") for n in range(1000)])
     with working(tmp_path, dsn, QUICK_THEN_SLOW, "-c", "2") as worker:
         eventually(lambda: len(worker.noted) == 2)
@@ -43,7 +43,7 @@ def test_what_waits_goes_back_at_once_and_what_runs_may_finish(
         assert [one["event"] for one in worker.events] == ["stopping", "process ended"]
         assert worker.events[0]["signal"] == "SIGTERM"
         assert (worker.report["done"], worker.report["failed"]) == (302, 0)
-        assert len(worker.noted) == 2, "nothing new was begun"
+        assert len(worker.noted) == 2, "no other task was begun"
     assert (queue.status().pending, queue.status().active) == (698, 0)
     assert untouched(sql)
     assert registered(sql) == []
@@ -64,16 +64,16 @@ async def on_loop() -> None:
     await asyncio.sleep(60)
 
 @app.task(queue="work")
-async def deaf() -> None:
-    note("deaf")
+async def ignores_cancel() -> None:
+    note("ignores_cancel")
     try:
         await asyncio.sleep(60)
     except asyncio.CancelledError:
         note("not impressed")
 
 @app.task(queue="work")
-async def stone_deaf(task: Task) -> None:
-    note("stone deaf")
+async def ignores_always(task: Task) -> None:
+    note("ignores always")
     while True:
         try:
             await asyncio.sleep(60)
@@ -98,7 +98,7 @@ async def polite_too(context: AsyncContext) -> None:
     while not context.stopping:
         await asyncio.sleep(0.01)
 """
-KINDS = ("in_thread", "on_loop", "deaf", "stone_deaf", "in_process", "polite", "polite_too")
+KINDS = ("in_thread", "on_loop", "ignores_cancel", "ignores_always", "in_process", "polite", "polite_too")
 
 
 def test_what_does_not_finish_in_time_goes_back_unharmed(
@@ -110,7 +110,7 @@ def test_what_does_not_finish_in_time_goes_back_unharmed(
         family = worker.family
         assert len(family) == 3
         worker.terminate()
-        assert worker.wait(20) == 0, "long before anybody's sixty seconds, or our own patience with it, are over"
+        assert worker.wait(20) == 0, "long before the sixty seconds of any task, or our own patience, are over"
         assert (worker.report["done"], worker.report["released"]) == (2, 5)
         assert [one["event"] for one in worker.events] == ["stopping", "process ended"]
     assert not any(map(alive, family))
@@ -155,7 +155,7 @@ def waits(n: int) -> None:
 
 
 def test_a_process_that_is_told_to_go_is_replaced(dsn: str, queue: Queue, sql: Connection, tmp_path: Path) -> None:
-    """By somebody who means that one: what it runs it may finish, and the worker goes on."""
+    """A signal is sent to one process: its running tasks may finish, and the worker goes on."""
     queue.push({"n": 0}, kind="waits")
     with working(tmp_path, dsn, WAIT, "-c", "1") as worker:
         eventually(lambda: worker.noted)
@@ -209,10 +209,10 @@ BEATING = """
 """
 
 
-def test_a_beat_under_way_does_not_bring_back_who_has_left(
+def test_a_beat_under_way_does_not_bring_back_a_process_that_left(
     dsn: str, queue: Queue, sql: Connection, tmp_path: Path
 ) -> None:
-    """One process is idle and goes at once; the supervisor stays for the other, and so does its beat."""
+    """One process is idle and leaves at once. The supervisor stays for the other one and still beats."""
     queue.push({"n": 300}, kind="step")
     with working(tmp_path, dsn, QUICK_THEN_SLOW, "-c", "1", processes=2) as worker:
         eventually(lambda: worker.noted)

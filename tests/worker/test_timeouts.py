@@ -1,4 +1,4 @@
-"""Handlers that take too long, or take their process with them: an outcome comes of each, and the next task runs."""
+"""Handlers that take too long or end their process: each gets an outcome, and the next task runs."""
 
 from __future__ import annotations
 

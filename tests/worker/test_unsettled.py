@@ -1,4 +1,4 @@
-"""Outcomes that PostgreSQL does not take: claims wait for them, the rest is settled, and nobody is kept in the dark."""
+"""Outcomes that PostgreSQL does not accept: claims wait for them, the rest is settled, and the worker reports them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def send_standby_away(sql: Connection, name: str) -> None:
-    """From now on no COMMIT is acknowledged, but those that do not wait for it. The empty name brings it back."""
+    """Names a standby that does not exist: from now on only a COMMIT that does not wait for it is acknowledged. The
+    empty name undoes this."""
     sql.execute("set synchronous_commit = off")
     sql.execute(f"alter system set synchronous_standby_names = '{name}'")
     sql.execute("select pg_reload_conf()")
 
 
 def settled_down(worker: Worker) -> int:
-    """How many tasks were run when no more are."""
+    """Waits until the worker runs no more tasks, and returns how many it ran."""
     eventually(lambda: worker.noted)
     before = -1
     while len(worker.noted) != before:
@@ -50,7 +51,7 @@ def settled_down(worker: Worker) -> int:
 
 
 def test_claims_do_not_outrun_settles(server: Server, tmp_path: Path) -> None:
-    """The synchronous standby is away: claims commit, settles do not. Leases are kept, and nothing runs twice."""
+    """Without the synchronous standby claims commit but settles do not. Leases are kept, and nothing runs twice."""
     tasks = 5 * MAX_UNSETTLED
     with Penstock(server.dsn) as penstock, psycopg.connect(server.dsn, autocommit=True) as sql:
         penstock.init()
@@ -58,15 +59,52 @@ def test_claims_do_not_outrun_settles(server: Server, tmp_path: Path) -> None:
         queue.pause()
         queue.push_many([NewTask({"n": n}, kind="quick") for n in range(tasks)])
         with working(tmp_path, server.dsn, QUICK) as worker:
-            send_standby_away(sql, "nobody")
+            send_standby_away(sql, "missing")
             sql.execute("select penstock.set_queue('work', '{\"paused\": false}')")
             settled_down(worker)
             time.sleep(7)  # longer than the lease
-            assert len(worker.noted) < 2 * MAX_UNSETTLED, "what is not settled, and what was in hand"
+            assert len(worker.noted) < 2 * MAX_UNSETTLED, "the unsettled tasks and those in hand"
             send_standby_away(sql, "")
             eventually(lambda: queue.status().totals["done"] == tasks)
             assert queue.status().totals["expired"] == 0
             assert sorted(map(int, worker.noted)) == [*range(tasks)], "each once"
+            assert worker.stop() == 0
+            assert worker.report["unsettled"] == 0
+
+
+SHORT_DEADLINE = """
+import penstock.worker.runner
+penstock.worker.runner.DEADLINE = 1.0
+"""
+WAITING = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
+
+
+def test_settles_that_get_no_answer_stop_claims_and_fail_the_probe(server: Server, tmp_path: Path) -> None:
+    """Their COMMITs wait in PostgreSQL for the standby, longer than the client does. Their tasks are busy meanwhile,
+    but no other transaction holds them."""
+    tasks = 5 * MAX_UNSETTLED
+    port = free_port()
+    with Penstock(server.dsn) as penstock, psycopg.connect(server.dsn, autocommit=True) as sql:
+        penstock.init()
+        queue = penstock.create_queue("work", lease="5s")
+        queue.pause()
+        queue.push_many([NewTask({"n": n}, kind="quick") for n in range(tasks)])
+        with working(tmp_path, server.dsn, SHORT_DEADLINE + QUICK, "--health", str(port), "--silence", "5") as worker:
+            send_standby_away(sql, "missing")
+            sql.execute("select penstock.set_queue('work', '{\"paused\": false}')")
+            settled_down(worker)
+            eventually(lambda: probe(port)[0] == 503, within=60)
+            assert probe(port)[1]["database"], "PostgreSQL answers the supervisor"
+            time.sleep(7)  # longer than the lease
+            assert len(worker.noted) < 2 * MAX_UNSETTLED, "the unsettled tasks and those in hand"
+            ((sessions,),) = sql.execute(WAITING).fetchall()
+            assert sessions <= 4 + 5, "each settle that is tried leaves a session there"
+            send_standby_away(sql, "")
+            eventually(lambda: queue.status().totals["done"] == tasks)
+            eventually(lambda: probe(port)[0] == 200)
+            assert queue.status().totals["expired"] == 0
+            assert sorted(map(int, worker.noted)) == [*range(tasks)], "each once"
+            assert not any(one["event"] == "lease lost" for one in worker.events)
             assert worker.stop() == 0
             assert worker.report["unsettled"] == 0
 
@@ -78,7 +116,7 @@ def test_an_exit_tells_what_could_not_be_settled(server: Server, tmp_path: Path)
         queue.pause()
         queue.push_many([NewTask({"n": n}, kind="quick") for n in range(20)])
         with working(tmp_path, server.dsn, QUICK, "--grace", "1s") as worker:
-            send_standby_away(sql, "nobody")
+            send_standby_away(sql, "missing")
             sql.execute("select penstock.set_queue('work', '{\"paused\": false}')")
             run = settled_down(worker)
             worker.terminate()
@@ -89,13 +127,34 @@ def test_an_exit_tells_what_could_not_be_settled(server: Server, tmp_path: Path)
         send_standby_away(sql, "")
 
 
+def test_an_exit_tells_what_one_thread_could_not_settle(server: Server, tmp_path: Path) -> None:
+    """A thread that claims, runs and settles a batch of tiny tasks by itself waits for the answer of its settle."""
+    processes = os.cpu_count() or 1
+    with Penstock(server.dsn) as penstock, psycopg.connect(server.dsn, autocommit=True) as sql:
+        penstock.init()
+        queue = penstock.create_queue("work")
+        queue.push_many([NewTask({"n": n}, kind="quick") for n in range(20_000)])
+        with working(tmp_path, server.dsn, QUICK, "--grace", "1s", "--processes", str(processes)) as worker:
+            eventually(lambda: queue.status().totals["done"] == 20_000, within=60)
+            queue.pause()
+            queue.push_many([NewTask({"n": n}, kind="quick") for n in range(20_000, 20_500)])
+            send_standby_away(sql, "missing")
+            sql.execute("select penstock.set_queue('work', '{\"paused\": false}')")
+            run = settled_down(worker) - 20_000
+            worker.terminate()
+            assert worker.wait() == 4
+            assert worker.report["unsettled"] == run > 0
+            assert worker.report["released"] == 0, "none of them was put back"
+        send_standby_away(sql, "")
+
+
 SLOW = "create function slow() returns trigger language plpgsql as 'begin perform pg_sleep(0.005); return new; end'"
 
 
 def test_a_settle_that_takes_too_long_is_split(
     app: Penstock, queue: Queue, sql: Connection, dsn: str, tmp_path: Path
 ) -> None:
-    """A limit on statements ends a settle of many; one of fewer gets through. The log tells of it."""
+    """A statement timeout ends a settle of many tasks; one of fewer gets through. The log reports it."""
     queue.push_many([NewTask({"n": n}, kind="quick") for n in range(600)])
     sql.execute(SLOW)
     sql.execute("create trigger slow before insert on penstock.history for each row execute function slow()")
@@ -121,7 +180,7 @@ def stuck(n: int) -> None:
 def test_a_task_whose_settle_is_always_given_up_fails_the_probe(
     app: Penstock, queue: Queue, sql: Connection, dsn: str, tmp_path: Path
 ) -> None:
-    """A limit on statements ends even the settle of this task alone. The others are settled meanwhile."""
+    """A statement timeout ends even the settle of this single task. The others are settled meanwhile."""
     queue.push_many([NewTask({"n": n}, kind="stuck" if n == 3 else "quick") for n in range(20)])
     sql.execute(ENDLESS)
     sql.execute(f"alter database {sql.info.dbname} set statement_timeout = '1s'")
@@ -160,7 +219,7 @@ def waits(n: int) -> None:
 def test_one_open_transaction_holds_up_only_its_own_tasks(
     queue: Queue, app: Penstock, sql: Connection, dsn: str, tmp_path: Path
 ) -> None:
-    """It upserted tasks that run, and stays open. The others are settled; its own when it has ended."""
+    """It updated running tasks and stays open. The other tasks are settled at once, these when it has ended."""
     other = app.create_queue("other")
     subjects = [f"s{n}" for n in range(8)]
     queue.push_many([NewTask({"n": n}, kind="waits", subject=subject) for n, subject in enumerate(subjects)])
@@ -177,7 +236,7 @@ def test_one_open_transaction_holds_up_only_its_own_tasks(
         eventually(lambda: (other.status().totals["done"], queue.status().totals["done"]) == (100, 100))
         eventually(lambda: any(one["event"].startswith("settle blocked") for one in worker.events))
         time.sleep(2)
-        # The probe does not fail for what another transaction holds. It may for a moment, on a busy machine.
+        # The probe does not fail for tasks that another transaction holds. On a busy machine it may for a moment.
         eventually(lambda: probe(port)[0] == 200)
         foreign.commit()
         eventually(lambda: queue.status().totals["done"] == 116, within=40)
@@ -185,7 +244,7 @@ def test_one_open_transaction_holds_up_only_its_own_tasks(
 
 
 def test_a_settle_need_not_wait(queue: Queue, dsn: str, sql: Connection) -> None:
-    """What another transaction holds is answered busy, stays ours, and the rest is settled."""
+    """A task that another transaction holds is answered busy and stays leased, and the rest is settled."""
     held, free = (queue.push(subject=subject).id for subject in ("held", "free"))
     claim = queue.claim(2)
     with psycopg.connect(dsn) as foreign:
@@ -202,7 +261,7 @@ def test_a_settle_need_not_wait(queue: Queue, dsn: str, sql: Connection) -> None
 
 
 def test_a_document_without_a_subject_is_not_waited_for_long(queue: Queue, dsn: str) -> None:
-    """Somebody holds it and stays open: the settle ends after half a second, and can be repeated."""
+    """Another transaction holds it and stays open: the settle ends after half a second and can be repeated."""
     queue.push()
     claim = queue.claim()
     with psycopg.connect(dsn) as foreign:
@@ -213,10 +272,10 @@ def test_a_document_without_a_subject_is_not_waited_for_long(queue: Queue, dsn: 
     assert queue.settle(claim, wait=False) == {claim.ids[0]: "done"}
 
 
-def test_one_worker_is_chosen_for_what_must_run_alone(
+def test_one_worker_is_chosen_for_a_task_that_must_run_alone(
     app: Penstock, queue: Queue, clock: Clock, sql: Connection
 ) -> None:
-    """Of a whole fleet one empties itself, for half a minute; then another may."""
+    """Only one worker of a fleet stops claiming, for half a minute; then another may."""
 
     def chosen(worker: str) -> bool:
         return bool(sql.execute("select penstock.take_quarantine('work', %s)", (worker,)).fetchone() == (True,))
@@ -229,7 +288,7 @@ def test_one_worker_is_chosen_for_what_must_run_alone(
 def test_a_fleet_goes_on_while_one_task_must_run_alone(
     queue: Queue, app: Penstock, clock: Clock, sql: Connection, dsn: str, tmp_path: Path
 ) -> None:
-    """Two workers, and a task that waits for a worker without other work: only one of them stops claiming."""
+    """A task waits for a worker without other work: only one of the two workers stops claiming."""
     queue.push(kind="quick")
     for _ in range(2):
         queue.claim(2)
@@ -250,6 +309,6 @@ def test_a_fleet_goes_on_while_one_task_must_run_alone(
         emptied, other = (one, two) if str(holder[0]).endswith(f":{one.runners[0]}") else (two, one)
         other.allow()
         eventually(lambda: len(other.noted) > 20)
-        assert len(emptied.noted) == 4, "it has begun nothing new"
+        assert len(emptied.noted) == 4, "it has begun no other task"
         emptied.allow()
         eventually(lambda: queue.status().waiting + queue.status().active == 0)

@@ -1,4 +1,4 @@
-"""Commands that start while PostgreSQL accepts no writes: with --wait they wait for it, and say so."""
+"""Commands that start while PostgreSQL accepts no writes wait for it with --wait, and say so."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def relay(direct_dsn: str) -> Iterator[Relay]:
 
 @pytest.fixture
 def away(relay: Relay, direct_dsn: str, tmp_path: Path) -> str:
-    """A DSN of a PostgreSQL that is away until `relay.open()`, with a task of `jobs` in it."""
+    """The DSN of a PostgreSQL that cannot be reached until `relay.open()`, with a task of `jobs` in it."""
     with Penstock(direct_dsn) as app:
         app.create_queue("work", sla="30s").push(kind="job")
     write_app(tmp_path, JOBS)
@@ -98,7 +98,7 @@ def test_it_begins_as_soon_as_postgresql_is_there(command: str, away: str, relay
     with started(tmp_path, away, *COMMANDS[command], "--wait") as found:
         found.says(LINE)
         time.sleep(1.5)
-        assert found.stderr.count(LINE) == 1, "said once, not with every try"
+        assert found.stderr.count(LINE) == 1, "logged once, not with every attempt"
         relay.open()
         assert found.ends() == 0
     assert noted(tmp_path) == ["ran" if command == "work" else "handled"]
@@ -138,7 +138,7 @@ def test_a_signal_ends_a_try_that_gets_no_answer(silent: bool, away: str, relay:
 
 
 def test_the_probe_answers_while_it_waits(away: str, relay: Relay, tmp_path: Path, free_port: int) -> None:
-    """And goes on when the work begins."""
+    """The probe still answers when the work begins."""
     with started(tmp_path, away, "work", "jobs:app", "--wait", "--health", str(free_port)) as found:
 
         def told() -> dict[str, object]:
@@ -183,7 +183,7 @@ def test_a_mistake_is_an_error_at_once(
     empty = conninfo_to_dict(make_database("template1"))["dbname"]
     wrong = {
         "password": make_conninfo(away, passfile="/dev/null", password="wrong"),
-        "role": make_conninfo(away, user="nobody_here", password="wrong"),
+        "role": make_conninfo(away, user="no_such_role", password="wrong"),
         "database": make_conninfo(away, dbname="not_there"),
         "schema": make_conninfo(away, dbname=empty),
     }
@@ -193,7 +193,7 @@ def test_a_mistake_is_an_error_at_once(
         assert is_one_block(ran.err), (what, ran)
 
 
-def test_it_does_not_wait_unless_it_shall(away: str, tmp_path: Path) -> None:
+def test_it_does_not_wait_without_the_option(away: str, tmp_path: Path) -> None:
     for arguments in (*COMMANDS.values(), (*COMMANDS["work"], "--no-wait")):
         ran = penstock(*arguments, dsn=away, cwd=tmp_path)
         assert ran.code == 4, ran
@@ -204,7 +204,7 @@ def test_it_does_not_wait_unless_it_shall(away: str, tmp_path: Path) -> None:
     ran = penstock(*COMMANDS["work"], "--max-wait", "1s", "--no-wait", dsn=away, cwd=tmp_path)
     assert ran.code == 2
     ran = penstock(*COMMANDS["scale"], "--once", "--advise", dsn=away, cwd=tmp_path, env={"INVOCATION_ID": "1"})
-    assert ran.code == 4, "whoever asks once wants an answer"
+    assert ran.code == 4, "a command that asks once reports the failure"
 
 
 @pytest.mark.parametrize("variable", ["INVOCATION_ID", "NOTIFY_SOCKET", "KUBERNETES_SERVICE_HOST"])

@@ -1,4 +1,4 @@
--- What each error cost, as a share of all that ran in vain.
+-- The cost of each error, as a share of the time of all failed runs.
 create materialized view costs_of_errors as
 select queue, error_class, error_shape, sum(runs) as runs, sum(run_s_total) / 3600 as hours,
        try_divide(sum(run_s_total), sum(sum(run_s_total)) over (partition by queue)) as share

@@ -1,35 +1,34 @@
-"""An adopted table: a table of another program that is drained in place."""
+"""An adopted table, a table of another program that is drained in place: its passes, its status, its failures."""
 
 from __future__ import annotations
 
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from penstock import retry as strategies
 from penstock import validate
 from penstock.backlog import failures
 from penstock.backlog import status as standing
 from penstock.backlog import terms as agreed
 from penstock.backlog.claim import Key
 from penstock.backlog.crash_marker import CAREFUL_RECORDS, CrashMarker, mark_pass, note_record, remove_markers
-from penstock.backlog.drain import Handler, Pass, Progress, check_handler, note_mark, read_clock
+from penstock.backlog.drain import Pass, PassProgress, RecordHandler, check_handler
 from penstock.backlog.failures import RecordFailure
-from penstock.backlog.source import Source, begin_walk, read_position, to_json
+from penstock.backlog.source import Source, begin_walk, note_mark, read_clock, read_position, to_json
 from penstock.backlog.status import BacklogStatus
 from penstock.backlog.table import check_readable, check_writable, look_up
-from penstock.backlog.terms import Status, Terms
-from penstock.backlog.trial import check_key, check_statuses, check_unique
-from penstock.client.database import Connection, Database
-from penstock.client.session import CONTRACT, check_contract
-from penstock.errors import Conflict, NotFound, Unavailable, shown
+from penstock.backlog.terms import Terms
+from penstock.backlog.trial import check_unique
+from penstock.client.connections import Connection
+from penstock.client.database import Database
+from penstock.errors import Conflict, Unavailable, ValidationError
+from penstock.handlers.registry import find_registered
 from penstock.model import Duration
-from penstock.retry import Strategy
 
 LONGEST_AGE = timedelta(days=36500)
 RECORDS_PER_PASS = 10_000  # in `run`
@@ -43,7 +42,8 @@ class PassReport:
     """What one pass did. `changed`: the handler changed or deleted the row itself, and that stands. `unwritten`: failed
     records that keep their status, because the new one could not be written. `skipped`: due records that another
     session held. `later`: failed records that are not due yet (counted up to 10,000). `undeclared`: unknown statuses,
-    which are left alone. `more`: the pass ended at its limit. `alone`: no other pass walked the ticks."""
+    which are left alone. `more`: the pass ended at its limit. `walked_ticks`: failed records were tried again, which
+    only one pass at a time does."""
 
     done: int = 0
     failed: int = 0
@@ -53,20 +53,23 @@ class PassReport:
     skipped: int = 0
     later: int = 0
     more: bool = False
-    alone: bool = True
+    walked_ticks: bool = True
     seconds: float = 0.0
     errors: Mapping[str, int] = field(default_factory=dict)
     undeclared: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def handled(self) -> int:
+        """The number of records that were handled, whatever their result."""
         return self.done + self.failed + self.dead + self.changed
 
     @property
     def rate(self) -> float:
+        """Handled records per second."""
         return self.handled / self.seconds if self.seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the report as JSON."""
         return asdict(self) | {"errors": dict(self.errors), "undeclared": dict(self.undeclared)}
 
 
@@ -101,11 +104,13 @@ class RestingRecords:
 
 
 class Backlog:
-    """An adopted table. `Penstock.adopt` and `Penstock.backlog` return it."""
+    """An adopted table. `Penstock.adopt` and `Penstock.backlog` return it. With `tracebacks=False`, passes store only
+    class and message of errors."""
 
-    def __init__(self, database: Database, adopted: int, terms: Terms) -> None:
+    def __init__(self, database: Database, adopted: int, terms: Terms, *, tracebacks: bool = True) -> None:
         self.id = adopted
         self.terms = terms
+        self.tracebacks = tracebacks
         self._database = database
         self._stop = threading.Event()
         self.stopped_by: int | None = None  # the signal that ended the last `run`
@@ -117,33 +122,36 @@ class Backlog:
 
     @property
     def name(self) -> str:
+        """The name under which the table was adopted."""
         return self.terms.name
 
     def process(
         self,
-        handler: Handler,
+        handler: RecordHandler,
         *,
         max_age: Duration | None = None,
-        max_records: int | None = None,
+        limit: int | None = None,
         newest_first: bool = False,
         concurrency: int = 1,
-        progress: Progress | None = None,
+        progress: PassProgress | None = None,
     ) -> PassReport:
-        """Runs one pass: each record that is ready, or due again, is handled once. Use it with cron.
+        """Runs one pass: each record that is ready, or due again, is handled once, at most `limit` records. Use it with
+        cron.
 
         The handler is called with the record, a dict of all its columns; it returns (done) or raises (failed). A
         handler with a second parameter, `transaction`, gets the psycopg connection in which the row is locked: what it
-        writes there is committed together with the new status.
+        writes there is committed together with the new status. A decorated function runs as in a worker of its
+        application: inside the same wrappers.
         """
-        self._check(handler)
+        function = self._prepare(handler)
         self._stop, self._resting = threading.Event(), RestingRecords()
-        limits = check_limits(max_age, max_records, newest_first)
+        limits = check_limits(max_age, limit, newest_first)
         with self._connections(concurrency) as connections:
-            return self._pass(connections, handler, limits, progress)
+            return self._run_pass(connections, function, limits, progress)
 
     def run(
         self,
-        handler: Handler,
+        handler: RecordHandler,
         *,
         concurrency: int = 1,
         max_age: Duration | None = None,
@@ -152,16 +160,16 @@ class Backlog:
     ) -> PassReport:
         """Runs passes until SIGTERM, Ctrl-C or `stop()`. Records that have begun are finished. Returns the sum of all
         passes."""
-        self._check(handler)
+        function = self._prepare(handler)
         self._stop, self._resting = threading.Event(), RestingRecords()
         limits = check_limits(max_age, RECORDS_PER_PASS, newest_first)
         total = PassReport()
         self.stopped_by = None
-        with handle_signals(self._stopped):
+        with handle_signals(self._stop_by_signal):
             while not self._stop.is_set():
                 try:
                     with self._connections(concurrency) as connections:
-                        total = self._run(connections, handler, limits, total, progress)
+                        total = self._run_passes(connections, function, limits, total, progress)
                 except Unavailable:
                     if not self._stop.is_set():
                         self._database.reconnect()
@@ -173,7 +181,7 @@ class Backlog:
 
     def status(self) -> BacklogStatus:
         """Returns counts by status, what is due, the age of the oldest waiting record, and the SLA."""
-        with self._database.session() as connection:
+        with self._database.session() as connection, self._database.answering(connection):
             return standing.read_status(connection, self.id, self.terms)
 
     def failures(self, limit: int = 100) -> list[RecordFailure]:
@@ -183,18 +191,31 @@ class Backlog:
         with self._database.session() as connection:
             return failures.read_newest(connection, self.id, limit)
 
+    def failure(self, *key: str) -> RecordFailure | None:
+        """Returns why the record with this key failed, or None if no failure of it is kept. The values of the key are
+        texts, in the order of its columns."""
+        names = [one.name for one in self.terms.key]
+        if len(key) != len(names):
+            raise ValidationError(f"key: {', '.join(names)} needs {len(names)} values, not {len(key)}", field="key")
+        with self._database.session() as connection:
+            return failures.read_one(connection, self.id, key)
+
     def abandon(self) -> bool:
         """Forgets the table. Nothing in the table changes."""
         with self._database.session() as connection:
             row = connection.execute("select penstock.abandon(%s)", (self.name,)).fetchone()
         return bool(row and row[0])
 
-    def _check(self, handler: Handler) -> None:
+    def _prepare(self, handler: RecordHandler) -> RecordHandler:
+        """Returns the function that is called for each record, checked."""
         if self.terms.mode == "observe":
             raise Conflict(
                 f"{self.name} was adopted to be observed only", hint="Adopt it with another mode to drain it."
             )
-        check_handler(handler)
+        registered = find_registered(handler)
+        function = handler if registered is None else registered.function
+        check_handler(function)
+        return function
 
     @contextmanager
     def _connections(self, concurrency: int) -> Iterator[list[Connection]]:
@@ -203,16 +224,14 @@ class Backlog:
         with ExitStack() as stack:
             yield [stack.enter_context(self._database.session()) for _ in range(concurrency + 1)]
 
-    def _pass(
-        self, connections: list[Connection], handler: Handler, limits: PassLimits, progress: Progress | None
+    def _run_pass(
+        self, connections: list[Connection], handler: RecordHandler, limits: PassLimits, progress: PassProgress | None
     ) -> PassReport:
+        """Checks that the table is still as agreed, then runs one pass over it. The first connection holds the marker
+        of the pass; each of the others handles records."""
         keeper, *workers = connections
         began = time.monotonic()
-        fresh = look_up(keeper, f"{self.terms.table.schema}.{self.terms.table.name}")
-        check_readable(fresh)
-        check_writable(fresh, [fresh.column(one.name, "column") for one in self.terms.written])
-        check_unique(self.terms, fresh)
-        agreed.check_index(keeper, fresh, self.terms.inserted)
+        self._check_table(keeper)
         with mark_pass(keeper, workers[0], self.id, self._begun) as marker:
             mark = begin_walk(workers[0], self.id, marker.id) if self.terms.by_ticks else None
             now = read_clock(keeper)
@@ -223,25 +242,40 @@ class Backlog:
             source.resting = self._resting.keys()
             if self.terms.remembers:
                 source.position, source.remembering = read_position(keeper, self.id)
-            one = Pass(source, self.id, handler, stop=self._stop, progress=progress)
-            one.noted = failures.read_keys(workers[0], self.id)
+            one = Pass(
+                source,
+                self.id,
+                handler,
+                stop=self._stop,
+                progress=progress,
+                noted=failures.read_keys(workers[0], self.id),
+                tracebacks=self.tracebacks,
+            )
             try:
                 if marker.careful:
-                    self._carefully(one, workers[0], marker)
+                    self._drain_carefully(one, workers[0], marker)
                 one.drain(workers)
             finally:
                 one.log_rest()
                 self._resting.note(one.unwritten)
                 if not workers[0].closed and not workers[0].broken:
-                    self._note_place(workers[0], source)
+                    self._note_position(workers[0], source)
         more = source.cut or self._stop.is_set()
-        report = self._report(keeper, source, one, time.monotonic() - began, more=more, alone=mark is not None)
+        report = self._report(keeper, source, one, time.monotonic() - began, more=more, walked_ticks=mark is not None)
         if report.handled:
             summary = report.to_json() | {"at": now, "rate": round(report.rate, 1)}
             keeper.execute("select penstock.note_pass(%s, %s::jsonb)", (self.id, to_json(summary)))
         return report
 
-    def _carefully(self, one: Pass, worker: Connection, marker: CrashMarker) -> None:
+    def _check_table(self, connection: Connection) -> None:
+        """Refuses a table that can no longer be drained on these terms."""
+        present = look_up(connection, f"{self.terms.table.schema}.{self.terms.table.name}")
+        check_readable(present)
+        check_writable(present, [present.column(one.name, "column") for one in self.terms.written])
+        check_unique(self.terms, present)
+        agreed.check_index(connection, present, self.terms.inserted)
+
+    def _drain_carefully(self, one: Pass, worker: Connection, marker: CrashMarker) -> None:
         """Handles the first records one by one, because a pass before this one did not end: one of them may have ended
         its process."""
         one.blame(worker, [*marker.blamed.values()])
@@ -249,16 +283,17 @@ class Backlog:
         with self._database.session() as notes:
             one.drain_one_by_one(worker, lambda key: note_record(notes, marker.id, key), CAREFUL_RECORDS)
 
-    def _note_place(self, connection: Connection, source: Source) -> None:
+    def _note_position(self, connection: Connection, source: Source) -> None:
+        """Stores where the next pass begins to look for failed records."""
         if self.terms.remembers:
             at = source.position
-            place = (None, None) if at is None else (at.due, list(at.key))
-            connection.execute("select penstock.mark_adopted(%s, %s, %s, true)", (self.id, *place))
+            position = (None, None) if at is None else (at.due, list(at.key))
+            connection.execute("select penstock.mark_adopted(%s, %s, %s, true)", (self.id, *position))
         else:
             note_mark(connection, self.id, source.reached)
 
     def _report(
-        self, connection: Connection, source: Source, one: Pass, seconds: float, *, more: bool, alone: bool
+        self, connection: Connection, source: Source, one: Pass, seconds: float, *, more: bool, walked_ticks: bool
     ) -> PassReport:
         return PassReport(
             done=one.counts.done,
@@ -267,29 +302,31 @@ class Backlog:
             changed=one.counts.changed,
             unwritten=one.counts.unwritten,
             skipped=source.skipped,
-            later=standing.count_failed(connection, source.say),
+            later=standing.count_failed(connection, source.statements),
             more=more,
-            alone=alone or not self.terms.by_ticks,
+            walked_ticks=walked_ticks or not self.terms.by_ticks,
             seconds=seconds,
             errors=dict(one.counts.errors),
-            undeclared=standing.find_undeclared(connection, source.say),
+            undeclared=standing.find_undeclared(connection, source.statements),
         )
 
-    def _stopped(self, number: int) -> None:
+    def _stop_by_signal(self, number: int) -> None:
         self.stopped_by = number
         self._stop.set()
 
-    def _run(
+    def _run_passes(
         self,
         connections: list[Connection],
-        handler: Handler,
+        handler: RecordHandler,
         limits: PassLimits,
         total: PassReport,
         progress: Callable[[PassReport], None] | None,
     ) -> PassReport:
+        """Runs passes with these connections until it is stopped, with pauses while no record is handled. Returns the
+        sum with `total`."""
         idle = 0
         while not self._stop.is_set():
-            report = self._pass(connections, handler, limits, None)
+            report = self._run_pass(connections, handler, limits, None)
             total = add_reports(total, report)
             if progress is not None:
                 progress(total)
@@ -299,13 +336,15 @@ class Backlog:
         return total
 
 
-def check_limits(max_age: Duration | None, max_records: int | None, newest_first: bool) -> PassLimits:
+def check_limits(max_age: Duration | None, limit: int | None, newest_first: bool) -> PassLimits:
+    """Returns the limits of a pass, checked."""
     age = None if max_age is None else validate.positive(max_age, "max_age", most=LONGEST_AGE)
-    most = None if max_records is None else validate.whole(max_records, "max_records", 1, 2**31)
-    return PassLimits(age, most, bool(newest_first))
+    records = None if limit is None else validate.whole(limit, "limit", 1, 2**31)
+    return PassLimits(age, records, bool(newest_first))
 
 
 def add_reports(total: PassReport, one: PassReport) -> PassReport:
+    """Returns the sums of two reports. What is a state of the table and no sum is taken from the newer report."""
     sums = {
         name: getattr(total, name) + getattr(one, name)
         for name in ("done", "failed", "dead", "changed", "unwritten", "skipped")
@@ -315,7 +354,7 @@ def add_reports(total: PassReport, one: PassReport) -> PassReport:
         **sums,
         later=one.later,
         more=one.more,
-        alone=one.alone,
+        walked_ticks=one.walked_ticks,
         seconds=total.seconds + one.seconds,
         errors=errors,
         undeclared=one.undeclared,
@@ -334,116 +373,3 @@ def handle_signals(stop: Callable[[int], None]) -> Iterator[None]:
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
-
-
-# --- adopted tables ---------------------------------------------------------------------------------------------------
-
-# Read in binary: the text of an interval depends on the session.
-KNOWN = """
-    select a.id, a.name, a.schema_name, a.table_name, a.mode, a.terms, a.retry, a.max_attempts, a.sla
-    from penstock.adopted as a
-"""
-
-
-@contextmanager
-def open_session(dsn: str, source: str) -> Iterator[tuple[Database, Connection]]:
-    database = Database(dsn, source=source)
-    with database.session() as connection:
-        check_contract(connection.execute(CONTRACT).fetchone())
-        yield database, connection
-
-
-def adopt(dsn: str, source: str, table: str, **terms: Any) -> Backlog:
-    """Agrees on the terms and notes them; if they are noted already, nothing is written."""
-    with open_session(dsn, source) as (database, connection):
-        found = look_up(connection, table)
-        check_readable(found)
-        agreement = agreed.agree(connection, found, **terms)
-        if agreement.mode != "observe":
-            check_writable(found, agreement.written)
-        if not find_noted(connection, agreement):
-            check_terms(connection, agreement)
-        return Backlog(database, note_terms(connection, agreement), agreement)
-
-
-def check_terms(connection: Connection, terms: Terms, *, on_records: bool = True) -> None:
-    """Tests what the catalog does not say, before terms are noted. A table that is only observed needs no test."""
-    if terms.mode != "observe":
-        check_key(connection, terms)
-        check_statuses(connection, terms, on_records=on_records)
-
-
-def find_noted(connection: Connection, terms: Terms) -> int | None:
-    """Returns the id of the adopted table with exactly these terms, if there is one."""
-    row = connection.execute(KNOWN + "where a.name = %s", (terms.name,), binary=True).fetchone()
-    return int(row[0]) if row is not None and row[2:] == to_stored(terms) else None
-
-
-def to_stored(terms: Terms) -> tuple[Any, ...]:
-    strategy, limits = terms.strategy.to_json(), (terms.max_attempts, terms.sla)
-    return (terms.table.schema, terms.table.name, terms.mode, terms.to_json(), strategy, *limits)
-
-
-def note_terms(connection: Connection, terms: Terms) -> int:
-    known = find_noted(connection, terms)
-    if known is not None:
-        return known
-    schema, table, mode, told, strategy, max_attempts, sla = to_stored(terms)
-    row = connection.execute(
-        "select penstock.adopt(%s, %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s)",
-        (terms.name, schema, table, mode, to_json(told), to_json(strategy), max_attempts, sla),
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
-
-
-def load(dsn: str, source: str, name: str) -> Backlog:
-    """Returns an adopted table, by its name or the name of the table."""
-    with open_session(dsn, source) as (database, connection):
-        return restore(database, connection, find_known(connection, name))
-
-
-def find_known(connection: Connection, name: str) -> Sequence[Any]:
-    """Returns the stored row of an adopted table."""
-    found = [
-        row
-        for row in connection.execute(KNOWN + "order by a.name", binary=True).fetchall()
-        if name in (row[1], row[3], f"{row[2]}.{row[3]}")
-    ]
-    exact = [row for row in found if row[1] == name] or found
-    if len(exact) != 1:
-        why = "is not adopted" if not exact else f"is adopted as {', '.join(row[1] for row in exact)}"
-        hint = "`penstock adopt TABLE --apply` does it; `penstock backlog status` lists them."
-        raise NotFound(f"{shown(name)} {why}", hint=hint)
-    return exact[0]
-
-
-def forget(dsn: str, source: str, name: str, *, dry_run: bool = False) -> str:
-    """Forgets an adopted table, even one that no longer exists. Returns its name."""
-    with open_session(dsn, source) as (_, connection):
-        found = str(find_known(connection, name)[1])
-        if not dry_run:
-            connection.execute("select penstock.abandon(%s)", (found,))
-        return found
-
-
-def every(dsn: str, source: str) -> list[Backlog]:
-    """Returns all adopted tables."""
-    with open_session(dsn, source) as (database, connection):
-        rows = connection.execute(KNOWN + "order by a.name", binary=True).fetchall()
-        return [restore(database, connection, row) for row in rows]
-
-
-def restore(database: Database, connection: Connection, row: Sequence[Any]) -> Backlog:
-    found = look_up(connection, f"{row[2]}.{row[3]}")
-    return Backlog(database, row[0], agreed.agree(connection, found, **read_terms(row)))
-
-
-def read_terms(row: Sequence[Any]) -> dict[str, Any]:
-    """Returns stored terms as arguments for `agree`."""
-    _, name, _, _, mode, told, retry, max_attempts, sla = row
-    strategy = strategies.from_json(retry)
-    return {**told, "name": name, "mode": mode, "max_attempts": max_attempts, "sla": sla, "strategy": strategy}
-
-
-__all__ = ["Backlog", "PassReport", "Status", "Strategy", "adopt", "every", "forget", "load"]

@@ -22,7 +22,7 @@ from penstock.backlog import ticks
 from penstock.backlog.table import ZONED, Column
 from penstock.backlog.terms import Terms
 from penstock.client.binary import TextArray
-from penstock.client.database import Connection
+from penstock.client.connections import Connection
 
 Key = tuple[str, ...]
 Values = tuple[Any, ...]
@@ -89,12 +89,12 @@ class Statements:
             f"{name} is not null" for name, one in pairs if one.nullable
         ]  # records without a key are left alone
         self.again = " and ".join([self.among(terms.retry), *self.whole])
-        self.fresh, self.failed = self._taken(again=False), self._taken(again=True)
+        self.fresh, self.failed = self._select_records(again=False), self._select_records(again=True)
 
-    def _taken(self, *, again: bool) -> str:
+    def _select_records(self, *, again: bool) -> str:
         """Selects a record and what must be known of it. Timestamps that are not needed are not read."""
         failures, last = self.terms.failures, self.terms.last_failure
-        told = (
+        selected = (
             *(f"{one}::text" for one in self.keys),
             f"{self.status}::text",
             self.since if self.terms.by_ticks else "null::timestamptz",
@@ -103,7 +103,7 @@ class Statements:
         )
         inserted = self.terms.inserted
         more = "" if inserted.expression is None else f", {self.inserted} as {quote(inserted.name)}"
-        return f"select {', '.join(told)}, t.*{more} from {self.table} as t"
+        return f"select {', '.join(selected)}, t.*{more} from {self.table} as t"
 
     def column(self, column: Column) -> str:
         """Returns a column of the table, whose alias is t; or the expression of an index, whose columns have no
@@ -133,20 +133,22 @@ class Statements:
     # --- ready ----------------------------------------------------------------------------------------------------
 
     def ready(self, *, newest_first: bool, bounded: bool, onward: bool) -> bytes:
-        """Selects the next ready records and locks them. Records before `place` are not looked at twice in a pass."""
+        """Selects the next ready records and locks them. With `onward`, it begins after the values of the last one
+        (see `position`), so that a pass looks at no record twice."""
         way, sign = ("desc", "<") if newest_first else ("asc", ">")
         order = ", ".join(f"{one} {way}" for one in (self.inserted, *self.keys))
         where = [self.among(self.terms.ready), f"{self.inserted} is not null", *self.whole]
         if bounded:
             where.append(f"{self.inserted} >= {self.bound(self.terms.inserted)}")
         if onward:
-            place = ", ".join(self.typed(one) for one in (self.terms.inserted, *self.terms.key))
-            where.append(f"({', '.join((self.inserted, *self.keys))}) {sign} ({place})")
+            values = ", ".join(self.typed(one) for one in (self.terms.inserted, *self.terms.key))
+            where.append(f"({', '.join((self.inserted, *self.keys))}) {sign} ({values})")
         return (
             f"{self.fresh} where {' and '.join(where)} order by {order} limit %s for update of t skip locked".encode()
         )
 
-    def place(self, taken: LockedRecord) -> Values:
+    def position(self, taken: LockedRecord) -> Values:
+        """Returns the values by which ready records are ordered."""
         columns = (self.terms.inserted, *self.terms.key)
         return tuple(taken.record[one.name] for one in columns)
 
@@ -190,7 +192,7 @@ class Statements:
         where, common = self.again, [] if oldest is None else [oldest]
         if oldest is not None:
             where += f" and {self.inserted} >= {self.bound(self.terms.inserted)}"
-        parts = [self._waited(where), self._never_failed(where)]
+        parts = [self._select_waited(where), self._select_never_failed(where)]
         parameters: list[Any] = [
             [*range(len(waits.by_failures))],
             [one // timedelta(microseconds=1) for one in waits.by_failures],
@@ -200,20 +202,20 @@ class Statements:
         ]
         if not waits.ends:
             longest = waits.by_failures[-1]
-            parts.append(self._waited_longest(where))
+            parts.append(self._select_waited_longest(where))
             micros = longest // timedelta(microseconds=1)
             parameters += [micros, len(waits.by_failures), now - longest, *common]
-        beyond, place = continue_after(after)
+        beyond, values = continue_after(after)
         statement = f"select d.due, d.key from ({' union all '.join(parts)}) as d{beyond}"
-        return f"{statement} order by d.due, d.key limit %s".encode(), (*parameters, *place, limit)
+        return f"{statement} order by d.due, d.key limit %s".encode(), (*parameters, *values, limit)
 
-    def _counted(self) -> tuple[str, str, Column]:
+    def _failure_columns(self) -> tuple[str, str, Column]:
         assert self.terms.failures is not None
         assert self.terms.last_failure is not None
         return self.column(self.terms.failures), self.column(self.terms.last_failure), self.terms.last_failure
 
-    def _waited(self, where: str) -> str:
-        failures, last, column = self._counted()
+    def _select_waited(self, where: str) -> str:
+        failures, last, column = self._failure_columns()
         return f"""
             select {self.moment(column)} + w.wait * interval '1 microsecond' as due, {self.key} as key
             from unnest(%s::int[], %s::bigint[], %s::timestamptz[]) as w(failures, wait, latest)
@@ -224,15 +226,15 @@ class Statements:
             ) as t
         """
 
-    def _never_failed(self, where: str) -> str:
-        failures, last, _ = self._counted()
+    def _select_never_failed(self, where: str) -> str:
+        failures, last, _ = self._failure_columns()
         return (
             f"select {self.since}, {self.key} from {self.table} as t"
             f" where ({failures} is null or {last} is null) and {self.readable(self.terms.inserted)} and {where}"
         )
 
-    def _waited_longest(self, where: str) -> str:
-        failures, last, column = self._counted()
+    def _select_waited_longest(self, where: str) -> str:
+        failures, last, column = self._failure_columns()
         return (
             f"select {self.moment(column)} + %s * interval '1 microsecond', {self.key} from {self.table} as t"
             f" where {failures} >= %s and {last} <= {self.bound(column)} and {self.readable(column)} and {where}"
@@ -240,23 +242,23 @@ class Statements:
 
     def due_by_sidecar(self, adopted: int, now: datetime, after: Candidate | None, limit: int) -> tuple[bytes, Values]:
         """Selects due records by failures that the sidecar remembers."""
-        beyond, place = continue_after(after)
+        beyond, values = continue_after(after)
         statement = f"""
             select d.due, d.key from (
                 select r.due, r.key from penstock.adopted_record as r
                 where r.adopted_id = %s and r.due is not null and r.due <= %s
             ) as d{beyond} order by d.due, d.key limit %s
         """
-        return statement.encode(), (adopted, now, *place, limit)
+        return statement.encode(), (adopted, now, *values, limit)
 
-    def strangers(self, adopted: int, after: Candidate | None, limit: int) -> tuple[bytes, Values]:
+    def failed_before(self, adopted: int, after: Candidate | None, limit: int) -> tuple[bytes, Values]:
         """Selects the next failed records, and whether the sidecar knows them. It does not know those that failed
         before the table was adopted, or in another program."""
-        beyond, place = "", tuple[Any, ...]()
+        beyond, values = "", tuple[Any, ...]()
         if after is not None:
             typed = ", ".join(self.typed(one) for one in self.terms.key)
             beyond = f" and ({', '.join((self.inserted, *self.keys))}) > ({self.bound(self.terms.inserted)}, {typed})"
-            place = (after.due, *after.key)
+            values = (after.due, *after.key)
         statement = f"""
             select s.since, s.key, (
                 select true from penstock.adopted_record as r where r.adopted_id = %s and r.key = s.key limit 1)
@@ -266,7 +268,7 @@ class Statements:
                 order by {", ".join((self.inserted, *self.keys))} limit %s
             ) as s
         """
-        return statement.encode(), (adopted, *place, limit)
+        return statement.encode(), (adopted, *values, limit)
 
     def unknown(self, adopted: int) -> tuple[bytes, Values]:
         """Selects all failed records that the sidecar does not know."""

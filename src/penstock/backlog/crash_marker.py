@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import psycopg
 
 from penstock.backlog.claim import Key
-from penstock.client.database import Connection
+from penstock.client.connections import Connection
 from penstock.errors import Unavailable
 
 LOCK_CLASS = 0x50454E48  # "PENH": the class of the advisory locks of passes
@@ -51,7 +51,7 @@ def mark_pass(keeper: Connection, connection: Connection, adopted: int, mine: se
     try:
         number = lock_number(keeper, connection)
         try:
-            rows = connection.execute("select * from penstock.begin_hand(%s, %s)", (adopted, number)).fetchall()
+            rows = connection.execute("select * from penstock.begin_pass(%s, %s)", (adopted, number)).fetchall()
             mine.add(number)
             yield CrashMarker(number, {lost: None if key is None else tuple(key) for lost, key in rows}, mine)
         except SystemExit:
@@ -69,7 +69,7 @@ def mark_pass(keeper: Connection, connection: Connection, adopted: int, mine: se
 def lock_number(keeper: Connection, connection: Connection) -> int:
     """Returns a new number and locks it. A number whose lock another session holds is skipped."""
     for _ in range(MAX_NUMBERS):
-        row = connection.execute("select penstock.next_hand()").fetchone()
+        row = connection.execute("select penstock.next_pass()").fetchone()
         assert row is not None
         if keeper.execute("select pg_catalog.pg_try_advisory_xact_lock(%s, %s)", (LOCK_CLASS, row[0])).fetchone() == (
             True,
@@ -84,9 +84,9 @@ def lock_number(keeper: Connection, connection: Connection) -> int:
 
 def remove_markers(connection: Connection, *numbers: int) -> None:
     with suppress(psycopg.Error):  # the next pass finds the marker, and that it is of this process
-        connection.execute("select penstock.end_hands(%s)", (list(numbers),))
+        connection.execute("select penstock.end_passes(%s)", (list(numbers),))
 
 
 def note_record(connection: Connection, number: int, key: Key) -> None:
     """Notes a record before it is handled, in a transaction of its own."""
-    connection.execute("select penstock.note_hand(%s, %s)", (number, list(key)))
+    connection.execute("select penstock.note_pass_record(%s, %s)", (number, list(key)))

@@ -12,7 +12,7 @@ import psycopg
 from penstock.backlog.claim import match_statuses, quote
 from penstock.backlog.table import Column
 from penstock.backlog.terms import Terms, choose_name
-from penstock.client.database import Connection
+from penstock.client.connections import Connection
 from penstock.errors import AuthError
 
 SHAPE = "penstock_shape"
@@ -56,7 +56,7 @@ class TablePart(NamedTuple):
     leaf: bool
 
     @property
-    def place(self) -> str:
+    def quoted_name(self) -> str:
         return unescape(quote(self.schema, self.name))
 
 
@@ -98,17 +98,18 @@ def unescape(text: str) -> str:
 
 def propose(connection: Connection, terms: Terms) -> tuple[Index, ...]:
     """Returns the indexes that passes need. Records that are done are not in them, so they stay small."""
-    place = [terms.inserted, *terms.key]
-    again = place
+    inserted = [terms.inserted, *terms.key]
+    again = inserted
     if not terms.by_ticks and terms.failures is not None and terms.last_failure is not None:
         again = [terms.failures, terms.last_failure]
-    wanted = (("ready", place, terms.ready), ("again", again, terms.retry))
+    wanted = (("ready", inserted, terms.ready), ("again", again, terms.retry))
     return tuple(propose_index(connection, terms, what, columns, words) for what, columns, words in wanted if words)
 
 
 def propose_index(
     connection: Connection, terms: Terms, what: str, columns: Sequence[Column], words: Sequence[str | None]
 ) -> Index:
+    """Returns one index that passes need, and how to make it if it is missing or has changed."""
     table = terms.table
     names = IndexNames(what, f"penstock_{terms.name}" if terms.name != choose_name(None, table) else None)
     parts = read_tree(connection, table.oid)
@@ -138,7 +139,7 @@ def make_key(column: Column) -> str:
 def make_statement(wanted: Index, name: str, part: TablePart) -> str:
     """Returns the statement that builds an index on one table: concurrently, except on a parent, which has no rows."""
     how, only = ("concurrently ", "") if part.leaf else ("", "only ")
-    return f"create index {how}if not exists {unescape(quote(name))} on {only}{part.place} {wanted.what}"
+    return f"create index {how}if not exists {unescape(quote(name))} on {only}{part.quoted_name} {wanted.what}"
 
 
 def list_steps(
@@ -198,8 +199,8 @@ def probe_shape(connection: Connection, terms: Terms, wanted: Index) -> FoundInd
     None: this role may not create temporary tables."""
     connection.execute("begin")
     try:
-        place = unescape(quote(terms.table.schema, terms.table.name))
-        connection.execute(f"create temporary table {SHAPE} (like {place}) on commit drop".encode())
+        table = unescape(quote(terms.table.schema, terms.table.name))
+        connection.execute(f"create temporary table {SHAPE} (like {table}) on commit drop".encode())
         connection.execute(wanted.on(SHAPE).encode())
         row = connection.execute(f"select 'pg_temp.{SHAPE}'::regclass::oid".encode()).fetchone()
         return None if row is None else find_index(connection, row[0], wanted.name)

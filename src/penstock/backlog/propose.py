@@ -11,14 +11,15 @@ import psycopg
 
 from penstock.backlog import guess, indexes, ticks
 from penstock.backlog import terms as agreed
-from penstock.backlog.backlog import KNOWN, Backlog, check_terms, find_noted, note_terms, open_session, read_terms
+from penstock.backlog.adoption import ADOPTED, check_terms, find_noted, note_terms, open_session, read_terms
+from penstock.backlog.backlog import Backlog
 from penstock.backlog.claim import Statements, quote
-from penstock.backlog.drain import read_clock
 from penstock.backlog.indexes import Index
+from penstock.backlog.source import read_clock
 from penstock.backlog.status import count_all, name_statuses
 from penstock.backlog.table import Table, check_readable, check_writable, look_up
 from penstock.backlog.terms import Terms, read_enum_labels
-from penstock.client.database import Connection
+from penstock.client.connections import Connection
 from penstock.errors import Conflict, ValidationError
 from penstock.retry import Progressive
 
@@ -101,7 +102,7 @@ def inspect(
 
 def find_agreed(connection: Connection, table: Table, name: str | None) -> dict[str, Any]:
     """Returns the terms on which a table is already adopted; empty, if it is not."""
-    rows = connection.execute(KNOWN + "order by a.name", binary=True).fetchall()
+    rows = connection.execute(ADOPTED + "order by a.name", binary=True).fetchall()
     same = [row for row in rows if (row[2], row[3]) == (table.schema, table.name)]
     chosen = [row for row in same if row[1] == (name or agreed.choose_name(None, table))]
     if not chosen and name is None:
@@ -133,13 +134,14 @@ BELONG = {
 
 
 def guess_terms(connection: Connection, table: Table, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Guesses the terms that are not given, from the names of columns and the statuses in use."""
     seen = [guess.SeenColumn(one.name, one.kind) for one in table.columns.values()]
     found = {name: value for name, value in guess.guess_columns(seen, table.natural_key).items() if name not in given}
     if {"failures", "last_failure"} & given.keys() or given.get("mode") in ("sidecar", "observe"):
         found = {name: value for name, value in found.items() if name not in ("failures", "last_failure")}
-    told = {**found, **given}
+    known = {**found, **given}
     for name in ("status", "inserted"):
-        if name not in told:
+        if name not in known:
             raise ValidationError(
                 f"{name}: no column of table {table} looks like it",
                 hint=f"Name it: --{name} COLUMN. The table has {', '.join(list(table.columns)[:12])}.",
@@ -147,7 +149,7 @@ def guess_terms(connection: Connection, table: Table, given: Mapping[str, Any]) 
             )
     words = {"ready", "retry", "done", "failed", "dead"}
     if words - given.keys():
-        column = table.column(told["status"], "status")
+        column = table.column(known["status"], "status")
         used = read_statuses(connection, table, column.name)
         values = {*(one for one in used if one is not None), *read_labels(connection, column)}
         meant = guess.guess_statuses(column.kind, values, nulls=None in used)
@@ -156,8 +158,8 @@ def guess_terms(connection: Connection, table: Table, given: Mapping[str, Any]) 
         elif given.get("failed") is not None:
             meant["retry"] = [given["failed"]]
         found |= {name: value for name, value in meant.items() if name not in given}
-        told = {**found, **given}
-        if not told.get("ready") or not told.get("done"):
+        known = {**found, **given}
+        if not known.get("ready") or not known.get("done"):
             shown = ", ".join(sorted(values)[:12]) or "none yet"
             raise ValidationError(
                 f"ready: what the statuses of table {table} mean cannot be guessed (they are {shown})",
@@ -181,7 +183,8 @@ def read_statuses(connection: Connection, table: Table, column: str) -> list[str
 
 
 def look_at(connection: Connection, terms: Terms, guessed: Mapping[str, Any], kept: frozenset[str]) -> TableInspection:
-    known = connection.execute(KNOWN + "where a.name = %s", (terms.name,), binary=True).fetchone()
+    """Counts the records of a table by what the terms make of them."""
+    known = connection.execute(ADOPTED + "where a.name = %s", (terms.name,), binary=True).fetchone()
     adopted = NOT_ADOPTED if known is None else known[0]
     counted = count_all(connection, Statements(terms), adopted, read_clock(connection))
     return TableInspection(
@@ -199,9 +202,12 @@ def look_at(connection: Connection, terms: Terms, guessed: Mapping[str, Any], ke
     )
 
 
-def count_undated(connection: Connection, say: Statements) -> int:
-    live = say.among((*say.terms.ready, *say.terms.retry))
-    statement = f"select pg_catalog.count(*) from {say.table} as t where {live} and {say.inserted} is null"
+def count_undated(connection: Connection, statements: Statements) -> int:
+    """Counts ready and failed records without a timestamp."""
+    live = statements.among((*statements.terms.ready, *statements.terms.retry))
+    statement = (
+        f"select pg_catalog.count(*) from {statements.table} as t where {live} and {statements.inserted} is null"
+    )
     row = connection.execute(statement.replace("%%", "%").encode()).fetchone()
     return int(row[0]) if row else 0
 
@@ -210,19 +216,20 @@ def count_undated(connection: Connection, say: Statements) -> int:
 
 
 def explain(connection: Connection, terms: Terms) -> list[QueryPlan]:
-    say, now = Statements(terms), read_clock(connection)
+    """Returns how PostgreSQL would find the records of a pass."""
+    statements, now = Statements(terms), read_clock(connection)
     asked = (
-        [("ready", say.ready(newest_first=False, bounded=False, onward=False), (PLANNED_RECORDS,))]
+        [("ready", statements.ready(newest_first=False, bounded=False, onward=False), (PLANNED_RECORDS,))]
         if terms.ready
         else []
     )
     if terms.retry and terms.by_ticks:
         mark = ticks.Mark(now - terms.rungs[0])
-        asked.append(("due again", *say.due_by_ticks(now, mark, None, PLANNED_RECORDS)))
+        asked.append(("due again", *statements.due_by_ticks(now, mark, None, PLANNED_RECORDS)))
     elif terms.retry and terms.remembers:
-        asked.append(("due again", *say.strangers(NOT_ADOPTED, None, PLANNED_RECORDS)))
+        asked.append(("due again", *statements.failed_before(NOT_ADOPTED, None, PLANNED_RECORDS)))
     elif terms.retry:
-        asked.append(("due again", *say.due_by_columns(now, None, None, PLANNED_RECORDS)))
+        asked.append(("due again", *statements.due_by_columns(now, None, None, PLANNED_RECORDS)))
     return [
         QueryPlan(what, explain_statement(connection, statement, parameters)) for what, statement, parameters in asked
     ]
@@ -241,15 +248,15 @@ def explain_statement(connection: Connection, statement: bytes, parameters: Any)
 def explain_on_sample(connection: Connection, terms: Terms, wanted: tuple[Index, ...]) -> list[QueryPlan] | None:
     """Returns the plans with the indexes, on a temporary copy of some rows. None: this role may not create temporary
     tables."""
-    say = Statements(terms)
+    statements = Statements(terms)
     inserted = [terms.table.columns[name] for name in terms.inserted.reads] or [terms.inserted]
     needed = dict.fromkeys([*terms.key, *terms.written, *inserted])
-    columns = ", ".join(dict.fromkeys(say.column(one) for one in needed))
-    live = say.among((*terms.ready, *terms.retry))
+    columns = ", ".join(dict.fromkeys(statements.column(one) for one in needed))
+    live = statements.among((*terms.ready, *terms.retry))
     copy = (
         f"create temporary table {SAMPLE} on commit drop as"
-        f" (select {columns} from {say.table} as t where {live} limit {SAMPLE_ROWS})"
-        f" union all (select {columns} from {say.table} as t where {live} is not true limit {SAMPLE_ROWS})"
+        f" (select {columns} from {statements.table} as t where {live} limit {SAMPLE_ROWS})"
+        f" union all (select {columns} from {statements.table} as t where {live} is not true limit {SAMPLE_ROWS})"
     )
     connection.execute("begin")
     try:

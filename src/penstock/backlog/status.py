@@ -10,10 +10,10 @@ from typing import Any
 
 from penstock.backlog import failures, ticks
 from penstock.backlog.claim import Statements
-from penstock.backlog.drain import read_clock
 from penstock.backlog.failures import RecordFailure
+from penstock.backlog.source import read_clock
 from penstock.backlog.terms import Terms
-from penstock.client.database import Connection
+from penstock.client.connections import Connection
 from penstock.model import QueueStatus
 
 MAX_COUNTED = 10_000
@@ -66,15 +66,19 @@ class BacklogStatus:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the status as JSON."""
         found = asdict(self) | {"at": self.at.isoformat(), "sla_used": self.sla_used}
-        found["last_error"] = None if self.last_error is None else self.last_error.to_json()
+        found["last_error"] = last = None if self.last_error is None else self.last_error.to_json()
+        if last is not None:
+            del last["traceback"]  # `penstock backlog failures` has it
         return found | {name: dict(found[name]) for name in ("statuses", "undeclared", "last_pass", "errors")}
 
 
 def read_status(connection: Connection, adopted: int, terms: Terms) -> BacklogStatus:
-    say = Statements(terms)
+    """Returns the status of an adopted table."""
+    statements = Statements(terms)
     now = read_clock(connection)
-    counted = count_all(connection, say, adopted, now)
+    counted = count_all(connection, statements, adopted, now)
     row = connection.execute("select last_pass from penstock.adopted where id = %s", (adopted,)).fetchone()
     newest = failures.read_newest(connection, adopted, 1)
     return BacklogStatus(
@@ -112,10 +116,10 @@ class StatusCounts:
         return {status: count for status, count in self.statuses.items() if status not in terms.declared}
 
 
-def count_all(connection: Connection, say: Statements, adopted: int, now: datetime) -> StatusCounts:
-    rows = connection.execute(make_count_statement(say)).fetchall()
-    oldest = [moment for status, _, moment in rows if status in say.terms.ready and isinstance(moment, datetime)]
-    due, first = count_due(connection, say, adopted, now)
+def count_all(connection: Connection, statements: Statements, adopted: int, now: datetime) -> StatusCounts:
+    rows = connection.execute(make_count_statement(statements)).fetchall()
+    oldest = [moment for status, _, moment in rows if status in statements.terms.ready and isinstance(moment, datetime)]
+    due, first = count_due(connection, statements, adopted, now)
     waiting = [*oldest, *([first] if first is not None else [])]
     age = max((now - min(waiting)).total_seconds(), 0.0) if waiting else None
     return StatusCounts({status: int(count) for status, count, _ in rows}, due, age)
@@ -127,24 +131,27 @@ def name_statuses(counts: Mapping[str | None, int]) -> dict[str, int]:
     return found if None not in counts else found | {"null": found.get("null", 0) + counts[None]}
 
 
-def make_count_statement(say: Statements) -> bytes:
+def make_count_statement(statements: Statements) -> bytes:
     """Counts by status, and the oldest moment of ready records. Moments that Python cannot hold, such as infinity, are
     left out. The moments of other records are not read: an expression costs time, and may fail for them."""
-    finite = f"case when {say.among(say.terms.ready)} then {say.readable(say.terms.inserted)} end"
+    terms = statements.terms
+    finite = f"case when {statements.among(terms.ready)} then {statements.readable(terms.inserted)} end"
     return (
         (
-            f"select {say.status}::text, pg_catalog.count(*),"
-            f" pg_catalog.min({say.since}) filter (where {finite})"
-            f" from {say.table} as t group by 1 order by 1"
+            f"select {statements.status}::text, pg_catalog.count(*),"
+            f" pg_catalog.min({statements.since}) filter (where {finite})"
+            f" from {statements.table} as t group by 1 order by 1"
         )
         .replace("%%", "%")
         .encode()
     )
 
 
-def count_due(connection: Connection, say: Statements, adopted: int, now: datetime) -> tuple[int, datetime | None]:
+def count_due(
+    connection: Connection, statements: Statements, adopted: int, now: datetime
+) -> tuple[int, datetime | None]:
     """Returns how many failed records are due, and when the first one became due."""
-    terms, most = say.terms, 2**62
+    terms, most = statements.terms, 2**62
     if not terms.retry:
         return 0, None
     if terms.by_ticks:
@@ -152,11 +159,11 @@ def count_due(connection: Connection, say: Statements, adopted: int, now: dateti
         mark = ticks.START
         if row is not None and row[0] is not None:
             mark = ticks.Mark(row[0], None if row[1] is None else tuple(row[1]))
-        asked = [say.due_by_ticks(now, mark, None, most)]
+        asked = [statements.due_by_ticks(now, mark, None, most)]
     elif terms.remembers:
-        asked = [say.due_by_sidecar(adopted, now, None, most), say.unknown(adopted)]
+        asked = [statements.due_by_sidecar(adopted, now, None, most), statements.unknown(adopted)]
     else:
-        asked = [say.due_by_columns(now, None, None, most)]
+        asked = [statements.due_by_columns(now, None, None, most)]
     total, first = 0, None
     for statement, parameters in asked:
         wrapped = b"select pg_catalog.count(*), pg_catalog.min(x.due) from (" + statement + b") as x(due, key)"
@@ -167,12 +174,10 @@ def count_due(connection: Connection, say: Statements, adopted: int, now: dateti
     return total, first
 
 
-def count_failed(connection: Connection, say: Statements) -> int:
+def count_failed(connection: Connection, statements: Statements) -> int:
     """Counts failed records up to a limit: a pass must not cost more on a larger table."""
-    statement = (
-        "select pg_catalog.count(*)"
-        f" from (select from {say.table} as t where {say.among(say.terms.retry)} limit {MAX_COUNTED}) as x"
-    )
+    failed = f"select from {statements.table} as t where {statements.among(statements.terms.retry)} limit {MAX_COUNTED}"
+    statement = f"select pg_catalog.count(*) from ({failed}) as x"
     row = connection.execute(statement.replace("%%", "%").encode()).fetchone()
     return int(row[0]) if row else 0
 
@@ -186,19 +191,19 @@ STATISTICS = """
 """
 
 
-def find_undeclared(connection: Connection, say: Statements) -> dict[str, int]:
+def find_undeclared(connection: Connection, statements: Statements) -> dict[str, int]:
     """Returns the statuses that the terms do not name. For a large table they are estimates from the planner's
     statistics."""
-    terms = say.terms
+    terms = statements.terms
     row = connection.execute("select pg_catalog.pg_relation_size(%s::oid) / 8192", (terms.table.oid,)).fetchone()
     pages = int(row[0]) if row else 0
     if pages * 50 <= MAX_EXACT:
         statement = (
-            f"select {say.status}::text, pg_catalog.count(*) from {say.table} as t"
-            f" where {say.among(terms.declared)} is not true group by 1 order by 1"
+            f"select {statements.status}::text, pg_catalog.count(*) from {statements.table} as t"
+            f" where {statements.among(terms.declared)} is not true group by 1 order by 1"
         )
         found = connection.execute(statement.replace("%%", "%").encode()).fetchall()
     else:
-        place = (terms.table.oid, terms.table.schema, terms.table.name, terms.status.name)
-        found = connection.execute(STATISTICS, place).fetchall()
+        about = (terms.table.oid, terms.table.schema, terms.table.name, terms.status.name)
+        found = connection.execute(STATISTICS, about).fetchall()
     return name_statuses({status: int(count) for status, count in found if status not in terms.declared})

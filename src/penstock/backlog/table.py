@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import psycopg
 
-from penstock.client.database import Connection
+from penstock.client.connections import Connection
 from penstock.errors import AuthError, NotFound, ValidationError, shown
 
 MOMENTS = ("timestamp with time zone", "timestamp without time zone", "date")

@@ -16,7 +16,7 @@ from penstock import retry as strategies
 from penstock import validate
 from penstock.backlog import ticks
 from penstock.backlog.table import MOMENTS, ZONED, Column, Table, find_first_key
-from penstock.client.database import Connection
+from penstock.client.connections import Connection
 from penstock.errors import AuthError, Conflict, ValidationError, shown
 from penstock.model import Duration
 from penstock.retry import CustomRetry, Progressive, Strategy
@@ -242,8 +242,8 @@ def check_expression(connection: Connection, table: Table, column: Column) -> No
     """Refuses an expression that cannot be evaluated in a query of ours."""
     assert column.expression is not None
     what = f"inserted: the expression {column.expression} of index {column.name}"
-    place = sql.Identifier(table.schema, table.name)
-    statement = sql.SQL("select {} from {} as t limit 0").format(sql.SQL(cast("Any", column.expression)), place)
+    quoted_table = sql.Identifier(table.schema, table.name)
+    statement = sql.SQL("select {} from {} as t limit 0").format(sql.SQL(cast("Any", column.expression)), quoted_table)
     try:
         connection.execute(statement)
     except psycopg.errors.InsufficientPrivilege as error:
@@ -292,11 +292,11 @@ def suggest_index(connection: Connection, table: Table, column: Column, zone: st
         (column.name, table.schema, table.name, table.schema, f"{short}_read", f"{short}_moment", zone),
     ).fetchone()
     assert row is not None
-    name, place, function, index, quoted_zone = row
+    name, quoted_name, function, index, quoted_zone = row
     how = "" if table.partitioned else " concurrently"
     if column.kind in WHOLE:
         read = f"to_timestamp({name})"
-        make = f"Create an index over its moments: create index{how} {index} on {place} ({read})"
+        make = f"Create an index over its moments: create index{how} {index} on {quoted_name} ({read})"
     else:
         read = f"{name}::timestamptz"
         # A text that cannot be read becomes null: an error would refuse the insert of a record by another program.
@@ -307,11 +307,11 @@ def suggest_index(connection: Connection, table: Table, column: Column, zone: st
             f"Create a function that reads it, and an index over the function: create function {function}(text)"
             f" returns timestamptz language sql immutable parallel safe set timezone = {quoted_zone}"
             f" set datestyle = 'ISO, YMD' as $$ select case when {valid} then $1::timestamptz end $$;"
-            f" create index{how} {index} on {place} ({function}({name}))"
+            f" create index{how} {index} on {quoted_name} ({function}({name}))"
         )
     return (
         f"{make}; then name the index: --inserted {index}. Or change its type, which rewrites the table while all"
-        f" others wait: alter table {place} alter {name} type timestamptz using {read}."
+        f" others wait: alter table {quoted_name} alter {name} type timestamptz using {read}."
     )
 
 
@@ -367,6 +367,11 @@ def find_zone(connection: Connection, tz: str | None) -> str:
             f"tz: {shown(tz)} is not a time zone", hint="Such as UTC or Europe/Berlin.", field="tz"
         ) from None
     return found
+
+
+def explain_unused_zone(terms: Terms) -> str:
+    """Says why a time zone that was given changes nothing."""
+    return f"tz: {terms.zone} is not used: all times of table {terms.table} have a zone of their own"
 
 
 # --- statuses ---------------------------------------------------------------------------------------------------------
@@ -432,20 +437,28 @@ def read_enum_labels(connection: Connection, column: Column) -> tuple[str, ...]:
 def check_meanings(terms: Terms) -> None:
     """Refuses a status that means two things: its records would be handled again and again."""
     if not terms.ready and not terms.retry:
-        raise ValidationError("ready: no status says that a record is to be handled", field="ready")
+        raise ValidationError(
+            "ready: ready and retry cannot both be empty, because no record would be handled", field="ready"
+        )
     if both := {*terms.ready} & {*terms.retry}:
-        raise ValidationError(f"retry: {shown(both.pop())} is in ready too", field="retry")
+        raise ValidationError(f"retry: status {shown(both.pop())} cannot be in both ready and retry", field="retry")
     live = {*terms.ready, *terms.retry}
     for field, word in (("done", terms.done), ("dead", terms.dead)):
         if word in live:
-            raise ValidationError(f"{field}: {shown(word)} would be handled again and again", field=field)
+            raise ValidationError(
+                f"{field}: {shown(word)} cannot also be in ready or retry, because its records would never end",
+                field=field,
+            )
     if terms.mode == "observe":
         return
     if terms.failed is None and terms.dead is None:
-        raise ValidationError("failed: what becomes of a record that failed is not said", field="failed")
+        raise ValidationError(
+            "failed: failed and dead cannot both be missing: a failed record needs a status", field="failed"
+        )
     if terms.failed in terms.ready:
         raise ValidationError(
-            f"failed: {shown(terms.failed)} is in ready, and would be handled again at once", field="failed"
+            f"failed: {shown(terms.failed)} cannot also be in ready: a failed record would be handled again at once",
+            field="failed",
         )
     if terms.failed == terms.done:
-        raise ValidationError(f"failed: {shown(terms.failed)} is done too", field="failed")
+        raise ValidationError(f"failed: {shown(terms.failed)} cannot also be the done status", field="failed")

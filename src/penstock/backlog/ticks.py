@@ -1,10 +1,14 @@
-"""When a failed record is retried. Pure: it computes the bounds for the SQL of `claim`.
+"""Computes when a failed record is retried, as bounds for the SQL of `claim`. Pure: it does no I/O.
 
-Progressive needs no column of its own: a record has ticks at the ages k × period of its tier, and is due in a pass if
-its last tick is after the mark. The ladder contains all ages at which a tick can be. Records whose last tick is at one
-rung of the ladder were inserted between two times, which an index finds.
+The strategy Progressive retries a record at fixed ages: the multiples of the period of its tier. These ages are the
+rungs of a ladder, and the moment at which a record reaches one is a tick. A record is due if its last tick is later
+than the mark, up to which passes have worked. The records whose last tick is at a given rung were inserted between two
+moments, so that an index finds them, and the table needs no column for this.
 
-All other strategies depend on the number of failures: each number has its wait.
+All other strategies look at the number of failures of a record: each number has its waiting time.
+
+Python subtracts two datetimes of the same zone by their wall clocks, which is an hour wrong across a change to summer
+time. So `now` is in UTC. The other moments are in the zone of the session, and are only subtracted from moments in UTC.
 """
 
 from __future__ import annotations
@@ -69,8 +73,9 @@ def build_ladder(strategy: Progressive) -> list[timedelta]:
 
 def find_last_tick(rungs: list[timedelta], inserted: datetime, now: datetime) -> datetime | None:
     """Returns the last tick up to now. None: there was none yet."""
-    n = bisect_right(rungs, now - inserted)
-    return inserted + rungs[n - 1] if n else None
+    age = now - inserted
+    n = bisect_right(rungs, age)
+    return now - (age - rungs[n - 1]) if n else None
 
 
 def has_ended(rungs: list[timedelta], inserted: datetime, now: datetime) -> bool:
@@ -81,10 +86,10 @@ def has_ended(rungs: list[timedelta], inserted: datetime, now: datetime) -> bool
 def find_windows(rungs: list[timedelta], mark: Mark, now: datetime) -> list[TickWindow]:
     """Returns one window for each rung: together they contain the records whose last tick is at the mark or later. For
     records at the mark itself, the key decides. Records older than the last rung had their last tick there."""
-    found = []
+    found, walked = [], mark.tick - EARLIEST
     for n, rung in enumerate(rungs):
         older = now - rungs[n + 1] if n + 1 < len(rungs) else EARLIEST
-        reached = mark.tick - rung - INSTANT if mark.tick - EARLIEST > rung + INSTANT else EARLIEST
+        reached = EARLIEST + (walked - rung - INSTANT) if walked > rung + INSTANT else EARLIEST
         after = max(older, reached)
         if after < now - rung:
             found.append(TickWindow(after, now - rung, rung))

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import psycopg
 
 from penstock.backlog.claim import Key, Statements, quote, quote_literal, to_arrays
-from penstock.backlog.drain import is_record_error
+from penstock.backlog.settling import is_record_error
 from penstock.backlog.table import Table
 from penstock.backlog.terms import Terms
-from penstock.client.database import Connection
+from penstock.client.connections import Connection
 from penstock.errors import ValidationError, shown
 
 TRIED_RECORDS = 20  # one of them may be bad, but not all
@@ -27,19 +27,21 @@ def check_key(connection: Connection, terms: Terms) -> None:
     """Refuses a key that several records may share, or that some records do not have: one call of the handler would
     decide about all of them."""
     check_unique(terms)
-    say = Statements(terms)
+    statements = Statements(terms)
     names = ", ".join(one.name for one in terms.key)
-    nullable = [name for name, one in zip(say.keys, terms.key, strict=True) if one.nullable]
+    nullable = [name for name, one in zip(statements.keys, terms.key, strict=True) if one.nullable]
     if nullable:
         missing = " or ".join(f"{name} is null" for name in nullable)
-        if ask(connection, f"select exists (select from {say.table} as t where {missing})"):
+        if ask(connection, f"select exists (select from {statements.table} as t where {missing})"):
             raise ValidationError(
                 f"key: some records of table {terms.table} have no value in {names}",
                 hint=suggest_keys(terms),
                 field="key",
             )
     if not terms.table.identifies([one.name for one in terms.key]):
-        shared = f"select from {say.table} as t group by {', '.join(say.keys)} having pg_catalog.count(*) > 1"
+        shared = (
+            f"select from {statements.table} as t group by {', '.join(statements.keys)} having pg_catalog.count(*) > 1"
+        )
         if ask(connection, f"select exists ({shared})"):
             raise ValidationError(
                 f"key: several records of table {terms.table} have the same {names}",
@@ -83,9 +85,11 @@ def check_statuses(connection: Connection, terms: Terms, *, on_records: bool) ->
     connection.execute("begin isolation level read committed")
     try:
         connection.execute(f"set local lock_timeout = '{LOCK_TIMEOUT}'")
-        say = Statements(terms)
-        records = find_waiting(connection, say) if on_records else []
-        write = make_record_writer(connection, say, records) if records else make_column_writer(connection, terms)
+        statements = Statements(terms)
+        records = find_waiting(connection, statements) if on_records else []
+        write = (
+            make_record_writer(connection, statements, records) if records else make_column_writer(connection, terms)
+        )
         for field in ("done", "failed", "dead"):
             status = getattr(terms, field)
             error = None if status is None or write is None else write(status, field)
@@ -98,23 +102,27 @@ def check_statuses(connection: Connection, terms: Terms, *, on_records: bool) ->
 StatusWriter = Callable[[str, str], psycopg.Error | None]  # of a status and its field; returns why it cannot be written
 
 
-def find_waiting(connection: Connection, say: Statements) -> list[tuple[Key, str | None]]:
+def find_waiting(connection: Connection, statements: Statements) -> list[tuple[Key, str | None]]:
     """Returns keys and statuses of some waiting records that are not locked, ready ones first."""
-    keys = ", ".join(f"{one}::text" for one in say.keys)
+    keys = ", ".join(f"{one}::text" for one in statements.keys)
     found: list[tuple[Key, str | None]] = []
-    for words in (say.terms.ready, say.terms.retry):
-        where = " and ".join([say.among(words), *say.whole])
-        statement = f"select {keys}, {say.status}::text from {say.table} as t where {where} limit {TRIED_RECORDS}"
+    for words in (statements.terms.ready, statements.terms.retry):
+        where = " and ".join([statements.among(words), *statements.whole])
+        statement = (
+            f"select {keys}, {statements.status}::text from {statements.table} as t where {where} limit {TRIED_RECORDS}"
+        )
         rows = connection.execute(f"{statement} for update of t skip locked".replace("%%", "%").encode())
         found += [(row[:-1], row[-1]) for row in rows]
     return found
 
 
-def make_record_writer(connection: Connection, say: Statements, records: list[tuple[Key, str | None]]) -> StatusWriter:
+def make_record_writer(
+    connection: Connection, statements: Statements, records: list[tuple[Key, str | None]]
+) -> StatusWriter:
     def write(status: str, field: str) -> psycopg.Error | None:
         error = None
         for key, claimed in records:
-            statement = say.settle(status, failure=field != "done")
+            statement = statements.settle(status, failure=field != "done")
             error = try_statement(connection, statement, (*to_arrays([key], len(key)), claimed))
             if error is None or error.sqlstate in BUSY:
                 return None
@@ -168,10 +176,10 @@ def try_statement(
 
 
 def make_refusal(terms: Terms, field: str, status: str, error: psycopg.Error) -> ValidationError:
-    place = f"column {terms.status.name} of table {terms.table}"
+    column = f"column {terms.status.name} of table {terms.table}"
     or_none = ", or none: --no-dead" if field == "dead" else ""
     return ValidationError(
-        f"{field}: status {shown(status)} cannot be written to {place}: {error.diag.message_primary}",
+        f"{field}: status {shown(status)} cannot be written to {column}: {error.diag.message_primary}",
         hint=f"Name another one: --{field} STATUS ({field}=…){or_none}.",
         field=field,
     )

@@ -121,9 +121,9 @@ def report_misuse(error: Any) -> NoReturn:
     if type(error).__name__ == "NoArgsIsHelpError":
         sys.exit(2)  # typer has printed the help
     command = error.ctx.command_path if getattr(error, "ctx", None) else "penstock"
-    told: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's errors, which typer wraps
-    if told and told[0]["type"] in ("int_parsing", "int_type", "int_from_float"):
-        error.message = f"{shown(told[0]['input'])} is not a whole number"
+    problems: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's errors, which typer wraps
+    if problems and problems[0]["type"] in ("int_parsing", "int_type", "int_from_float"):
+        error.message = f"{shown(problems[0]['input'])} is not a whole number"
     report_error(ValidationError(error.format_message(), hint=f"See `{command} --help`."))
 
 

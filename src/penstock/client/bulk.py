@@ -15,14 +15,16 @@ from penstock import validate
 from penstock.client.binary import TextArray
 from penstock.client.borrowed import Run, refusals
 from penstock.client.concurrency import Items, batches
-from penstock.client.database import Connection, Database, retry_unavailable
+from penstock.client.connections import Connection
+from penstock.client.database import Database, retry_unavailable
 from penstock.client.spool import BATCH, Chunk, Spool
-from penstock.client.sqlstate import translated
+from penstock.client.sqlstate import translate_errors
 from penstock.client.statements import jobs, pushes
 from penstock.errors import PartialPush, Taken, Unavailable, ValidationError
 from penstock.model import Json, NewTask, OnConflict, Pushed, PushReport
 
 Progress = Callable[[int], None]
+"""Is told how many tasks were written so far."""
 Write = Callable[..., dict[str, int]]
 
 
@@ -40,7 +42,7 @@ class BulkWriter:
         self, items: Items[Json | NewTask | None], batch: UUID, on_conflict: OnConflict, progress: Progress | None
     ) -> PushReport:
         """Pushes all items in transactions of its own; see `Queue.push_many`."""
-        with Spool(largest=validate.LARGEST_EVER) as spool:
+        with Spool(largest=validate.MAX_PAYLOAD) as spool:
             fill(spool, items)
             if not spool.rows:
                 return PushReport(batch)
@@ -153,7 +155,7 @@ class BulkWriter:
 
     def _merge(self, connection: Connection, chunk: Chunk, on_conflict: str) -> dict[str, int]:
         parameters = (self._queue, *pushes.merge_columns(chunk), on_conflict)
-        with pushes.counted_from(chunk.first), translated():
+        with pushes.renumber_items(chunk.first), translate_errors():
             rows = connection.execute(pushes.PUSH_MANY, parameters).fetchall()
         return pushes.read_counts(rows)
 
@@ -180,7 +182,7 @@ class BulkWriter:
         """Writes the items chunk by chunk in the caller's transaction. The ledger is used only if the push is
         `repeatable`, because the caller gave its batch id: otherwise that transaction is all or nothing already."""
         totals: Counter[str] = Counter()
-        with Spool(largest=validate.LARGEST_EVER) as spool:
+        with Spool(largest=validate.MAX_PAYLOAD) as spool:
             fill(spool, items)
             if spool.parts > 1:  # under autocommit, a refused chunk does not undo the chunks before it
                 with refusals():
@@ -220,21 +222,21 @@ class BulkWriter:
         copying: bool = True,
         counted: Mapping[str, int] = MappingProxyType({}),
         reject_table: str | None = None,
-        places: int | None = None,
+        slots: int | None = None,
     ) -> dict[str, int]:
         """Writes one part of a job in one transaction: its ledger entry, its tasks and its rejects. A part that is in
         the ledger already is left as it is, and its report is returned.
 
         Chunks with subjects contain no subject twice; `counted` says what happened to the duplicates. The part is
-        written with COPY while no subject is taken, unless `copying` is false. At most `places` parts of a job are
-        written at once; NoPlace is raised when that many are being written.
+        written with COPY while no subject is taken, unless `copying` is false. At most `slots` parts of a job are
+        written at once; NoSlot is raised when that many are being written.
         """
 
         def attempt(*, copying: bool) -> dict[str, int]:
             counts = Counter(counted)
             with self._database.transaction() as connection:
-                if places is not None:
-                    self._take_place(connection, entry.job, places)
+                if slots is not None:
+                    self._take_slot(connection, entry.job, slots)
                 row = connection.execute(*jobs.enter_statement(self._queue, entry)).fetchone()
                 if row is not None and row[0] is not None:
                     return dict(orjson.loads(row[0]))
@@ -256,10 +258,10 @@ class BulkWriter:
         except Taken:
             return retry_unavailable(lambda: attempt(copying=False))
 
-    def _take_place(self, connection: Connection, job: UUID, places: int) -> None:
-        row = connection.execute(jobs.TAKE_PLACE, (job, places)).fetchone()
+    def _take_slot(self, connection: Connection, job: UUID, slots: int) -> None:
+        row = connection.execute(jobs.TAKE_SLOT, (job, slots)).fetchone()
         if row is None or not row[0]:
-            raise jobs.NoPlace
+            raise jobs.NoSlot
 
     def seal_job(
         self, job: UUID, partitions: int, rows: int, checksum: str, counts: Mapping[str, int]
@@ -291,9 +293,10 @@ class BulkWriter:
                 if not found:
                     connection.execute(jobs.MAKE_REJECTS.format(named).encode())
                 elif not needed <= found:
+                    missing = ", ".join(sorted(needed - found))
                     raise ValidationError(
-                        f"rejectTable: {table} has no {', '.join(sorted(needed - found))}",
-                        hint="Name a table that is not there yet: it is made.",
+                        f"rejectTable: table {table} cannot be used, because it has no column {missing}",
+                        hint="Name a table that does not exist: Penstock creates it.",
                         field="rejectTable",
                     )
 
@@ -302,7 +305,7 @@ class BulkWriter:
 
 def write_borrowed(run: Run, queue: str, chunk: Chunk, on_conflict: str) -> list[Pushed]:
     """Writes one chunk in the caller's transaction."""
-    with pushes.counted_from(chunk.first), refusals():
+    with pushes.renumber_items(chunk.first), refusals():
         rows = run(pushes.PUSH_AS_TEXT, pushes.text_columns(queue, chunk, on_conflict))
     return pushes.read_pushed(rows)
 

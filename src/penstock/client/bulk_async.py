@@ -13,15 +13,17 @@ import orjson
 from penstock import validate
 from penstock.client.binary import TextArray
 from penstock.client.borrowed_async import Run, refusals
-from penstock.client.concurrency_async import Items, batches
-from penstock.client.database_async import AsyncConnection, AsyncDatabase, retry_unavailable
+from penstock.client.concurrency_async import AsyncItems, batches
+from penstock.client.connections_async import AsyncConnection
+from penstock.client.database_async import AsyncDatabase, retry_unavailable
 from penstock.client.spool import BATCH, Chunk, Spool
-from penstock.client.sqlstate import translated
+from penstock.client.sqlstate import translate_errors
 from penstock.client.statements import jobs, pushes
 from penstock.errors import PartialPush, Taken, Unavailable, ValidationError
 from penstock.model import Json, NewTask, OnConflict, Pushed, PushReport
 
 Progress = Callable[[int], None]
+"""Is told how many tasks were written so far."""
 Write = Callable[..., Awaitable[dict[str, int]]]
 
 
@@ -36,10 +38,10 @@ class AsyncBulkWriter:
         self._queue = validate.queue_name(queue)
 
     async def push(
-        self, items: Items[Json | NewTask | None], batch: UUID, on_conflict: OnConflict, progress: Progress | None
+        self, items: AsyncItems[Json | NewTask | None], batch: UUID, on_conflict: OnConflict, progress: Progress | None
     ) -> PushReport:
         """Pushes all items in transactions of its own; see `AsyncQueue.push_many`."""
-        with Spool(largest=validate.LARGEST_EVER) as spool:
+        with Spool(largest=validate.MAX_PAYLOAD) as spool:
             await fill(spool, items)
             if not spool.rows:
                 return PushReport(batch)
@@ -154,7 +156,7 @@ class AsyncBulkWriter:
 
     async def _merge(self, connection: AsyncConnection, chunk: Chunk, on_conflict: str) -> dict[str, int]:
         parameters = (self._queue, *pushes.merge_columns(chunk), on_conflict)
-        with pushes.counted_from(chunk.first), translated():
+        with pushes.renumber_items(chunk.first), translate_errors():
             rows = await (await connection.execute(pushes.PUSH_MANY, parameters)).fetchall()
         return pushes.read_counts(rows)
 
@@ -171,7 +173,7 @@ class AsyncBulkWriter:
     async def push_borrowed(
         self,
         run: Run,
-        items: Items[Json | NewTask | None],
+        items: AsyncItems[Json | NewTask | None],
         batch: UUID,
         on_conflict: OnConflict,
         progress: Progress | None,
@@ -181,7 +183,7 @@ class AsyncBulkWriter:
         """Writes the items chunk by chunk in the caller's transaction. The ledger is used only if the push is
         `repeatable`, because the caller gave its batch id: otherwise that transaction is all or nothing already."""
         totals: Counter[str] = Counter()
-        with Spool(largest=validate.LARGEST_EVER) as spool:
+        with Spool(largest=validate.MAX_PAYLOAD) as spool:
             await fill(spool, items)
             if spool.parts > 1:  # under autocommit, a refused chunk does not undo the chunks before it
                 with refusals():
@@ -221,21 +223,21 @@ class AsyncBulkWriter:
         copying: bool = True,
         counted: Mapping[str, int] = MappingProxyType({}),
         reject_table: str | None = None,
-        places: int | None = None,
+        slots: int | None = None,
     ) -> dict[str, int]:
         """Writes one part of a job in one transaction: its ledger entry, its tasks and its rejects. A part that is in
         the ledger already is left as it is, and its report is returned.
 
         Chunks with subjects contain no subject twice; `counted` says what happened to the duplicates. The part is
-        written with COPY while no subject is taken, unless `copying` is false. At most `places` parts of a job are
-        written at once; NoPlace is raised when that many are being written.
+        written with COPY while no subject is taken, unless `copying` is false. At most `slots` parts of a job are
+        written at once; NoSlot is raised when that many are being written.
         """
 
         async def attempt(*, copying: bool) -> dict[str, int]:
             counts = Counter(counted)
             async with self._database.transaction() as connection:
-                if places is not None:
-                    await self._take_place(connection, entry.job, places)
+                if slots is not None:
+                    await self._take_slot(connection, entry.job, slots)
                 row = await (await connection.execute(*jobs.enter_statement(self._queue, entry))).fetchone()
                 if row is not None and row[0] is not None:
                     return dict(orjson.loads(row[0]))
@@ -257,10 +259,10 @@ class AsyncBulkWriter:
         except Taken:
             return await retry_unavailable(lambda: attempt(copying=False))
 
-    async def _take_place(self, connection: AsyncConnection, job: UUID, places: int) -> None:
-        row = await (await connection.execute(jobs.TAKE_PLACE, (job, places))).fetchone()
+    async def _take_slot(self, connection: AsyncConnection, job: UUID, slots: int) -> None:
+        row = await (await connection.execute(jobs.TAKE_SLOT, (job, slots))).fetchone()
         if row is None or not row[0]:
-            raise jobs.NoPlace
+            raise jobs.NoSlot
 
     async def seal_job(
         self, job: UUID, partitions: int, rows: int, checksum: str, counts: Mapping[str, int]
@@ -292,9 +294,10 @@ class AsyncBulkWriter:
                 if not found:
                     await connection.execute(jobs.MAKE_REJECTS.format(named).encode())
                 elif not needed <= found:
+                    missing = ", ".join(sorted(needed - found))
                     raise ValidationError(
-                        f"rejectTable: {table} has no {', '.join(sorted(needed - found))}",
-                        hint="Name a table that is not there yet: it is made.",
+                        f"rejectTable: table {table} cannot be used, because it has no column {missing}",
+                        hint="Name a table that does not exist: Penstock creates it.",
                         field="rejectTable",
                     )
 
@@ -303,12 +306,12 @@ class AsyncBulkWriter:
 
 async def write_borrowed(run: Run, queue: str, chunk: Chunk, on_conflict: str) -> list[Pushed]:
     """Writes one chunk in the caller's transaction."""
-    with pushes.counted_from(chunk.first), refusals():
+    with pushes.renumber_items(chunk.first), refusals():
         rows = await run(pushes.PUSH_AS_TEXT, pushes.text_columns(queue, chunk, on_conflict))
     return pushes.read_pushed(rows)
 
 
-async def fill(spool: Spool, items: Items[Json | NewTask | None]) -> None:
+async def fill(spool: Spool, items: AsyncItems[Json | NewTask | None]) -> None:
     """Adds all items to the spool and finishes it."""
     async for some in batches(items, BATCH):
         spool.add(some)

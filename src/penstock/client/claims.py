@@ -10,9 +10,10 @@ from dataclasses import replace
 from uuid import UUID, uuid4
 
 from penstock import validate
-from penstock.client.database import IMPATIENT, Connection, Database, Once, still_lent
+from penstock.client.connections import Connection, check_still_lent
+from penstock.client.database import IMPATIENT, Database, Once
 from penstock.client.session import BEGIN
-from penstock.client.sqlstate import translated
+from penstock.client.sqlstate import translate_errors
 from penstock.client.statements import claims as sql
 from penstock.errors import LeaseLost
 from penstock.model import Claim, Duration, Extended, Outcome
@@ -26,18 +27,18 @@ class Claimer:
         self._queue = validate.queue_name(queue)
         self._hint = sql.Hint()
 
-    def claim(self, limit: int, *, lease: Duration | None = None, worker: str = "", may_alone: bool = True) -> Claim:
+    def claim(self, limit: int, *, lease: Duration | None = None, worker: str = "", quarantined: bool = True) -> Claim:
         """Claims up to `limit` tasks; see `Queue.claim`."""
         hint = self._hint.current()
-        return self._claim(self._database.once, sql.Wanted(self._queue, limit, lease, worker, hint, may_alone))
+        return self._claim(self._database.once, sql.Wanted(self._queue, limit, lease, worker, hint, quarantined))
 
     def claim_notified(
-        self, once: Once, limit: int, *, lease: Duration | None = None, worker: str = "", may_alone: bool = True
+        self, once: Once, limit: int, *, lease: Duration | None = None, worker: str = "", quarantined: bool = True
     ) -> Claim:
         """Claims tasks on the connection that has just received the notification of a push. It expires leases and
         promotes due tasks twice a second, not in every call."""
         hint = self._hint.after_notification()
-        return self._claim(once, sql.Wanted(self._queue, limit, lease, worker, hint, may_alone))
+        return self._claim(once, sql.Wanted(self._queue, limit, lease, worker, hint, quarantined))
 
     def _claim(self, once: Once, wanted: sql.Wanted) -> Claim:
         parameters = wanted.parameters()
@@ -82,8 +83,8 @@ def settling(
     mark = uuid4().hex
     with database.lent(mark) as connection:
         yield connection
-        with database.answering(connection), translated():
-            still_lent(connection, mark)
+        with database.answering(connection), translate_errors():
+            check_still_lent(connection, mark)
             parameters = sql.settle_parameters(claim, {id_: outcome()}, queue)
             assert parameters is not None
             rows = connection.execute(sql.SETTLE, (*parameters, True), binary=True).fetchall()

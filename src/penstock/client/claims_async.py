@@ -9,9 +9,10 @@ from dataclasses import replace
 from uuid import UUID, uuid4
 
 from penstock import validate
-from penstock.client.database_async import IMPATIENT, AsyncConnection, AsyncDatabase, Once, still_lent
+from penstock.client.connections_async import AsyncConnection, check_still_lent
+from penstock.client.database_async import IMPATIENT, AsyncDatabase, Once
 from penstock.client.session import BEGIN
-from penstock.client.sqlstate import translated
+from penstock.client.sqlstate import translate_errors
 from penstock.client.statements import claims as sql
 from penstock.errors import LeaseLost
 from penstock.model import Claim, Duration, Extended, Outcome
@@ -26,19 +27,19 @@ class AsyncClaimer:
         self._hint = sql.Hint()
 
     async def claim(
-        self, limit: int, *, lease: Duration | None = None, worker: str = "", may_alone: bool = True
+        self, limit: int, *, lease: Duration | None = None, worker: str = "", quarantined: bool = True
     ) -> Claim:
         """Claims up to `limit` tasks; see `AsyncQueue.claim`."""
         hint = self._hint.current()
-        return await self._claim(self._database.once, sql.Wanted(self._queue, limit, lease, worker, hint, may_alone))
+        return await self._claim(self._database.once, sql.Wanted(self._queue, limit, lease, worker, hint, quarantined))
 
     async def claim_notified(
-        self, once: Once, limit: int, *, lease: Duration | None = None, worker: str = "", may_alone: bool = True
+        self, once: Once, limit: int, *, lease: Duration | None = None, worker: str = "", quarantined: bool = True
     ) -> Claim:
         """Claims tasks on the connection that has just received the notification of a push. It expires leases and
         promotes due tasks twice a second, not in every call."""
         hint = self._hint.after_notification()
-        return await self._claim(once, sql.Wanted(self._queue, limit, lease, worker, hint, may_alone))
+        return await self._claim(once, sql.Wanted(self._queue, limit, lease, worker, hint, quarantined))
 
     async def _claim(self, once: Once, wanted: sql.Wanted) -> Claim:
         parameters = wanted.parameters()
@@ -83,8 +84,8 @@ async def settling(
     mark = uuid4().hex
     async with database.lent(mark) as connection:
         yield connection
-        with database.answering(connection), translated():
-            await still_lent(connection, mark)
+        with database.answering(connection), translate_errors():
+            await check_still_lent(connection, mark)
             parameters = sql.settle_parameters(claim, {id_: outcome()}, queue)
             assert parameters is not None
             rows = await (await connection.execute(sql.SETTLE, (*parameters, True), binary=True)).fetchall()

@@ -17,18 +17,19 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 Items = Iterable[T]
-Place = int
+"""The items of a bulk push."""
+PoolKey = int
 Lock = threading.Lock
 sleep = time.sleep
 
 
-def here() -> Place:
+def pool_key() -> PoolKey:
     """Returns the process that a pool belongs to: a fork must not use its parent's connections."""
     return os.getpid()
 
 
-def deserted(place: Place) -> bool:  # noqa: ARG001 - another process may still use any place
-    """Returns False: a place is never known to be unused."""
+def is_deserted(key: PoolKey) -> bool:  # noqa: ARG001 - another process may still use any pool
+    """Returns False: a pool is never known to be unused."""
     return False
 
 
@@ -122,11 +123,11 @@ def repeat(work: Callable[[], None], every: float) -> Guard:
     """Calls a method again and again in a thread, with a pause between the calls, until it is cancelled or its object
     is gone."""
     found = Guard()
-    threading.Thread(target=repeated, args=(WeakMethod(work), every, found), daemon=True).start()
+    threading.Thread(target=repeat_while_alive, args=(WeakMethod(work), every, found), daemon=True).start()
     return found
 
 
-def repeated(method: WeakMethod[Callable[[], None]], every: float, until: Guard) -> None:
+def repeat_while_alive(method: WeakMethod[Callable[[], None]], every: float, until: Guard) -> None:
     """Calls the method until it is cancelled or its object is gone."""
     while (work := method()) is not None and not until.cancelled.is_set():
         with suppress(Exception):  # after any error (such as no file descriptor left) the call is repeated

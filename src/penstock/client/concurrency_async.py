@@ -18,21 +18,22 @@ T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
 
-Items = Iterable[T] | AsyncIterable[T]
-Place = tuple[int, asyncio.AbstractEventLoop]
+AsyncItems = Iterable[T] | AsyncIterable[T]
+"""The items of a bulk push, from an iterable or an async one."""
+PoolKey = tuple[int, asyncio.AbstractEventLoop]
 Lock = asyncio.Lock
 sleep = asyncio.sleep
 
 
-def here() -> Place:
+def pool_key() -> PoolKey:
     """Returns the process and the event loop that a pool belongs to. It is the loop itself and not its id, which the
     next loop may get again."""
     return os.getpid(), asyncio.get_running_loop()
 
 
-def deserted(place: Place) -> bool:
-    """Returns whether the event loop of a place is closed, so that it will never be used again."""
-    process, loop = place
+def is_deserted(key: PoolKey) -> bool:
+    """Returns whether the event loop of a pool is closed, so that it will never be used again."""
+    process, loop = key
     return process == os.getpid() and loop.is_closed()
 
 
@@ -81,10 +82,10 @@ class Watchdog:
 
 def repeat(work: Callable[[], Awaitable[None]], every: float) -> Guard:
     """Calls a method again and again, with a pause between the calls, until it is cancelled or its object is gone."""
-    return asyncio.create_task(repeated(WeakMethod(work), every))
+    return asyncio.create_task(repeat_while_alive(WeakMethod(work), every))
 
 
-async def repeated(method: WeakMethod[Callable[[], Awaitable[None]]], every: float) -> None:
+async def repeat_while_alive(method: WeakMethod[Callable[[], Awaitable[None]]], every: float) -> None:
     """Calls the method until its object is gone."""
     while (work := method()) is not None:
         with suppress(Exception):  # after any error (such as no file descriptor left) the call is repeated
@@ -122,7 +123,7 @@ async def race(
             one.cancel()
 
 
-async def batches(items: Items[T], size: int) -> AsyncIterator[list[T]]:
+async def batches(items: AsyncItems[T], size: int) -> AsyncIterator[list[T]]:
     """Yields the items in lists of `size`; the event loop gets a turn between two lists."""
     if isinstance(items, AsyncIterable):
         batch: list[T] = []
@@ -140,7 +141,7 @@ async def batches(items: Items[T], size: int) -> AsyncIterator[list[T]]:
         await asyncio.sleep(0)
 
 
-async def each(items: Items[T], change: Callable[[int, T], R]) -> AsyncIterator[R]:
+async def each(items: AsyncItems[T], change: Callable[[int, T], R]) -> AsyncIterator[R]:
     """Yields every item changed by `change`, which also gets the item's number."""
     n = 0
     async for some in batches(items, 1000):

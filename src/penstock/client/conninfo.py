@@ -31,24 +31,24 @@ NOTICE = {
 
 def settings_for(dsn: str) -> dict[str, Any]:
     """Returns the connection settings for a DSN; settings in the DSN take precedence."""
-    told = psycopg.conninfo.conninfo_to_dict(dsn)
-    return SETTINGS | {name: value for name, value in NOTICE.items() if name not in told}
+    given = psycopg.conninfo.conninfo_to_dict(dsn)
+    return SETTINGS | {name: value for name, value in NOTICE.items() if name not in given}
 
 
 def each_host(dsn: str) -> list[str]:
     """Returns one DSN for each host that may be the primary, in their order. It returns only the DSN itself if there is
     one host, or if the DSN does not ask for the primary."""
-    told = psycopg.conninfo.conninfo_to_dict(dsn)
+    given = psycopg.conninfo.conninfo_to_dict(dsn)
     set_outside = {
         one.keyword.decode(): one.val.decode()
         for one in pq.Conninfo.get_defaults()
         if one.val and one.val != one.compiled
     }
-    known = {**set_outside, **told}
+    known = {**set_outside, **given}
     hosts, addresses, ports = (str(known.get(name) or "").split(",") for name in ("host", "hostaddr", "port"))
     count = max(len(hosts), len(addresses))
     wanted = known.get("target_session_attrs", "read-write")
-    lists = [several(one, count) for one in (hosts, addresses, ports)]
+    lists = [give_each_host(one, count) for one in (hosts, addresses, ports)]
     if count == 1 or wanted not in ("read-write", "primary") or None in lists:
         return [dsn]
     return [
@@ -59,17 +59,18 @@ def each_host(dsn: str) -> list[str]:
     ]
 
 
-def several(values: list[str], count: int) -> list[str] | None:
+def give_each_host(values: list[str], count: int) -> list[str] | None:
     """Returns one value for each host, or None if there are more or fewer values, which libpq then reports."""
     return values if len(values) == count else values * count if len(values) == 1 else None
 
 
 def for_other_drivers(dsn: str) -> str:
     """Returns the DSN with Penstock's settings in it, for another driver that uses libpq."""
-    told = {name: value for name, value in settings_for(dsn).items() if name not in ("autocommit", "prepare_threshold")}
+    ours = ("autocommit", "prepare_threshold")
+    given = {name: value for name, value in settings_for(dsn).items() if name not in ours}
     if len(each_host(dsn)) > 1 and "target_session_attrs" not in psycopg.conninfo.conninfo_to_dict(dsn):
-        told["target_session_attrs"] = "read-write"
-    return psycopg.conninfo.make_conninfo(dsn, **told)
+        given["target_session_attrs"] = "read-write"
+    return psycopg.conninfo.make_conninfo(dsn, **given)
 
 
 def check_dsn(dsn: str, source: str = "dsn") -> dict[str, Any]:
@@ -92,14 +93,14 @@ def for_service(name: str) -> str:
     return psycopg.conninfo.make_conninfo(service=name)
 
 
-def spelt_out(dsn: str) -> str:
+def spell_out_dsn(dsn: str) -> str:
     """Returns the DSN with the values that libpq would take from the environment of this process, because another
     machine has another environment."""
-    told = psycopg.conninfo.conninfo_to_dict(dsn)
-    if "service" in told:
+    given = psycopg.conninfo.conninfo_to_dict(dsn)
+    if "service" in given:
         return dsn  # the service file contains the rest, on the other machine too
     found = {one.keyword.decode(): one.val.decode() for one in pq.Conninfo.get_defaults() if one.envvar and one.val}
-    known = {name: value for name, value in found.items() if name in SPELT_OUT and name not in told}
+    known = {name: value for name, value in found.items() if name in SPELT_OUT and name not in given}
     return psycopg.conninfo.make_conninfo(dsn, **known)
 
 
@@ -107,7 +108,7 @@ SPELT_OUT = ("host", "hostaddr", "port", "dbname", "user", "password", "sslmode"
 DSN_HINT = "Write postgresql://user@host:port/database, or key=value pairs."
 
 
-def described(dsn: str | None) -> str:
+def describe_dsn(dsn: str | None) -> str:
     """Returns where a DSN leads, without secrets."""
     try:
         parts = check_dsn(dsn or "")

@@ -5,40 +5,47 @@ from __future__ import annotations
 
 import logging
 import random
-import select
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
 import psycopg
 import psycopg_pool
-from psycopg import pq
-from psycopg.rows import TupleRow, tuple_row
+from psycopg.rows import TupleRow
 
-from penstock.client.binary import raw_loaders
 from penstock.client.concurrency import (
     Guard,
     Lock,
-    Place,
+    PoolKey,
     Watchdog,
-    deserted,
     guard,
-    here,
+    is_deserted,
+    pool_key,
     repeat,
     sleep,
     to_the_end,
 )
-from penstock.client.conninfo import check_dsn, described
+from penstock.client.connections import (
+    Connection,
+    clean_session,
+    commit_after,
+    fetch_raw,
+    is_quiet,
+    is_read_only,
+    make_commit_unknown,
+    prepare_connection,
+    reset_factories,
+)
+from penstock.client.conninfo import check_dsn, describe_dsn
 from penstock.client.hosts import WATCH_EVERY, HostConnection, Hosts
-from penstock.client.session import BEGIN, CONTRACT, PROBE, Session, check_contract, configure, hang_up, set_usual
-from penstock.client.sqlstate import READ_ONLY, as_ours, translated
-from penstock.errors import CommitUnknown, HandlerMisuse, Unavailable, ValidationError
+from penstock.client.session import BEGIN, CONTRACT, PROBE, Session, check_contract, hang_up
+from penstock.client.sqlstate import READ_ONLY, has_collided, to_penstock_error, translate_errors
+from penstock.errors import CommitUnknown, Unavailable, ValidationError
 
 # A connection that was cut is replaced. Without a logging set-up, psycopg's warnings do not reach standard error.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
-Connection = psycopg.Connection[TupleRow]
 Once = Callable[[str, Sequence[Any]], list[TupleRow]]
 # For writes that are repeated if they are lost: they wait neither for the disk nor for a synchronous standby that is
 # away.
@@ -95,15 +102,20 @@ class Database:
         self._timeout = timeout
         self._deadline = deadline
         # After a fork the parent's home stays here and is never closed, because its sockets belong to the parent.
-        self._homes: dict[Place, Home] = {}
+        self._homes: dict[PoolKey, Home] = {}
 
     def __repr__(self) -> str:
-        return f"<Database {described(self.dsn)}>"
+        return f"<Database {describe_dsn(self.dsn)}>"
 
     @property
     def rehearses(self) -> bool:
         """Whether every transaction is rolled back at its end."""
         return self._end == "rollback"
+
+    @property
+    def hosts(self) -> Hosts:
+        """The hosts of the DSN, as this process sees them."""
+        return self._home().hosts
 
     @contextmanager
     def transaction(self, begin: str = BEGIN, deadline: float | None = None) -> Iterator[Connection]:
@@ -111,8 +123,8 @@ class Database:
         defaults are. An idle connection that has died (after a server restart) fails at BEGIN, before anything has
         happened; then another connection is taken."""
         with (
-            self._connection(partial(self._begun, begin, True)) as connection,
-            committed(connection, self._end, self.answering(connection, deadline)),
+            self._connection(partial(self._begin, begin, True)) as connection,
+            commit_after(connection, self._end, self.answering(connection, deadline)),
         ):
             yield connection
 
@@ -168,13 +180,13 @@ class Database:
         if self._end != "commit" or not self._home().plain:
             with self.transaction() as connection:
                 return fetch_raw(connection, query, parameters)
-        with self._connection(said_nothing) as connection:
+        with self._connection(is_quiet) as connection:
             try:
-                with self.answering(connection), translated():
+                with self.answering(connection), translate_errors():
                     return fetch_raw(connection, query, parameters)
             except Unavailable as error:
                 if error.reason != "deadline" and (connection.broken or connection.closed):
-                    raise unknown() from error
+                    raise make_commit_unknown() from error
                 raise
 
     @contextmanager
@@ -182,17 +194,17 @@ class Database:
         """Opens a transaction for statements of a handler. Errors and settings of those statements remain the
         handler's. Only Penstock may end the transaction: `still_lent` recognises it by the mark, which exists only
         within it."""
-        with self._connection(partial(self._begun, BEGIN, False)) as connection:
+        with self._connection(partial(self._begin, BEGIN, False)) as connection:
             try:
-                with committed(connection, self._end, self.answering(connection), ours=False):
+                with commit_after(connection, self._end, self.answering(connection), ours=False):
                     connection.execute("select pg_catalog.set_config('penstock.lent', %s, true)", (mark,))
                     try:
                         yield connection
                     finally:
-                        as_before(connection)
+                        reset_factories(connection)
             finally:
                 with self.answering(connection):
-                    cleaned(connection)
+                    clean_session(connection)
 
     def reconnect(self) -> None:
         """Waits until PostgreSQL can be reached. Connections that were made before this call are not used again."""
@@ -211,7 +223,7 @@ class Database:
         transactions)."""
         connection = self.connect()
         try:
-            with translated():
+            with translate_errors():
                 yield connection
         finally:
             connection.close()
@@ -225,11 +237,11 @@ class Database:
     def connect(self) -> HostConnection:
         """Opens and configures a connection outside the pool."""
         check_dsn(self.dsn, self.source)
-        with translated(source=self.source, dsn=self.dsn):
+        with translate_errors(source=self.source, dsn=self.dsn):
             connection = self._home().hosts.connect()
         connection.asked_at = monotonic()
-        with self.answering(connection), translated(source=self.source, dsn=self.dsn):
-            configured(connection)
+        with self.answering(connection), translate_errors(source=self.source, dsn=self.dsn):
+            prepare_connection(connection)
         return connection
 
     def check_writable(self) -> None:
@@ -246,7 +258,7 @@ class Database:
 
     def close(self) -> None:
         """Closes the pool of this process, and in asyncio of this event loop."""
-        home = self._homes.get(here())
+        home = self._homes.get(pool_key())
         if home is None:
             return
         with home.lock:  # another caller may be opening the pool
@@ -263,7 +275,7 @@ class Database:
         connections may too: none of them is used again, and new ones are made to the present primary."""
         pool, home = self._open_pool(), self._home()
         for _ in range(self._max_connections + 1):
-            connection = self._taken(pool)
+            connection = self._take(pool)
             connection.asked_at = monotonic()
             try:
                 if connection.made_at >= home.renewed_at and is_usable(connection):
@@ -279,12 +291,12 @@ class Database:
                 to_the_end(pool.putconn, connection)
         raise Unavailable("PostgreSQL closes every connection at once", hint="Look at its log.")
 
-    def _begun(self, begin: str, ours: bool, connection: Connection) -> bool:
+    def _begin(self, begin: str, ours: bool, connection: Connection) -> bool:
         """Begins a transaction; with `ours` it also sets what Penstock's own statements rely on. Returns False if the
         connection died while it was idle."""
         statement = "; ".join([begin, *self._home().sets]) if ours else begin
         try:
-            with self.answering(connection), translated():
+            with self.answering(connection), translate_errors():
                 connection.execute(statement.encode())
         except Unavailable as error:
             if error.reason == "deadline":
@@ -292,7 +304,7 @@ class Database:
             return False
         return True
 
-    def _taken(self, pool: psycopg_pool.ConnectionPool[HostConnection]) -> HostConnection:
+    def _take(self, pool: psycopg_pool.ConnectionPool[HostConnection]) -> HostConnection:
         try:
             return pool.getconn()
         except psycopg_pool.PoolClosed:
@@ -300,7 +312,7 @@ class Database:
         except psycopg_pool.PoolTimeout:
             failed = self._home().hosts.last_error
             if failed is not None:
-                raise as_ours(failed, self.source, self.dsn) from failed
+                raise to_penstock_error(failed, self.source, self.dsn) from failed
             self.connect().close()  # raises the reason, if the server is the cause
             raise Unavailable(
                 f"all {self._max_connections} connections stayed busy for {self._timeout:g} s",
@@ -321,14 +333,14 @@ class Database:
         return pool
 
     def _home(self) -> Home:
-        return self._homes.get(here()) or self._move_in()
-
-    def _move_in(self) -> Home:
-        """Creates the home of this place. It drops the pools of closed event loops, which closes their connections."""
-        for place in [*self._homes]:
-            if deserted(place):
-                self._homes.pop(place, None)
-        return self._homes.setdefault(here(), Home(self.dsn))
+        """Returns the connections of this process and event loop. Those of closed event loops are closed."""
+        home = self._homes.get(pool_key())
+        if home is None:
+            for key in [*self._homes]:
+                if is_deserted(key):
+                    self._homes.pop(key, None)
+            home = self._homes.setdefault(pool_key(), Home(self.dsn))
+        return home
 
     def _new_pool(self, home: Home) -> psycopg_pool.ConnectionPool[HostConnection]:
         pool = psycopg_pool.ConnectionPool(
@@ -353,8 +365,8 @@ class Database:
     def _prepare(self, connection: Connection) -> None:
         """Configures a connection of the pool. Statements may be prepared if no pooler shares the session: a pooler
         tells its clients another backend number than PostgreSQL does."""
-        with self.answering(connection), translated():
-            configured(connection)
+        with self.answering(connection), translate_errors():
+            prepare_connection(connection)
             row = connection.execute("select pg_catalog.pg_backend_pid()").fetchone()
             if row == (connection.info.backend_pid,):
                 connection.prepare_threshold = WHEN_ASKED
@@ -364,7 +376,7 @@ class Database:
         another version becomes an error at once, and not a time-out or an obscure error later."""
         connection = self.connect()
         try:
-            with self.answering(connection), translated():
+            with self.answering(connection), translate_errors():
                 check_contract(connection.execute(CONTRACT).fetchone())
                 row = connection.execute(PROBE).fetchone()
                 assert row is not None
@@ -385,132 +397,21 @@ def retry_unavailable(attempt: Callable[[], T]) -> T:
     raise AssertionError
 
 
+def retry_collided(attempt: Callable[[], T]) -> T:
+    """Repeats an attempt that PostgreSQL undid because another session wrote a row with an id that it had drawn. The
+    repeat draws another id."""
+    for _ in range(RETRIES - 1):
+        try:
+            return attempt()
+        except Unavailable as error:
+            if not has_collided(error):
+                raise
+    return attempt()
+
+
 def try_again(pool: psycopg_pool.ConnectionPool[HostConnection]) -> None:
     """Tries again soon after the pool gave up making a connection, if a caller waits for one: otherwise that caller
     would wait for its whole time-out although PostgreSQL is back."""
     if pool.get_stats().get("requests_waiting"):
         sleep(random.uniform(0.05, 0.2))  # noqa: S311 - so that a fleet does not reconnect all at once
         pool.check()
-
-
-def is_read_only(error: Exception) -> bool:
-    """Returns whether the error says that the server is a standby. Handlers get psycopg's own error."""
-    ours = isinstance(error, Unavailable) and error.reason == "read_only"
-    return ours or isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
-
-
-def configured(connection: Connection) -> None:
-    """Prepares a new connection for Penstock's statements."""
-    configure(connection)
-    made_usual(connection)
-
-
-def made_usual(connection: Connection) -> None:
-    """Sets the session settings that Penstock needs, if they have other values."""
-    statement = set_usual(connection)
-    if statement is not None:
-        connection.execute(statement)
-
-
-@contextmanager
-def committed(
-    connection: Connection, end: str, answering: AbstractContextManager[None], *, ours: bool = True
-) -> Iterator[None]:
-    """Commits at the end of the block (or rolls back, in a rehearsal), and rolls back on any error. An error during
-    COMMIT has an error class of its own. Penstock's own statements, and every COMMIT, have the deadline."""
-    with ExitStack() as stack:
-        if ours:
-            stack.enter_context(answering)
-        try:
-            with translated() if ours else nullcontext():
-                yield
-        except BaseException:
-            rollback(connection)
-            raise
-        if not ours:
-            stack.enter_context(answering)
-        try:
-            connection.execute(end.encode())
-        except psycopg.OperationalError as error:
-            if connection.broken or connection.closed:
-                raise unknown() from error
-            raise as_ours(error) from error
-        except psycopg.Error as error:
-            raise as_ours(error) from error
-
-
-def unknown() -> CommitUnknown:
-    """Returns the error for a COMMIT whose outcome is unknown."""
-    said = "the connection broke during COMMIT: it happened or it did not"
-    return CommitUnknown(said, hint="Look before you repeat.")
-
-
-def said_nothing(connection: Connection) -> bool:
-    """Returns whether the connection is open and has no unread data: a message from the server to an idle connection
-    mostly announces its end."""
-    if connection.closed:
-        return False
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN)
-    return not poll.poll(0)
-
-
-def as_before(connection: Connection) -> None:
-    """Resets the row and cursor factories, which a handler may have changed."""
-    connection.row_factory = tuple_row
-    connection.cursor_factory = psycopg.Cursor
-
-
-def still_lent(connection: Connection, mark: str) -> None:
-    """Raises HandlerMisuse if the handler closed the connection or ended its transaction."""
-    as_before(connection)
-    if connection.closed or connection.info.transaction_status == pq.TransactionStatus.IDLE:
-        raise HandlerMisuse(ENDED, hint="Leave it open: it is committed, with the task, at the end of the block.")
-    row = connection.execute("select pg_catalog.current_setting('penstock.lent', true)").fetchone()
-    if row != (mark,):
-        raise HandlerMisuse(ENDED, hint="Leave it open: it is committed, with the task, at the end of the block.")
-    made_usual(connection)  # for the statement that follows: the handler may have set another encoding
-
-
-ENDED = "the handler closed the connection of transaction(), or ended its transaction"
-
-
-# Resets what DISCARD ALL resets, but keeps Penstock's prepared statements and their plans: psycopg does not notice the
-# second DISCARD ALL of a connection, and goes on to use statements that are gone. Returns whether a handler's SQL
-# prepared other statements.
-CLEAN = """
-    select exists (select from pg_catalog.pg_prepared_statements as p where p.from_sql)
-    from pg_catalog.pg_advisory_unlock_all();
-    close all; set session authorization default; reset all; unlisten *; discard temp; discard sequences
-"""
-
-
-def cleaned(connection: Connection) -> None:
-    """Resets a session before it goes back to the pool: otherwise claims and settles would run with the settings of a
-    handler."""
-    try:
-        if not connection.closed:
-            row = connection.execute(CLEAN).fetchone()
-            if row != (False,):  # the next handler would find a prepared statement of that name
-                connection.close()
-            else:
-                made_usual(connection)
-    except psycopg.Error:
-        connection.close()
-
-
-def rollback(connection: Connection) -> None:
-    """Rolls back the open transaction, and closes the connection if that fails."""
-    try:
-        if not connection.closed and connection.info.transaction_status != pq.TransactionStatus.IDLE:
-            connection.execute("rollback")
-    except psycopg.Error:
-        connection.close()
-
-
-def fetch_raw(connection: Connection, query: str, parameters: Sequence[Any]) -> list[TupleRow]:
-    """Runs a statement and returns its rows as PostgreSQL sent them (see `raw_loaders`)."""
-    with connection.cursor(binary=True) as cursor:
-        raw_loaders(cursor)
-        cursor.execute(query.encode(), parameters, prepare=True)
-        return cursor.fetchall()

@@ -4,40 +4,47 @@ from __future__ import annotations
 
 import logging
 import random
-import select
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
 import psycopg
 import psycopg_pool
-from psycopg import pq
-from psycopg.rows import TupleRow, tuple_row
+from psycopg.rows import TupleRow
 
-from penstock.client.binary import raw_loaders
 from penstock.client.concurrency_async import (
     Guard,
     Lock,
-    Place,
+    PoolKey,
     Watchdog,
-    deserted,
     guard,
-    here,
+    is_deserted,
+    pool_key,
     repeat,
     sleep,
     to_the_end,
 )
-from penstock.client.conninfo import check_dsn, described
+from penstock.client.connections_async import (
+    AsyncConnection,
+    clean_session,
+    commit_after,
+    fetch_raw,
+    is_quiet,
+    is_read_only,
+    make_commit_unknown,
+    prepare_connection,
+    reset_factories,
+)
+from penstock.client.conninfo import check_dsn, describe_dsn
 from penstock.client.hosts_async import WATCH_EVERY, AsyncHostConnection, AsyncHosts
-from penstock.client.session import BEGIN, CONTRACT, PROBE, Session, check_contract, configure, hang_up, set_usual
-from penstock.client.sqlstate import READ_ONLY, as_ours, translated
-from penstock.errors import CommitUnknown, HandlerMisuse, Unavailable, ValidationError
+from penstock.client.session import BEGIN, CONTRACT, PROBE, Session, check_contract, hang_up
+from penstock.client.sqlstate import READ_ONLY, has_collided, to_penstock_error, translate_errors
+from penstock.errors import CommitUnknown, Unavailable, ValidationError
 
 # A connection that was cut is replaced. Without a logging set-up, psycopg's warnings do not reach standard error.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
-AsyncConnection = psycopg.AsyncConnection[TupleRow]
 Once = Callable[[str, Sequence[Any]], Awaitable[list[TupleRow]]]
 # For writes that are repeated if they are lost: they wait neither for the disk nor for a synchronous standby that is
 # away.
@@ -94,15 +101,20 @@ class AsyncDatabase:
         self._timeout = timeout
         self._deadline = deadline
         # After a fork the parent's home stays here and is never closed, because its sockets belong to the parent.
-        self._homes: dict[Place, Home] = {}
+        self._homes: dict[PoolKey, Home] = {}
 
     def __repr__(self) -> str:
-        return f"<AsyncDatabase {described(self.dsn)}>"
+        return f"<AsyncDatabase {describe_dsn(self.dsn)}>"
 
     @property
     def rehearses(self) -> bool:
         """Whether every transaction is rolled back at its end."""
         return self._end == "rollback"
+
+    @property
+    def hosts(self) -> AsyncHosts:
+        """The hosts of the DSN, as this process sees them."""
+        return self._home().hosts
 
     @asynccontextmanager
     async def transaction(self, begin: str = BEGIN, deadline: float | None = None) -> AsyncIterator[AsyncConnection]:
@@ -110,8 +122,8 @@ class AsyncDatabase:
         defaults are. An idle connection that has died (after a server restart) fails at BEGIN, before anything has
         happened; then another connection is taken."""
         async with (
-            self._connection(partial(self._begun, begin, True)) as connection,
-            committed(connection, self._end, self.answering(connection, deadline)),
+            self._connection(partial(self._begin, begin, True)) as connection,
+            commit_after(connection, self._end, self.answering(connection, deadline)),
         ):
             yield connection
 
@@ -167,13 +179,13 @@ class AsyncDatabase:
         if self._end != "commit" or not self._home().plain:
             async with self.transaction() as connection:
                 return await fetch_raw(connection, query, parameters)
-        async with self._connection(said_nothing) as connection:
+        async with self._connection(is_quiet) as connection:
             try:
-                with self.answering(connection), translated():
+                with self.answering(connection), translate_errors():
                     return await fetch_raw(connection, query, parameters)
             except Unavailable as error:
                 if error.reason != "deadline" and (connection.broken or connection.closed):
-                    raise unknown() from error
+                    raise make_commit_unknown() from error
                 raise
 
     @asynccontextmanager
@@ -181,17 +193,17 @@ class AsyncDatabase:
         """Opens a transaction for statements of a handler. Errors and settings of those statements remain the
         handler's. Only Penstock may end the transaction: `still_lent` recognises it by the mark, which exists only
         within it."""
-        async with self._connection(partial(self._begun, BEGIN, False)) as connection:
+        async with self._connection(partial(self._begin, BEGIN, False)) as connection:
             try:
-                async with committed(connection, self._end, self.answering(connection), ours=False):
+                async with commit_after(connection, self._end, self.answering(connection), ours=False):
                     await connection.execute("select pg_catalog.set_config('penstock.lent', %s, true)", (mark,))
                     try:
                         yield connection
                     finally:
-                        as_before(connection)
+                        reset_factories(connection)
             finally:
                 with self.answering(connection):
-                    await cleaned(connection)
+                    await clean_session(connection)
 
     async def reconnect(self) -> None:
         """Waits until PostgreSQL can be reached. Connections that were made before this call are not used again."""
@@ -210,7 +222,7 @@ class AsyncDatabase:
         transactions)."""
         connection = await self.connect()
         try:
-            with translated():
+            with translate_errors():
                 yield connection
         finally:
             await connection.close()
@@ -224,11 +236,11 @@ class AsyncDatabase:
     async def connect(self) -> AsyncHostConnection:
         """Opens and configures a connection outside the pool."""
         check_dsn(self.dsn, self.source)
-        with translated(source=self.source, dsn=self.dsn):
+        with translate_errors(source=self.source, dsn=self.dsn):
             connection = await self._home().hosts.connect()
         connection.asked_at = monotonic()
-        with self.answering(connection), translated(source=self.source, dsn=self.dsn):
-            await configured(connection)
+        with self.answering(connection), translate_errors(source=self.source, dsn=self.dsn):
+            await prepare_connection(connection)
         return connection
 
     async def check_writable(self) -> None:
@@ -245,7 +257,7 @@ class AsyncDatabase:
 
     async def close(self) -> None:
         """Closes the pool of this process, and in asyncio of this event loop."""
-        home = self._homes.get(here())
+        home = self._homes.get(pool_key())
         if home is None:
             return
         async with home.lock:  # another caller may be opening the pool
@@ -264,7 +276,7 @@ class AsyncDatabase:
         connections may too: none of them is used again, and new ones are made to the present primary."""
         pool, home = await self._open_pool(), self._home()
         for _ in range(self._max_connections + 1):
-            connection = await self._taken(pool)
+            connection = await self._take(pool)
             connection.asked_at = monotonic()
             try:
                 if connection.made_at >= home.renewed_at and await is_usable(connection):
@@ -280,12 +292,12 @@ class AsyncDatabase:
                 await to_the_end(pool.putconn, connection)
         raise Unavailable("PostgreSQL closes every connection at once", hint="Look at its log.")
 
-    async def _begun(self, begin: str, ours: bool, connection: AsyncConnection) -> bool:
+    async def _begin(self, begin: str, ours: bool, connection: AsyncConnection) -> bool:
         """Begins a transaction; with `ours` it also sets what Penstock's own statements rely on. Returns False if the
         connection died while it was idle."""
         statement = "; ".join([begin, *self._home().sets]) if ours else begin
         try:
-            with self.answering(connection), translated():
+            with self.answering(connection), translate_errors():
                 await connection.execute(statement.encode())
         except Unavailable as error:
             if error.reason == "deadline":
@@ -293,7 +305,7 @@ class AsyncDatabase:
             return False
         return True
 
-    async def _taken(self, pool: psycopg_pool.AsyncConnectionPool[AsyncHostConnection]) -> AsyncHostConnection:
+    async def _take(self, pool: psycopg_pool.AsyncConnectionPool[AsyncHostConnection]) -> AsyncHostConnection:
         try:
             return await pool.getconn()
         except psycopg_pool.PoolClosed:
@@ -301,7 +313,7 @@ class AsyncDatabase:
         except psycopg_pool.PoolTimeout:
             failed = self._home().hosts.last_error
             if failed is not None:
-                raise as_ours(failed, self.source, self.dsn) from failed
+                raise to_penstock_error(failed, self.source, self.dsn) from failed
             await (await self.connect()).close()  # raises the reason, if the server is the cause
             raise Unavailable(
                 f"all {self._max_connections} connections stayed busy for {self._timeout:g} s",
@@ -322,14 +334,14 @@ class AsyncDatabase:
         return pool
 
     def _home(self) -> Home:
-        return self._homes.get(here()) or self._move_in()
-
-    def _move_in(self) -> Home:
-        """Creates the home of this place. It drops the pools of closed event loops, which closes their connections."""
-        for place in [*self._homes]:
-            if deserted(place):
-                self._homes.pop(place, None)
-        return self._homes.setdefault(here(), Home(self.dsn))
+        """Returns the connections of this process and event loop. Those of closed event loops are closed."""
+        home = self._homes.get(pool_key())
+        if home is None:
+            for key in [*self._homes]:
+                if is_deserted(key):
+                    self._homes.pop(key, None)
+            home = self._homes.setdefault(pool_key(), Home(self.dsn))
+        return home
 
     async def _new_pool(self, home: Home) -> psycopg_pool.AsyncConnectionPool[AsyncHostConnection]:
         pool = psycopg_pool.AsyncConnectionPool(
@@ -354,8 +366,8 @@ class AsyncDatabase:
     async def _prepare(self, connection: AsyncConnection) -> None:
         """Configures a connection of the pool. Statements may be prepared if no pooler shares the session: a pooler
         tells its clients another backend number than PostgreSQL does."""
-        with self.answering(connection), translated():
-            await configured(connection)
+        with self.answering(connection), translate_errors():
+            await prepare_connection(connection)
             row = await (await connection.execute("select pg_catalog.pg_backend_pid()")).fetchone()
             if row == (connection.info.backend_pid,):
                 connection.prepare_threshold = WHEN_ASKED
@@ -365,7 +377,7 @@ class AsyncDatabase:
         another version becomes an error at once, and not a time-out or an obscure error later."""
         connection = await self.connect()
         try:
-            with self.answering(connection), translated():
+            with self.answering(connection), translate_errors():
                 check_contract(await (await connection.execute(CONTRACT)).fetchone())
                 row = await (await connection.execute(PROBE)).fetchone()
                 assert row is not None
@@ -386,132 +398,21 @@ async def retry_unavailable(attempt: Callable[[], Awaitable[T]]) -> T:
     raise AssertionError
 
 
+async def retry_collided(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Repeats an attempt that PostgreSQL undid because another session wrote a row with an id that it had drawn. The
+    repeat draws another id."""
+    for _ in range(RETRIES - 1):
+        try:
+            return await attempt()
+        except Unavailable as error:
+            if not has_collided(error):
+                raise
+    return await attempt()
+
+
 async def try_again(pool: psycopg_pool.AsyncConnectionPool[AsyncHostConnection]) -> None:
     """Tries again soon after the pool gave up making a connection, if a caller waits for one: otherwise that caller
     would wait for its whole time-out although PostgreSQL is back."""
     if pool.get_stats().get("requests_waiting"):
         await sleep(random.uniform(0.05, 0.2))  # noqa: S311 - so that a fleet does not reconnect all at once
         await pool.check()
-
-
-def is_read_only(error: Exception) -> bool:
-    """Returns whether the error says that the server is a standby. Handlers get psycopg's own error."""
-    ours = isinstance(error, Unavailable) and error.reason == "read_only"
-    return ours or isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
-
-
-async def configured(connection: AsyncConnection) -> None:
-    """Prepares a new connection for Penstock's statements."""
-    configure(connection)
-    await made_usual(connection)
-
-
-async def made_usual(connection: AsyncConnection) -> None:
-    """Sets the session settings that Penstock needs, if they have other values."""
-    statement = set_usual(connection)
-    if statement is not None:
-        await connection.execute(statement)
-
-
-@asynccontextmanager
-async def committed(
-    connection: AsyncConnection, end: str, answering: AbstractContextManager[None], *, ours: bool = True
-) -> AsyncIterator[None]:
-    """Commits at the end of the block (or rolls back, in a rehearsal), and rolls back on any error. An error during
-    COMMIT has an error class of its own. Penstock's own statements, and every COMMIT, have the deadline."""
-    with ExitStack() as stack:
-        if ours:
-            stack.enter_context(answering)
-        try:
-            with translated() if ours else nullcontext():
-                yield
-        except BaseException:
-            await rollback(connection)
-            raise
-        if not ours:
-            stack.enter_context(answering)
-        try:
-            await connection.execute(end.encode())
-        except psycopg.OperationalError as error:
-            if connection.broken or connection.closed:
-                raise unknown() from error
-            raise as_ours(error) from error
-        except psycopg.Error as error:
-            raise as_ours(error) from error
-
-
-def unknown() -> CommitUnknown:
-    """Returns the error for a COMMIT whose outcome is unknown."""
-    said = "the connection broke during COMMIT: it happened or it did not"
-    return CommitUnknown(said, hint="Look before you repeat.")
-
-
-async def said_nothing(connection: AsyncConnection) -> bool:
-    """Returns whether the connection is open and has no unread data: a message from the server to an idle connection
-    mostly announces its end."""
-    if connection.closed:
-        return False
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN)
-    return not poll.poll(0)
-
-
-def as_before(connection: AsyncConnection) -> None:
-    """Resets the row and cursor factories, which a handler may have changed."""
-    connection.row_factory = tuple_row
-    connection.cursor_factory = psycopg.AsyncCursor
-
-
-async def still_lent(connection: AsyncConnection, mark: str) -> None:
-    """Raises HandlerMisuse if the handler closed the connection or ended its transaction."""
-    as_before(connection)
-    if connection.closed or connection.info.transaction_status == pq.TransactionStatus.IDLE:
-        raise HandlerMisuse(ENDED, hint="Leave it open: it is committed, with the task, at the end of the block.")
-    row = await (await connection.execute("select pg_catalog.current_setting('penstock.lent', true)")).fetchone()
-    if row != (mark,):
-        raise HandlerMisuse(ENDED, hint="Leave it open: it is committed, with the task, at the end of the block.")
-    await made_usual(connection)  # for the statement that follows: the handler may have set another encoding
-
-
-ENDED = "the handler closed the connection of transaction(), or ended its transaction"
-
-
-# Resets what DISCARD ALL resets, but keeps Penstock's prepared statements and their plans: psycopg does not notice the
-# second DISCARD ALL of a connection, and goes on to use statements that are gone. Returns whether a handler's SQL
-# prepared other statements.
-CLEAN = """
-    select exists (select from pg_catalog.pg_prepared_statements as p where p.from_sql)
-    from pg_catalog.pg_advisory_unlock_all();
-    close all; set session authorization default; reset all; unlisten *; discard temp; discard sequences
-"""
-
-
-async def cleaned(connection: AsyncConnection) -> None:
-    """Resets a session before it goes back to the pool: otherwise claims and settles would run with the settings of a
-    handler."""
-    try:
-        if not connection.closed:
-            row = await (await connection.execute(CLEAN)).fetchone()
-            if row != (False,):  # the next handler would find a prepared statement of that name
-                await connection.close()
-            else:
-                await made_usual(connection)
-    except psycopg.Error:
-        await connection.close()
-
-
-async def rollback(connection: AsyncConnection) -> None:
-    """Rolls back the open transaction, and closes the connection if that fails."""
-    try:
-        if not connection.closed and connection.info.transaction_status != pq.TransactionStatus.IDLE:
-            await connection.execute("rollback")
-    except psycopg.Error:
-        await connection.close()
-
-
-async def fetch_raw(connection: AsyncConnection, query: str, parameters: Sequence[Any]) -> list[TupleRow]:
-    """Runs a statement and returns its rows as PostgreSQL sent them (see `raw_loaders`)."""
-    async with connection.cursor(binary=True) as cursor:
-        raw_loaders(cursor)
-        await cursor.execute(query.encode(), parameters, prepare=True)
-        return await cursor.fetchall()

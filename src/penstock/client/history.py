@@ -12,7 +12,7 @@ from penstock.errors import Unavailable
 from penstock.model import Horizon, Span, Window
 
 
-def horizon(database: Database) -> Horizon:
+def read_horizon(database: Database) -> Horizon:
     """Returns how far history can be read now. Raises Conflict if history was restored from another cluster."""
     return Horizon(*database.row(sql.HORIZON))
 
@@ -28,14 +28,14 @@ def check_mark(database: Database, mark: Horizon) -> None:
     database.run(sql.CHECK_MARK, mark[:4])
 
 
-def written(database: Database, start: Horizon, end: Horizon) -> bool:
+def was_written(database: Database, start: Horizon, end: Horizon) -> bool:
     """Returns whether any history was written between the two horizons. Raises Conflict if the start is of another
     cluster or branch, or ahead of this database."""
     check_window(database, Window(start, start))
     return bool(database.value(sql.BETWEEN, (start.xid, end.xid)))
 
 
-def spans(database: Database, window: Window) -> list[Span]:
+def read_spans(database: Database, window: Window) -> list[Span]:
     """Returns where the rows of a window are. Raises Conflict if some of them can no longer be read."""
     check_window(database, window)
     if window.start.xid:

@@ -11,7 +11,7 @@ from penstock.errors import Unavailable
 from penstock.model import Horizon, Span, Window
 
 
-async def horizon(database: AsyncDatabase) -> Horizon:
+async def read_horizon(database: AsyncDatabase) -> Horizon:
     """Returns how far history can be read now. Raises Conflict if history was restored from another cluster."""
     return Horizon(*await database.row(sql.HORIZON))
 
@@ -27,14 +27,14 @@ async def check_mark(database: AsyncDatabase, mark: Horizon) -> None:
     await database.run(sql.CHECK_MARK, mark[:4])
 
 
-async def written(database: AsyncDatabase, start: Horizon, end: Horizon) -> bool:
+async def was_written(database: AsyncDatabase, start: Horizon, end: Horizon) -> bool:
     """Returns whether any history was written between the two horizons. Raises Conflict if the start is of another
     cluster or branch, or ahead of this database."""
     await check_window(database, Window(start, start))
     return bool(await database.value(sql.BETWEEN, (start.xid, end.xid)))
 
 
-async def spans(database: AsyncDatabase, window: Window) -> list[Span]:
+async def read_spans(database: AsyncDatabase, window: Window) -> list[Span]:
     """Returns where the rows of a window are. Raises Conflict if some of them can no longer be read."""
     await check_window(database, window)
     if window.start.xid:

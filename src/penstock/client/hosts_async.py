@@ -16,7 +16,7 @@ from psycopg.rows import TupleRow
 from penstock.client.concurrency_async import AllFailed, race
 from penstock.client.conninfo import each_host, settings_for
 from penstock.client.session import hang_up
-from penstock.client.sqlstate import as_ours, first_line
+from penstock.client.sqlstate import first_line, to_penstock_error
 from penstock.errors import Unavailable
 
 NEXT_HOST = 0.25  # seconds that a host may take to answer before the next one is tried beside it
@@ -56,7 +56,7 @@ class AsyncHosts:
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
         self._dsns: list[str] = []
-        self._primary = 0
+        self.primary = 0  # the index of the host that was last found to be the primary
         self.last_error: psycopg.Error | None = None  # why the last attempt to connect failed, or None
         self._connections: WeakSet[AsyncHostConnection] = WeakSet()
         self._lock = threading.Lock()  # it guards the set
@@ -65,7 +65,7 @@ class AsyncHosts:
     def several(self) -> bool:
         """Whether more than one host can be the primary."""
         if not self._dsns:
-            self._dsns = each_host(spelt_out_service(self._dsn))
+            self._dsns = each_host(spell_out_service(self._dsn))
         return len(self._dsns) > 1
 
     async def connect(self) -> AsyncHostConnection:
@@ -81,9 +81,9 @@ class AsyncHosts:
     async def _connect_to_primary(self) -> AsyncHostConnection:
         if not self.several:
             return await self._connect_to(0)
-        others = [n for n in range(len(self._dsns)) if n != self._primary]
-        connection = await self._race([self._primary, *others], NEXT_HOST)
-        self._primary = connection.host_index
+        others = [n for n in range(len(self._dsns)) if n != self.primary]
+        connection = await self._race([self.primary, *others], NEXT_HOST)
+        self.primary = connection.host_index
         return connection
 
     async def _race(self, order: Sequence[int], stagger: float) -> AsyncHostConnection:
@@ -91,7 +91,7 @@ class AsyncHosts:
         try:
             return await race(attempts, stagger=stagger, again=TRY_AGAIN, discard=drop)
         except AllFailed as failed:
-            raise together(failed.errors) from failed.errors[-1]
+            raise combine_errors(failed.errors) from failed.errors[-1]
 
     async def _connect_to(self, index: int) -> AsyncHostConnection:
         connection = await AsyncHostConnection.connect_to(self._dsns[index])
@@ -116,21 +116,26 @@ class AsyncHosts:
         found = connection.host_index
         await connection.close()
         if found != silent:
-            self._primary = found
-            for one in self._known():
-                if one.host_index == silent:
-                    hang_up(one)
+            self.follow(found)
+
+    def follow(self, primary: int) -> None:
+        """Uses the host that was found to be the primary, perhaps by another process with the same DSN, and cuts all
+        connections to the others."""
+        self.primary = primary
+        for one in self._list_connections():
+            if one.host_index != primary:
+                hang_up(one)
 
     def _silent_host(self) -> int | None:
         since = monotonic() - SUSPICIOUS
-        for one in self._known():
+        for one in self._list_connections():
             asked_at = one.asked_at
             waits = asked_at is not None and asked_at < since
             if waits and one.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
                 return one.host_index
         return None
 
-    def _known(self) -> list[AsyncHostConnection]:
+    def _list_connections(self) -> list[AsyncHostConnection]:
         with self._lock:
             return [*self._connections]
 
@@ -140,16 +145,16 @@ def drop(connection: AsyncHostConnection) -> None:
     connection.pgconn.finish()
 
 
-def together(errors: Sequence[Exception]) -> psycopg.Error:
+def combine_errors(errors: Sequence[Exception]) -> psycopg.Error:
     """Combines the errors of all hosts into one. It is a wrong password, or another permanent mistake, only if no host
     failed for a temporary reason: while one host is down, the mistake of another host is not reported as an error of
     the caller."""
     found = [error if isinstance(error, psycopg.Error) else psycopg.OperationalError(str(error)) for error in errors]
-    passing = [error for error in found if isinstance(as_ours(error), Unavailable)]
+    passing = [error for error in found if isinstance(to_penstock_error(error), Unavailable)]
     return psycopg.OperationalError("; ".join(map(first_line, passing))) if passing else found[-1]
 
 
-def spelt_out_service(dsn: str) -> str:
+def spell_out_service(dsn: str) -> str:
     """Returns the DSN with the hosts of its service file in it. Only libpq reads that file, when a connection
     begins."""
     if "service" not in psycopg.conninfo.conninfo_to_dict(dsn):

@@ -14,20 +14,21 @@ from typing import Any
 from psycopg import sql
 from psycopg.rows import TupleRow
 
-from penstock.client.database import Database, fetch_raw
+from penstock.client.connections import fetch_raw
+from penstock.client.database import Database
 from penstock.client.hosts import HostConnection
 from penstock.client.session import PROBE, Session
-from penstock.client.sqlstate import translated
+from penstock.client.sqlstate import translate_errors
 
 ECHO = "select pg_catalog.pg_notify(%s, '')"
 
 
 @contextmanager
-def listening(database: Database, channels: Iterable[str]) -> Iterator[Listener]:
+def open_listener(database: Database, channels: Iterable[str]) -> Iterator[Listener]:
     """Opens a connection that listens on channels. Behind a pooler in transaction mode it never receives a
     notification."""
     with database.session() as connection:
-        with database.answering(connection), translated():
+        with database.answering(connection), translate_errors():
             row = connection.execute(PROBE).fetchone()
             assert row is not None
             for channel in channels:
@@ -77,7 +78,7 @@ class Listener:
     def once(self, query: str, parameters: Sequence[Any]) -> list[TupleRow]:
         """Runs one statement that is a transaction by itself; see `Database.once`."""
         self._connection.asked_at = monotonic()
-        with self._database.answering(self._connection), translated():
+        with self._database.answering(self._connection), translate_errors():
             return fetch_raw(self._connection, query, parameters)
 
     def interrupt(self) -> None:

@@ -9,7 +9,7 @@ import orjson
 
 from penstock.client.database import Database
 from penstock.client.statements import profiles as sql
-from penstock.model import Json, Latency, Running, StoredProfile
+from penstock.model import Json, Latency, RunningTasks, StoredProfile
 
 
 def set_profiles(database: Database, profiles: Sequence[Json]) -> int:
@@ -22,9 +22,9 @@ def find_profiles(database: Database, name: str | None = None) -> list[StoredPro
     return sql.read_profiles(database.rows(sql.PROFILES, (name,)))
 
 
-def running_times(database: Database) -> list[Running]:
+def running_times(database: Database) -> list[RunningTasks]:
     """Returns how long the tasks that run now have been running, in buckets."""
-    return [Running(*row) for row in database.rows(sql.RUNNING_TIMES)]
+    return [RunningTasks(*row) for row in database.rows(sql.RUNNING_TIMES)]
 
 
 def start_latencies(database: Database) -> list[Latency]:

@@ -8,7 +8,7 @@ import orjson
 
 from penstock.client.database_async import AsyncDatabase
 from penstock.client.statements import profiles as sql
-from penstock.model import Json, Latency, Running, StoredProfile
+from penstock.model import Json, Latency, RunningTasks, StoredProfile
 
 
 async def set_profiles(database: AsyncDatabase, profiles: Sequence[Json]) -> int:
@@ -21,9 +21,9 @@ async def find_profiles(database: AsyncDatabase, name: str | None = None) -> lis
     return sql.read_profiles(await database.rows(sql.PROFILES, (name,)))
 
 
-async def running_times(database: AsyncDatabase) -> list[Running]:
+async def running_times(database: AsyncDatabase) -> list[RunningTasks]:
     """Returns how long the tasks that run now have been running, in buckets."""
-    return [Running(*row) for row in await database.rows(sql.RUNNING_TIMES)]
+    return [RunningTasks(*row) for row in await database.rows(sql.RUNNING_TIMES)]
 
 
 async def start_latencies(database: AsyncDatabase) -> list[Latency]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any
+from typing import Unpack
 from uuid import UUID, uuid4
 
 from penstock import validate
 from penstock.client import claims_async, queues_async
 from penstock.client.borrowed_async import borrow
 from penstock.client.bulk_async import AsyncBulkWriter, Progress, write_borrowed
-from penstock.client.concurrency_async import Items
-from penstock.client.database_async import AsyncConnection, AsyncDatabase
+from penstock.client.concurrency_async import AsyncItems
+from penstock.client.connections_async import AsyncConnection
+from penstock.client.database_async import AsyncDatabase, retry_collided
 from penstock.client.spool import Chunk, task_columns
 from penstock.client.statements import pushes, tasks
+from penstock.client.statements.queues import QueueChanges
 from penstock.client.statements.texts import to_storable
+from penstock.client.tasks_async import change_tasks, list_tasks
 from penstock.errors import NotFound
 from penstock.model import (
     Claim,
@@ -75,19 +78,23 @@ class AsyncQueue:
         if delay is not None:
             due = validate.due_after(delay, due)
         task = validate.new_task(NewTask(payload, subject, due, priority, kind))
-        raw = validate.payload(task.payload, validate.LARGEST_EVER)
+        raw = validate.payload(task.payload, validate.MAX_PAYLOAD)
         if connection is not None:
             chunk = Chunk([raw], *task_columns([task]), checksum=0, part=0, first=0)
             return (await write_borrowed(borrow(connection), self.name, chunk, pushes.check_conflict(on_conflict)))[0]
         parameters = (self.name, raw.decode(), subject, kind, task.due, priority, pushes.check_conflict(on_conflict))
-        async with self._database.transaction() as own:
-            row = await (await own.execute(pushes.PUSH, parameters, prepare=True)).fetchone()
-        assert row is not None
-        return Pushed(*row)
+
+        async def attempt() -> Pushed:
+            async with self._database.transaction() as own:
+                row = await (await own.execute(pushes.PUSH, parameters, prepare=True)).fetchone()
+            assert row is not None
+            return Pushed(*row)
+
+        return await retry_collided(attempt)
 
     async def push_many(
         self,
-        items: Items[Json | NewTask | None],
+        items: AsyncItems[Json | NewTask | None],
         *,
         on_conflict: OnConflict = "skip",
         batch_id: UUID | None = None,
@@ -113,7 +120,7 @@ class AsyncQueue:
 
     async def upsert_many(
         self,
-        items: Items[Json | NewTask | None],
+        items: AsyncItems[Json | NewTask | None],
         *,
         batch_id: UUID | None = None,
         progress: Progress | None = None,
@@ -128,15 +135,15 @@ class AsyncQueue:
     # --- claim, extend, settle, release -----------------------------------------------------------------------------
 
     async def claim(
-        self, limit: int = 1, *, lease: Duration | None = None, worker: str = "", may_alone: bool = True
+        self, limit: int = 1, *, lease: Duration | None = None, worker: str = "", quarantined: bool = True
     ) -> Claim:
         """Claims up to `limit` tasks and leases them to the caller. An empty claim does not mean that the queue is
         empty: use `status` for that.
 
-        Pass `may_alone=False` while other tasks of this worker are running: a task that once crashed its worker is
+        Pass `quarantined=False` while other tasks of this worker are running: a task that once crashed its worker is
         given only to a worker that runs nothing else.
         """
-        return await self._claimer.claim(limit, lease=lease, worker=worker, may_alone=may_alone)
+        return await self._claimer.claim(limit, lease=lease, worker=worker, quarantined=quarantined)
 
     async def extend(self, claim: Claim | UUID | str, *, lease: Duration | None = None) -> Extended:
         """Extends the lease from now on. Raises LeaseLost if another worker has the tasks, or if all of them were
@@ -185,7 +192,7 @@ class AsyncQueue:
         """Ends tasks unfinished. Returns by id: cancelled; revoked (a worker runs it, and learns of it at its next
         extend or settle); ended (it had ended before); busy (another transaction holds it at this moment: try again);
         or unknown."""
-        return await self._each("cancel", ids, subjects, reason=to_storable(reason))
+        return await change_tasks(self._database, self.name, "cancel", ids, subjects, reason=to_storable(reason))
 
     async def redrive(
         self,
@@ -203,13 +210,17 @@ class AsyncQueue:
         since = None if since is None else validate.moment(since, "since")
         chosen = tasks.check_filters(kind=kind, error=error)
         if ids is not None or subjects is not None:
-            return await self._each("redrive", ids, subjects, **chosen, since=since, limit=tasks.MAX_TASKS)
+            return await change_tasks(
+                self._database, self.name, "redrive", ids, subjects, **chosen, since=since, limit=tasks.MAX_TASKS
+            )
         found: dict[int, str] = {}
         left = None if limit is None else validate.whole(limit, "limit", 1, 2**31)
         self._database.refuse_rehearsal("redrive by filter")
         while left is None or left > 0:
             most = tasks.MAX_TASKS if left is None else min(left, tasks.MAX_TASKS)
-            some = await self._each("redrive", None, None, **chosen, since=since, limit=most)
+            some = await change_tasks(
+                self._database, self.name, "redrive", None, None, **chosen, since=since, limit=most
+            )
             found |= some
             redriven = sum(result == "redriven" for result in some.values())
             if len(some) < most or not redriven:  # what is left is busy
@@ -221,14 +232,21 @@ class AsyncQueue:
         self, due: datetime, ids: Iterable[int] | None = None, *, subjects: Iterable[str] | None = None
     ) -> dict[int, str]:
         """Gives waiting tasks another due. Returns by id: rescheduled, active, ended, busy or unknown."""
-        return await self._each("reschedule", ids, subjects, due=validate.moment(due))
+        return await change_tasks(self._database, self.name, "reschedule", ids, subjects, due=validate.moment(due))
 
     async def reprioritise(
         self, priority: int, ids: Iterable[int] | None = None, *, subjects: Iterable[str] | None = None
     ) -> dict[int, str]:
         """Gives tasks another priority; a running task gets it for its next attempt. Returns by id: reprioritised,
         ended, busy or unknown."""
-        return await self._each("reprioritise", ids, subjects, priority=validate.whole(priority, "priority", 0, 9))
+        return await change_tasks(
+            self._database,
+            self.name,
+            "reprioritise",
+            ids,
+            subjects,
+            priority=validate.whole(priority, "priority", 0, 9),
+        )
 
     async def purge(
         self,
@@ -256,13 +274,6 @@ class AsyncQueue:
                 break
         return gone
 
-    async def _each(
-        self, verb: str, ids: Iterable[int] | None, subjects: Iterable[str] | None, **parameters: Any
-    ) -> dict[int, str]:
-        which = tasks.choose_tasks(self.name, ids, subjects)
-        rows = await self._database.rows(tasks.VERBS[verb], which | parameters)
-        return {int(id_): str(result) for id_, result in rows}
-
     async def tasks(
         self,
         *,
@@ -279,27 +290,20 @@ class AsyncQueue:
             "state": tasks.check_state(state),
             "after": after,
         }
-        return await self._list(id=None, limit=validate.whole(limit, "limit", 1, tasks.MAX_TASKS), **which)
+        return await list_tasks(
+            self._database, self.name, id=None, limit=validate.whole(limit, "limit", 1, tasks.MAX_TASKS), **which
+        )
 
     async def task(self, id: int) -> TaskInfo:  # noqa: A002 - the parameter has this name everywhere
         """Returns one task by its id."""
         anything = dict.fromkeys(("state", "kind", "subject", "error", "after"))
-        found = await self._list(id=validate.ids([id])[0], limit=1, **anything)
+        found = await list_tasks(self._database, self.name, id=validate.ids([id])[0], limit=1, **anything)
         if not found:
             raise NotFound(
                 f"id: there is no task {id} in queue {self.name!r}",
                 hint="A done task is removed, unless its queue has keep_done; `app.find_task(id)` finds it in history.",
             )
         return found[0]
-
-    async def _list(self, **which: Any) -> list[TaskInfo]:
-        named = which["id"] is not None or which["subject"] is not None
-        async with self._database.transaction() as connection:
-            # Raises NotFound for a queue that does not exist.
-            size = await (await connection.execute(tasks.SIZE, (self.name,))).fetchone()
-            statement = tasks.list_tasks(which["state"], size[0] if size else 0, named=named)
-            rows = await (await connection.execute(statement, {"queue": self.name, **which})).fetchall()
-        return tasks.read_tasks(rows)
 
     # --- the queue itself -------------------------------------------------------------------------------------------
 
@@ -310,9 +314,9 @@ class AsyncQueue:
             await self.status()  # raises NotFound, with the nearest name
         return found[0]
 
-    async def set(self, **changes: Any) -> QueueSettings:
-        """Changes settings: any of lease, max_attempts, retry, sla, keep_done, keep_dead, keep_cancelled, max_payload
-        and paused."""
+    async def set(self, **changes: Unpack[QueueChanges]) -> QueueSettings:
+        """Changes the given settings, and returns all of them: any of lease, max_attempts, retry, sla, keep_done,
+        keep_dead, keep_cancelled, max_payload, notify and paused."""
         await queues_async.change(self._database, self.name, changes)
         return await self.settings()
 

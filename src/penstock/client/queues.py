@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Unpack
 
 import orjson
 
@@ -15,13 +15,13 @@ from penstock.client.statements import tasks
 from penstock.model import Json, QueueSettings, QueueStatus, Repair, TaskDetails, Verification
 
 
-def create(database: Database, name: str, *, exist_ok: bool = False, **options: Any) -> bool:
+def create(database: Database, name: str, *, exist_ok: bool = False, **options: Unpack[sql.QueueOptions]) -> bool:
     """Creates a queue. Returns False if it existed already; then it is left as it is."""
     statement, parameters = sql.create_statement(name, exist_ok, options)
     return bool(database.value(statement, parameters))
 
 
-def change(database: Database, name: str, changes: Mapping[str, Any]) -> None:
+def change(database: Database, name: str, changes: sql.QueueChanges) -> None:
     """Changes settings of a queue."""
     database.run(sql.SET_QUEUE, (name, sql.change_parameters(changes)))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Unpack
 
 import orjson
 
@@ -14,13 +14,15 @@ from penstock.client.statements import tasks
 from penstock.model import Json, QueueSettings, QueueStatus, Repair, TaskDetails, Verification
 
 
-async def create(database: AsyncDatabase, name: str, *, exist_ok: bool = False, **options: Any) -> bool:
+async def create(
+    database: AsyncDatabase, name: str, *, exist_ok: bool = False, **options: Unpack[sql.QueueOptions]
+) -> bool:
     """Creates a queue. Returns False if it existed already; then it is left as it is."""
     statement, parameters = sql.create_statement(name, exist_ok, options)
     return bool(await database.value(statement, parameters))
 
 
-async def change(database: AsyncDatabase, name: str, changes: Mapping[str, Any]) -> None:
+async def change(database: AsyncDatabase, name: str, changes: sql.QueueChanges) -> None:
     """Changes settings of a queue."""
     await database.run(sql.SET_QUEUE, (name, sql.change_parameters(changes)))
 

@@ -14,7 +14,16 @@ import orjson
 from penstock import validate
 from penstock.client.database import Database
 from penstock.client.statements import scaling as sql
-from penstock.model import Asked, Board, Duration, Json, QueueScaler, ScalerSnapshot, ScalingHold, StoredDecision
+from penstock.model import (
+    Board,
+    Duration,
+    Json,
+    QueueQuestion,
+    QueueScaler,
+    ScalerSnapshot,
+    ScalingHold,
+    StoredDecision,
+)
 
 
 def hold_scaling(
@@ -40,8 +49,8 @@ def list_scalers(database: Database, queues: Sequence[str] | None = None) -> lis
 
 
 def decide(database: Database, decided: Sequence[Json], *, holder: str, lease: Duration) -> list[str]:
-    """Stores the decisions of a scaler and extends its hold. Returns the queues whose decision was noted because it is
-    new."""
+    """Stores the decisions of a scaler and extends its hold. Returns the queues for which a decision was stored: it is
+    not, if it equals the last one of its queue."""
     parameters = (holder, validate.lease(lease), orjson.dumps(decided).decode())
     return [str(name) for (name,) in database.rows(sql.DECIDE, parameters)]
 
@@ -74,6 +83,6 @@ def dismiss(database: Database, workers: Sequence[str]) -> int:
     return int(database.value(sql.DISMISS, ([*workers],)))
 
 
-def scaler_snapshot(database: Database, asked: Sequence[Asked]) -> ScalerSnapshot:
+def scaler_snapshot(database: Database, asked: Sequence[QueueQuestion]) -> ScalerSnapshot:
     """Returns what a scaler needs to know of some queues; due tasks are promoted first."""
     return sql.read_snapshot(database.value(sql.SCALER_SNAPSHOT, sql.snapshot_parameters(asked)))

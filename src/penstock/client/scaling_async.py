@@ -13,7 +13,16 @@ import orjson
 from penstock import validate
 from penstock.client.database_async import AsyncDatabase
 from penstock.client.statements import scaling as sql
-from penstock.model import Asked, Board, Duration, Json, QueueScaler, ScalerSnapshot, ScalingHold, StoredDecision
+from penstock.model import (
+    Board,
+    Duration,
+    Json,
+    QueueQuestion,
+    QueueScaler,
+    ScalerSnapshot,
+    ScalingHold,
+    StoredDecision,
+)
 
 
 async def hold_scaling(
@@ -39,8 +48,8 @@ async def list_scalers(database: AsyncDatabase, queues: Sequence[str] | None = N
 
 
 async def decide(database: AsyncDatabase, decided: Sequence[Json], *, holder: str, lease: Duration) -> list[str]:
-    """Stores the decisions of a scaler and extends its hold. Returns the queues whose decision was noted because it is
-    new."""
+    """Stores the decisions of a scaler and extends its hold. Returns the queues for which a decision was stored: it is
+    not, if it equals the last one of its queue."""
     parameters = (holder, validate.lease(lease), orjson.dumps(decided).decode())
     return [str(name) for (name,) in await database.rows(sql.DECIDE, parameters)]
 
@@ -73,6 +82,6 @@ async def dismiss(database: AsyncDatabase, workers: Sequence[str]) -> int:
     return int(await database.value(sql.DISMISS, ([*workers],)))
 
 
-async def scaler_snapshot(database: AsyncDatabase, asked: Sequence[Asked]) -> ScalerSnapshot:
+async def scaler_snapshot(database: AsyncDatabase, asked: Sequence[QueueQuestion]) -> ScalerSnapshot:
     """Returns what a scaler needs to know of some queues; due tasks are promoted first."""
     return sql.read_snapshot(await database.value(sql.SCALER_SNAPSHOT, sql.snapshot_parameters(asked)))

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.client.database import Connection, Database
+from penstock.client.connections import Connection
+from penstock.client.database import Database
 from penstock.client.statements import schedules as sql
 from penstock.errors import PenstockError, Unavailable
 from penstock.model import Firing, NewSchedule, Schedule
@@ -18,7 +19,7 @@ def list_schedules(database: Database, name: str | None = None) -> list[Schedule
 
 
 def set_schedule(database: Database, new: NewSchedule) -> Schedule:
-    """Creates or changes a schedule. A changed cron line counts from now; ticks that were decided stay decided."""
+    """Creates or changes a schedule. A changed cron expression counts from now. Decided ticks stay decided."""
     with database.transaction() as connection:
         connection.execute(sql.SET_SCHEDULE, sql.schedule_parameters(new))
         return plan_next_run(connection, new.name)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.client.database_async import AsyncConnection, AsyncDatabase
+from penstock.client.connections_async import AsyncConnection
+from penstock.client.database_async import AsyncDatabase
 from penstock.client.statements import schedules as sql
 from penstock.errors import PenstockError, Unavailable
 from penstock.model import Firing, NewSchedule, Schedule
@@ -17,7 +18,7 @@ async def list_schedules(database: AsyncDatabase, name: str | None = None) -> li
 
 
 async def set_schedule(database: AsyncDatabase, new: NewSchedule) -> Schedule:
-    """Creates or changes a schedule. A changed cron line counts from now; ticks that were decided stay decided."""
+    """Creates or changes a schedule. A changed cron expression counts from now. Decided ticks stay decided."""
     async with database.transaction() as connection:
         await connection.execute(sql.SET_SCHEDULE, sql.schedule_parameters(new))
         return await plan_next_run(connection, new.name)

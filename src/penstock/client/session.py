@@ -78,7 +78,7 @@ class Session(NamedTuple):
     def odd(self) -> list[str]:
         """The settings that differ from what Penstock's statements rely on, with the value that they need."""
         found = []
-        if not trusted(self.search_path):
+        if not is_trusted(self.search_path):
             found.append("search_path = pg_catalog, pg_temp")
         if self.interval_style != "postgres":
             found.append("intervalstyle = postgres")
@@ -97,7 +97,7 @@ PROBE = """
 """
 
 
-def trusted(search_path: str) -> bool:
+def is_trusted(search_path: str) -> bool:
     """Returns whether no schema comes before pg_catalog: either pg_catalog is not named, and so it is the first, or it
     is named first."""
     names = [name.strip().strip('"') for name in search_path.split(",")]

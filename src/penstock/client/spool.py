@@ -51,7 +51,7 @@ class Spool:
     """A temporary file of tasks that is written once and read any number of times. `named` says whether any task has a
     subject."""
 
-    def __init__(self, *, largest: int = validate.LARGEST_PAYLOAD) -> None:
+    def __init__(self, *, largest: int = validate.DEFAULT_MAX_PAYLOAD) -> None:
         self._largest = largest
         self._file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY, prefix="penstock-")  # noqa: SIM115 - closed in __exit__
         self._sizes: list[int] = []
@@ -76,7 +76,7 @@ class Spool:
         """Adds a batch of items, with BATCH of them except in the last batch. An item that is not accepted ends the
         call."""
         try:
-            fresh = checked(batch)
+            fresh = check_batch(batch)
             raws = validate.payloads(batch if fresh is None else [task.payload for task in fresh], self._largest)  # type: ignore[arg-type]
         except ValidationError as error:
             raise error.at(self.rows + len(self._payloads) + (error.index or 0)) from None
@@ -122,7 +122,7 @@ class Spool:
         for part, size in enumerate(self._sizes):
             data = self._file.read(size)
             chunk = Chunk(*(*marshal.loads(data), zlib.crc32(data), part, first))  # noqa: S302 - the file is private
-            yield chunk._replace(dues=moments(chunk.dues)) if self._delayed else chunk
+            yield chunk._replace(dues=to_moments(chunk.dues)) if self._delayed else chunk
             first += len(chunk.payloads)
 
     def check_sizes(self, largest: int) -> None:
@@ -138,7 +138,7 @@ PLAIN = NewTask({})
 NO_COLUMNS = (None, None, None, None)
 
 
-def checked(batch: list[Json | NewTask | None]) -> list[NewTask] | None:
+def check_batch(batch: list[Json | NewTask | None]) -> list[NewTask] | None:
     """Checks the items of a batch. Returns None if all of them are payloads, because making tasks of payloads would
     cost more than encoding them."""
     if {*map(type, batch)} == {dict}:
@@ -158,7 +158,7 @@ def task_columns(
     return (
         None if {*subjects} == {None} else [one and one.encode() for one in subjects],
         None if {*kinds} == {"default"} else [one.encode() for one in kinds],
-        None if {*dues} == {None} else [one and encoded(one) for one in dues],
+        None if {*dues} == {None} else [one and encode_due(one) for one in dues],
         None if {*priorities} == {5} else list(priorities),
     )
 
@@ -174,19 +174,19 @@ def due_or_delay(due: datetime | None, delay: Duration | None) -> datetime | byt
     return due if length is None else b"%b%d" % (DELAY, length // MICROSECOND)
 
 
-def encoded(due: datetime | bytes) -> bytes:
+def encode_due(due: datetime | bytes) -> bytes:
     """Encodes a moment for PostgreSQL; an encoded delay stays as it is."""
     return due if isinstance(due, bytes) else due.astimezone(UTC).isoformat().encode()
 
 
-def moments(dues: list[bytes | None] | None) -> list[bytes | None] | None:
+def to_moments(dues: list[bytes | None] | None) -> list[bytes | None] | None:
     """Turns delays into moments, counted from now."""
     if dues is None:
         return None
-    return [encoded(after(one)) if one and one.startswith(DELAY) else one for one in dues]
+    return [encode_due(count_from_now(one)) if one and one.startswith(DELAY) else one for one in dues]
 
 
-def after(delay: bytes) -> datetime:
+def count_from_now(delay: bytes) -> datetime:
     """Returns the moment after an encoded delay, counted from now."""
     return validate.due_after(int(delay.removeprefix(DELAY)) * MICROSECOND)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import psycopg
 
-from penstock.client.conninfo import described
+from penstock.client.conninfo import describe_dsn
 from penstock.errors import (
     AuthError,
     ConfigError,
@@ -26,12 +26,12 @@ from penstock.errors import (
 
 
 @contextmanager
-def translated(source: str | None = None, dsn: str | None = None) -> Iterator[None]:
+def translate_errors(source: str | None = None, dsn: str | None = None) -> Iterator[None]:
     """Turns psycopg's errors into Penstock's."""
     try:
         yield
     except psycopg.Error as error:
-        raise as_ours(error, source, dsn) from error
+        raise to_penstock_error(error, source, dsn) from error
 
 
 OURS: Mapping[str, type[PenstockError]] = {
@@ -74,16 +74,16 @@ MEANINGS: Mapping[str, Meaning] = {
 }
 
 
-def as_ours(error: psycopg.Error, source: str | None = None, dsn: str | None = None) -> PenstockError:
+def to_penstock_error(error: psycopg.Error, source: str | None = None, dsn: str | None = None) -> PenstockError:
     """Returns Penstock's error for one of PostgreSQL's. No statement, parameter or password gets into the message."""
     message = error.diag.message_primary or first_line(error)
-    state = error.sqlstate or guessed_state(error, message)
+    state = error.sqlstate or guess_state(error, message)
     if state == "23505" and error.diag.constraint_name == "task_subject":
         return Taken("a subject exists already")
     if state == "23505" and error.diag.constraint_name in MOMENTARY:
         return AGAIN.error(message, hint=AGAIN.hint)
-    where = f" ({described(dsn)}, from {source})" if dsn and source else ""
-    return meant(state, message, error.diag.message_hint, where)
+    where = f" ({describe_dsn(dsn)}, from {source})" if dsn and source else ""
+    return make_error(state, message, error.diag.message_hint, where)
 
 
 # Indexes in which a transaction may collide with another one by chance. A repeat finds the schema or table, or draws
@@ -93,7 +93,13 @@ MOMENTARY = frozenset(
 )
 
 
-def meant(state: str, message: str, hint: str | None = None, where: str = "") -> PenstockError:
+def has_collided(error: PenstockError) -> bool:
+    """Returns whether a statement was undone by chance, because another session wrote the same id or name first."""
+    cause = error.__cause__
+    return isinstance(cause, psycopg.errors.UniqueViolation) and cause.diag.constraint_name in MOMENTARY
+
+
+def make_error(state: str, message: str, hint: str | None = None, where: str = "") -> PenstockError:
     """Returns the error that a SQLSTATE means, whichever driver reported it."""
     if state in OURS:
         return OURS[state](message, hint=hint)
@@ -113,7 +119,7 @@ REFUSED_LOGIN = (
 )
 
 
-def guessed_state(error: psycopg.Error, message: str) -> str:
+def guess_state(error: psycopg.Error, message: str) -> str:
     """Returns a SQLSTATE for an error while connecting, which has only words and no SQLSTATE."""
     if any(words in message for words in REFUSED_LOGIN) or ("role " in message and "does not exist" in message):
         return "28P01"

@@ -10,10 +10,11 @@ from datetime import datetime
 from typing import Any
 
 from penstock import validate
-from penstock.client.database import Connection, Database, fetch_raw
-from penstock.client.sqlstate import translated
+from penstock.client.connections import Connection, fetch_raw
+from penstock.client.database import Database
+from penstock.client.sqlstate import translate_errors
 from penstock.client.statements import streams as sql
-from penstock.model import Batch, Duration, Held
+from penstock.model import Batch, Duration, GroupHold
 
 
 def next_epoch(database: Database) -> int:
@@ -21,26 +22,26 @@ def next_epoch(database: Database) -> int:
     return int(database.value(sql.NEXT_EPOCH))
 
 
-def hold_stream(database: Database, queue: str, group: str, *, epoch: int, driver: str, lease: Duration) -> Held:
+def hold_stream(database: Database, queue: str, group: str, *, epoch: int, driver: str, lease: Duration) -> GroupHold:
     """Takes a group for a driver, which has locked its epoch before."""
     parameters = (queue, group, epoch, driver, validate.lease(lease))
     stream, identity, batch = database.row(sql.HOLD_STREAM, parameters)
-    return Held(stream, epoch, identity, batch)
+    return GroupHold(stream, epoch, identity, batch)
 
 
-def keep_stream(database: Database, held: Held, *, lease: Duration) -> None:
+def keep_stream(database: Database, held: GroupHold, *, lease: Duration) -> None:
     """Records that the driver is alive and keeps the leases that it was given."""
     database.run(sql.KEEP_STREAM, (held.stream, held.epoch, validate.lease(lease)))
 
 
-def leave_stream(database: Database, held: Held) -> None:
+def leave_stream(database: Database, held: GroupHold) -> None:
     """Gives up the group that a driver holds."""
     database.run(sql.LEAVE_STREAM, (held.stream, held.epoch))
 
 
 def next_batch(
     database: Database,
-    held: Held,
+    held: GroupHold,
     *,
     after: int,
     limit: int,
@@ -54,14 +55,14 @@ def next_batch(
     return Batch(*database.row(sql.NEXT_BATCH, parameters))
 
 
-def batch_leases(database: Database, held: Held, after: int, upto: int) -> list[tuple[str, int]]:
+def batch_leases(database: Database, held: GroupHold, after: int, upto: int) -> list[tuple[str, int]]:
     """Returns the leases of the batches after one batch up to another: token and size."""
     return database.rows(sql.BATCH_LEASES, (held.stream, held.epoch, after, upto))
 
 
 def read_lease(connection: Connection, token: str, first: int, count: int) -> list[tuple[Any, ...]]:
     """Returns some tasks of a lease, in the order of the lease, as PostgreSQL sent them."""
-    with translated():
+    with translate_errors():
         return fetch_raw(connection, sql.READ_LEASE, (token, first, count))
 
 

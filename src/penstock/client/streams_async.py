@@ -9,10 +9,11 @@ from datetime import datetime
 from typing import Any
 
 from penstock import validate
-from penstock.client.database_async import AsyncConnection, AsyncDatabase, fetch_raw
-from penstock.client.sqlstate import translated
+from penstock.client.connections_async import AsyncConnection, fetch_raw
+from penstock.client.database_async import AsyncDatabase
+from penstock.client.sqlstate import translate_errors
 from penstock.client.statements import streams as sql
-from penstock.model import Batch, Duration, Held
+from penstock.model import Batch, Duration, GroupHold
 
 
 async def next_epoch(database: AsyncDatabase) -> int:
@@ -22,26 +23,26 @@ async def next_epoch(database: AsyncDatabase) -> int:
 
 async def hold_stream(
     database: AsyncDatabase, queue: str, group: str, *, epoch: int, driver: str, lease: Duration
-) -> Held:
+) -> GroupHold:
     """Takes a group for a driver, which has locked its epoch before."""
     parameters = (queue, group, epoch, driver, validate.lease(lease))
     stream, identity, batch = await database.row(sql.HOLD_STREAM, parameters)
-    return Held(stream, epoch, identity, batch)
+    return GroupHold(stream, epoch, identity, batch)
 
 
-async def keep_stream(database: AsyncDatabase, held: Held, *, lease: Duration) -> None:
+async def keep_stream(database: AsyncDatabase, held: GroupHold, *, lease: Duration) -> None:
     """Records that the driver is alive and keeps the leases that it was given."""
     await database.run(sql.KEEP_STREAM, (held.stream, held.epoch, validate.lease(lease)))
 
 
-async def leave_stream(database: AsyncDatabase, held: Held) -> None:
+async def leave_stream(database: AsyncDatabase, held: GroupHold) -> None:
     """Gives up the group that a driver holds."""
     await database.run(sql.LEAVE_STREAM, (held.stream, held.epoch))
 
 
 async def next_batch(
     database: AsyncDatabase,
-    held: Held,
+    held: GroupHold,
     *,
     after: int,
     limit: int,
@@ -55,14 +56,14 @@ async def next_batch(
     return Batch(*await database.row(sql.NEXT_BATCH, parameters))
 
 
-async def batch_leases(database: AsyncDatabase, held: Held, after: int, upto: int) -> list[tuple[str, int]]:
+async def batch_leases(database: AsyncDatabase, held: GroupHold, after: int, upto: int) -> list[tuple[str, int]]:
     """Returns the leases of the batches after one batch up to another: token and size."""
     return await database.rows(sql.BATCH_LEASES, (held.stream, held.epoch, after, upto))
 
 
 async def read_lease(connection: AsyncConnection, token: str, first: int, count: int) -> list[tuple[Any, ...]]:
     """Returns some tasks of a lease, in the order of the lease, as PostgreSQL sent them."""
-    with translated():
+    with translate_errors():
         return await fetch_raw(connection, sql.READ_LEASE, (token, first, count))
 
 

@@ -44,7 +44,7 @@ def beat_all(
     started_by: str | None = None,
     leaving: bool = False,
     known: int | None = None,
-) -> tuple[sql.Beaten, sql.FoundWork]:
+) -> tuple[sql.BeatAnswer, sql.FoundWork]:
     """Records that the workers of a supervisor are alive, and looks for work, all in one statement. `known` is the
     value that the last beat returned: leases that have not changed since then are not sent again."""
     named = [*queues]

@@ -1,4 +1,4 @@
-"""The doctor: it checks the connection, the schema, the server, the tables, the queues and the books of a database.
+"""The doctor: it checks the connection, the schema, the server, the tables, the queues and the counters of a database.
 
 It changes nothing and does not wait for long: every check is a READ ONLY transaction with a timeout. A check that fails
 is itself a finding and does not stop the others.

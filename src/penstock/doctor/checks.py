@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from penstock.client.database import Database
-from penstock.doctor import books, connection, queues, schema, server, tables
+from penstock.doctor import connection, counters, queues, schema, server, tables
 from penstock.doctor.inspection import DEFAULT_THRESHOLDS, NOTHING, Check, Finding, Inspection, Thresholds
 from penstock.errors import AuthError, PenstockError
 
@@ -43,7 +43,7 @@ CHECKS = (
     Check("queues", "schedules", queues.check_schedules, ours=True),
     Check("queues", "workers", queues.check_workers, ours=True),
     Check("queues", "unknown_kinds", queues.check_unknown_kinds, ours=True, slow=True),
-    Check("books", "books", books.check_books, ours=True, slow=True),
+    Check("counters", "counters", counters.check_counters, ours=True, slow=True),
 )
 
 

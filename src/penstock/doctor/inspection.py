@@ -10,8 +10,9 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from penstock.client.database import Connection, Database
-from penstock.client.sqlstate import translated
+from penstock.client.connections import Connection
+from penstock.client.database import Database
+from penstock.client.sqlstate import translate_errors
 
 Level = Literal["ok", "info", "warning", "error"]
 Row = tuple[Any, ...]
@@ -91,7 +92,7 @@ class Inspection:
     @contextmanager
     def reading(self, seconds: int = CHECK_TIMEOUT) -> Iterator[Connection]:
         """Opens a READ ONLY transaction. Its settings are local to it: behind a pooler the session has other users."""
-        with translated(), self.connection.transaction():
+        with translate_errors(), self.connection.transaction():
             self.connection.execute(
                 "set transaction isolation level read committed read only;"
                 "set local search_path = pg_catalog, pg_temp; set local extra_float_digits = 1;"

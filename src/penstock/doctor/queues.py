@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.doctor.formatting import format_count, format_duration
 from penstock.doctor.inspection import MAX_FINDINGS, UPKEEP, Finding, Inspection, report_ok
 from penstock.errors import shown
+from penstock.formatting import format_count, format_duration
 
 
 def check_upkeep(inspection: Inspection) -> list[Finding]:
@@ -99,6 +99,7 @@ def report_expired_leases(queue: str, count: int, tasks: int, seconds: float | N
 
 
 def check_overdue(inspection: Inspection) -> list[Finding]:
+    """Planned tasks that are due and not promoted."""
     query = """
         select q.name, count(*), extract(epoch from (select penstock.clock()) - min(a.due))::float8
         from penstock.agenda as a join penstock.queue as q on q.id = a.queue_id

@@ -5,9 +5,9 @@ from __future__ import annotations
 from penstock import migrate
 from penstock.client.session import CONTRACT, OUR_CONTRACT
 from penstock.client.session import check_contract as require_contract
-from penstock.doctor.formatting import format_count
 from penstock.doctor.inspection import Finding, Inspection, report_ok
 from penstock.errors import SchemaVersionError
+from penstock.formatting import format_count
 
 
 def check_schema(inspection: Inspection) -> list[Finding]:
@@ -19,7 +19,7 @@ def check_schema(inspection: Inspection) -> list[Finding]:
 def check_migrations(inspection: Inspection) -> list[Finding]:
     with inspection.reading() as connection:
         try:
-            missing = [step.name for step in migrate.missing(connection, roles=False)]
+            missing = [step.name for step in migrate.list_missing(connection, roles=False)]
         except SchemaVersionError as newer:
             return [Finding("migrations", "error", newer.message, newer.hint)]
     if not missing:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.doctor.formatting import describe_session, format_count, format_duration, quote_literal
+from penstock.doctor.formatting import describe_session, quote_literal
 from penstock.doctor.inspection import MAX_FINDINGS, Finding, Inspection, Thresholds, report_ok
 from penstock.errors import shown
+from penstock.formatting import format_count, format_duration
 
 DANGERS = {
     "fsync": "a crash of the machine can destroy the database",

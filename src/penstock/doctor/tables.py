@@ -6,9 +6,10 @@ import re
 from typing import NamedTuple
 
 from penstock import migrate
-from penstock.doctor.formatting import format_count, format_duration, format_megabytes
+from penstock.doctor.formatting import format_megabytes
 from penstock.doctor.inspection import MAX_FINDINGS, UPKEEP, Finding, Inspection, Thresholds, report_ok
 from penstock.errors import shown
+from penstock.formatting import format_count, format_duration
 
 
 class TableRow(NamedTuple):
@@ -155,6 +156,7 @@ def check_readers(inspection: Inspection) -> list[Finding]:
 
 
 def judge_reader(reader: ReaderRow) -> Finding:
+    """Returns what is wrong with a reader that keeps days of history."""
     subject = f"{shown(reader.name)[1:-1]} reads history"
     forget = f"if it will not read again: penstock pipeline forget {shown(reader.name)}"
     if reader.timeline is None:

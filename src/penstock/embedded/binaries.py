@@ -87,11 +87,11 @@ def major_version(binaries: Path) -> int:
     return major
 
 
-def within_reach(binaries: Path, identity: Identity, place: Path) -> Path:
-    """Returns these binaries, or a copy of them in `place` if `identity` cannot reach them."""
+def make_reachable(binaries: Path, identity: Identity, server_dir: Path) -> Path:
+    """Returns these binaries, or a copy of them in `server_dir` if `identity` cannot reach them."""
     if all(identity.can(str(binaries / program), "--version") for program in PROGRAMS):
         return binaries
-    copies, root = place / "pg", binaries.parent
+    copies, root = server_dir / "pg", binaries.parent
     # A wheel keeps its bundled libraries beside its package, and the programs look for them there.
     libraries = root.parent.with_name(f"{root.parent.name}.libs")
     shutil.rmtree(copies, ignore_errors=True)

@@ -9,21 +9,21 @@ import tempfile
 from pathlib import Path
 
 from penstock.embedded.identity import Identity
-from penstock.embedded.layout import appending, open_log, said_since, write
+from penstock.embedded.layout import open_log, open_to_append, read_log_since, write
 from penstock.errors import ConfigError
 
 ROLE = DATABASE = "penstock"
 
 
-def create(home: Path, place: Path, binaries: Path, identity: Identity) -> None:
+def create(home: Path, server_dir: Path, binaries: Path, identity: Identity) -> None:
     """Creates the cluster, its database and its password file."""
-    fresh = place / "data.new"
+    fresh = server_dir / "data.new"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(0o700)
     identity.own(fresh)
     initdb, postgres = str(binaries / "initdb"), str(binaries / "postgres")
     password = secrets.token_urlsafe(24)
-    with tempfile.NamedTemporaryFile("w", dir=place) as file:
+    with tempfile.NamedTemporaryFile("w", dir=server_dir) as file:
         file.write(password)
         file.flush()
         identity.own(Path(file.name))
@@ -33,12 +33,12 @@ def create(home: Path, place: Path, binaries: Path, identity: Identity) -> None:
         step(home, identity, initdb, "-D", str(fresh), *options, *auth)
     single = ("--single", "-F", "-D", str(fresh), "-c", "exit_on_error=on", "template1")
     step(home, identity, postgres, *single, text=f"create database {DATABASE}\n")
-    with appending(fresh / "postgresql.conf") as conf:
+    with open_to_append(fresh / "postgresql.conf") as conf:
         conf.write(b"\ninclude_if_exists = '../penstock.conf'\n")
     step(home, identity, initdb, "--sync-only", "-D", str(fresh))
     write(home / "pgpass", f"*:*:*:{ROLE}:{password}\n")
-    fresh.rename(place / "data")
-    sync(place)
+    fresh.rename(server_dir / "data")
+    sync(server_dir)
 
 
 def step(home: Path, identity: Identity, *command: str, text: str | None = None) -> None:
@@ -46,7 +46,7 @@ def step(home: Path, identity: Identity, *command: str, text: str | None = None)
     with open_log(home) as log:
         mark = log.tell()
         if identity.run(*command, text=text, log=log).returncode:
-            said = said_since(log, mark)
+            said = read_log_since(log, mark)
             raise ConfigError(f"{Path(command[0]).name} could not make a new database:\n{said}")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.embedded import cluster, layout, postmaster
-from penstock.embedded.binaries import major_version, within_reach
+from penstock.embedded.binaries import major_version, make_reachable
 from penstock.embedded.identity import Identity
 from penstock.embedded.settings import queue_settings, render
 from penstock.errors import ConfigError, Unavailable
@@ -29,24 +29,24 @@ DETACHED = '"$@" >&2 & echo $!'
 def bring_up(home: Path, identity: Identity, program: Path, port: int | None, settings: Mapping[str, str]) -> None:
     """Creates the cluster if there is none, and starts the server unless it already runs."""
     state = layout.load_state(home)
-    place = layout.find_place(home, state, identity)
-    socket_dir = layout.find_socket_dir(place, state, identity)
+    server_dir = layout.find_server_dir(home, state, identity)
+    socket_dir = layout.find_socket_dir(server_dir, state, identity)
     layout.save_state(home, state)
     major = major_version(program)
-    binaries = within_reach(program, identity, place)
-    data = place / "data"
+    binaries = make_reachable(program, identity, server_dir)
+    data = server_dir / "data"
     if not data.exists():
-        cluster.create(home, place, binaries, identity)
+        cluster.create(home, server_dir, binaries, identity)
     cluster.check_version(data, major, program)
     patience = time.monotonic() + RETRY_SECONDS
     while True:
         try:
-            if settle(data, socket_dir):
+            if attach_or_clear(data, socket_dir):
                 return
             state["port"] = free_port(state.get("port")) if port is None else free_port(port, must=True)
             layout.save_state(home, state)
             wanted = {**queue_settings(socket_dir, state["port"]), **settings}
-            layout.write(place / "penstock.conf", render(wanted), 0o644)
+            layout.write(server_dir / "penstock.conf", render(wanted), 0o644)
             launch(home, data, binaries, identity)
         except Unavailable:
             if time.monotonic() > patience:
@@ -56,16 +56,16 @@ def bring_up(home: Path, identity: Identity, program: Path, port: int | None, se
             return
 
 
-def settle(data: Path, socket_dir: Path) -> bool:
+def attach_or_clear(data: Path, socket_dir: Path) -> bool:
     """Returns True if a server is already there and becomes ready.
 
     Otherwise removes stale files and returns False, so that a server can be started.
     """
     found = postmaster.find(data)
     if found and found.status != "stopping":
-        return postmaster.ready(found.pid, data, READY_SECONDS)
+        return postmaster.wait_until_ready(found.pid, data, READY_SECONDS)
     if found:
-        postmaster.gone(found.pid, data, STOPPING_SECONDS)
+        postmaster.wait_until_gone(found.pid, data, STOPPING_SECONDS)
     elif postmaster.answers(socket_dir):
         raise Unavailable(
             f"a server answers in {socket_dir}, but its process cannot be seen from here",
@@ -80,9 +80,9 @@ def launch(home: Path, data: Path, binaries: Path, identity: Identity) -> None:
     with layout.open_log(home) as log:
         mark = log.tell()
         done = identity.run("/bin/sh", "-c", DETACHED, "sh", str(binaries / "postgres"), "-D", str(data), log=log)
-        if done.stdout.strip() and postmaster.ready(int(done.stdout), data, READY_SECONDS):
+        if done.stdout.strip() and postmaster.wait_until_ready(int(done.stdout), data, READY_SECONDS):
             return
-        said = layout.said_since(log, mark)
+        said = layout.read_log_since(log, mark)
     message = f"PostgreSQL did not start. The last lines of {log.name}:\n{said}"
     if PASSING.search(said):
         raise Unavailable(message, hint="processes of the server before may still be at work: wait, or end them")

@@ -5,7 +5,7 @@ home/            private: 0700 if Penstock creates it, never changed if it exist
 ├── state.json   port, and the directories outside of home, if any
 ├── pgpass       the password, 0600
 ├── log          the log of PostgreSQL
-└── the place    home itself; a temporary directory when the server's user cannot reach home
+└── server dir   home itself; a temporary directory when the server's user cannot reach home
     ├── data     the cluster, 0700
     ├── run      the socket; a temporary directory when the path would be too long for one
     ├── pg       a copy of the binaries, only when the server's user cannot reach the originals
@@ -59,13 +59,13 @@ def make_home(home: Path, identity: Identity) -> None:
 
 
 @contextmanager
-def locked(home: Path) -> Iterator[None]:
+def hold_lock(home: Path) -> Iterator[None]:
     """Holds the lock of the home, so that one process at a time starts the server.
 
     It uses flock and not lockf, because flock also works between threads and ends with the process.
     """
     deadline = time.monotonic() + LOCK_SECONDS
-    with appending(home / "lock") as file:
+    with open_to_append(home / "lock") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -78,7 +78,7 @@ def locked(home: Path) -> Iterator[None]:
         yield
 
 
-def appending(path: Path) -> IO[bytes]:
+def open_to_append(path: Path) -> IO[bytes]:
     """Opens a file to append to it, and does not follow a symlink."""
     return open(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600))
 
@@ -100,14 +100,14 @@ def save_state(home: Path, state: Mapping[str, Any]) -> None:
     write(home / "state.json", json.dumps(state) + "\n")
 
 
-def place_of(home: Path, state: Mapping[str, Any]) -> Path:
+def server_dir_of(home: Path, state: Mapping[str, Any]) -> Path:
     """Returns the directory that holds the cluster."""
     return Path(state.get("place", home))
 
 
 def data_of(home: Path) -> Path:
     """Returns the data directory of a home."""
-    return place_of(home, load_state(home)) / "data"
+    return server_dir_of(home, load_state(home)) / "data"
 
 
 def owner(home: Path) -> int | None:
@@ -116,26 +116,26 @@ def owner(home: Path) -> int | None:
     return data.stat().st_uid if data.exists() else None
 
 
-def find_place(home: Path, state: dict[str, Any], identity: Identity) -> Path:
+def find_server_dir(home: Path, state: dict[str, Any], identity: Identity) -> Path:
     """Returns a directory for the cluster that the server's user can reach, and records it in `state`."""
-    place = place_of(home, state)
-    if place != home and not is_ours(place, os.geteuid()):
+    server_dir = server_dir_of(home, state)
+    if server_dir != home and not is_ours(server_dir, os.geteuid()):
         # A lost data directory is an error; a new, empty database must not silently replace it.
-        raise ConfigError(f"the data directory in {place} has disappeared", hint=f"to begin anew, remove {home}")
-    if place == home and not identity.reaches(home):
+        raise ConfigError(f"the data directory in {server_dir} has disappeared", hint=f"to begin anew, remove {home}")
+    if server_dir == home and not identity.reaches(home):
         if (home / "data").exists():
             raise ConfigError(f"{home} cannot be reached by {identity.name}")
-        place = temporary(identity, 0o711)
-        state["place"] = str(place)
-    return place
+        server_dir = temporary(identity, 0o711)
+        state["place"] = str(server_dir)
+    return server_dir
 
 
-def find_socket_dir(place: Path, state: dict[str, Any], identity: Identity) -> Path:
+def find_socket_dir(server_dir: Path, state: dict[str, Any], identity: Identity) -> Path:
     """Returns a directory for the socket.
 
     A recorded directory is used again if it still exists, so that existing DSNs keep working.
     """
-    inside = place / "run"
+    inside = server_dir / "run"
     if fits(inside):
         inside.mkdir(0o700, exist_ok=True)
         identity.own(inside)
@@ -185,10 +185,10 @@ def open_log(home: Path) -> IO[bytes]:
     log = home / "log"
     if log.exists() and log.stat().st_size > LOG_BYTES:
         log.replace(home / "log.1")
-    return appending(log)
+    return open_to_append(log)
 
 
-def said_since(log: IO[bytes], mark: int) -> str:
+def read_log_since(log: IO[bytes], mark: int) -> str:
     """Returns the last lines that the server wrote after `mark`."""
     with Path(log.name).open("rb") as file:
         file.seek(max(mark, file.seek(0, os.SEEK_END) - 8192))

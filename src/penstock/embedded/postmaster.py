@@ -88,7 +88,7 @@ def clear_stale(data: Path, socket_dir: Path) -> None:
         leftover.unlink()
 
 
-def reply(path: Path) -> bytes:
+def read_reply(path: Path) -> bytes:
     """Returns the first bytes that a server sends on this socket.
 
     The result is empty if no server listens there, and `?` if the server sends nothing.
@@ -106,7 +106,7 @@ def reply(path: Path) -> bytes:
 
 def answers(socket_dir: Path) -> bool:
     """Returns whether a server listens there that Penstock does not recognise, for example one in another container."""
-    return any(reply(path) for path in socket_dir.glob(".s.PGSQL.*[0-9]"))
+    return any(read_reply(path) for path in socket_dir.glob(".s.PGSQL.*[0-9]"))
 
 
 def accepts(found: Postmaster) -> bool:
@@ -116,11 +116,11 @@ def accepts(found: Postmaster) -> bool:
     """
     if found.status != "ready":
         return False
-    said = reply(found.socket_dir / f".s.PGSQL.{found.port}")
+    said = read_reply(found.socket_dir / f".s.PGSQL.{found.port}")
     return said[:1] in (b"R", b"E") and b"C57P03\0" not in said  # cannot_connect_now
 
 
-def ready(pid: int, data: Path, within: float) -> bool:
+def wait_until_ready(pid: int, data: Path, within: float) -> bool:
     """Waits until this postmaster accepts connections. Returns False if it ends instead."""
     deadline = time.monotonic() + within
     while command_of(pid):
@@ -139,7 +139,7 @@ def send(pid: int, data: Path, signal: int) -> None:
             os.kill(pid, signal)
 
 
-def gone(pid: int, data: Path, within: float) -> bool:
+def wait_until_gone(pid: int, data: Path, within: float) -> bool:
     """Waits until the postmaster has ended. Returns False if it still runs after `within` seconds."""
     deadline = time.monotonic() + within
     while postmaster_program(pid, data):

@@ -58,7 +58,7 @@ class Server:
             program = find_binaries(environ, binaries)
             identity = choose(candidates() if identities is None else identities, layout.owner(home))
             layout.make_home(home, identity)
-            with layout.locked(home):
+            with layout.hold_lock(home):
                 bring_up(home, identity, program, port, settings)
                 found = postmaster.find(layout.data_of(home))
         except OSError as error:
@@ -101,13 +101,13 @@ class Server:
     def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
         """Stops this server and waits until it has ended. If it has already ended, this does nothing."""
         postmaster.send(self.pid, self.data, SIGNALS[mode])
-        if postmaster.gone(self.pid, self.data, STOP_SECONDS):
+        if postmaster.wait_until_gone(self.pid, self.data, STOP_SECONDS):
             return
         postmaster.send(self.pid, self.data, signal.SIGQUIT)
-        if not postmaster.gone(self.pid, self.data, KILL_SECONDS):
+        if not postmaster.wait_until_gone(self.pid, self.data, KILL_SECONDS):
             raise Unavailable(f"PostgreSQL (pid {self.pid}) does not stop", hint=f"see {self.log}")
 
     def kill(self) -> None:
         """Sends SIGKILL to the postmaster, as in a crash. Its child processes notice it and exit by themselves."""
         postmaster.send(self.pid, self.data, signal.SIGKILL)
-        postmaster.gone(self.pid, self.data, KILL_SECONDS)
+        postmaster.wait_until_gone(self.pid, self.data, KILL_SECONDS)

@@ -69,17 +69,19 @@ def shared_memory_type() -> str:
 
 def render(settings: Mapping[str, str]) -> str:
     """Returns the settings as the text of a configuration file."""
-    return "# Written anew at every start.\n" + "".join(f"{checked(k)} = {quoted(v)}\n" for k, v in settings.items())
+    return "# Written anew at every start.\n" + "".join(
+        f"{check_name(k)} = {quote_setting(v)}\n" for k, v in settings.items()
+    )
 
 
-def checked(name: str) -> str:
+def check_name(name: str) -> str:
     """Returns the name of a setting, or refuses it."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.]*", name):
         raise ConfigError(f"{name!r} is not the name of a PostgreSQL setting")
     return name
 
 
-def quoted(value: str) -> str:
+def quote_setting(value: str) -> str:
     """Returns a value as a quoted string of the configuration file."""
     escaped = str(value).replace("\\", "\\\\").replace("'", "''").replace("\n", "\\n")
     return f"'{escaped}'"

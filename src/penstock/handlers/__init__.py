@@ -4,6 +4,6 @@ This package does no I/O.
 """
 
 from penstock.handlers.context import AsyncContext, Context, Held
-from penstock.handlers.registry import ANY_KIND, Registry, Spec
+from penstock.handlers.registry import ANY_KIND, Mode, Registry, Spec
 
-__all__ = ["ANY_KIND", "AsyncContext", "Context", "Held", "Registry", "Spec"]
+__all__ = ["ANY_KIND", "AsyncContext", "Context", "Held", "Mode", "Registry", "Spec"]

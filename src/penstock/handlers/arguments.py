@@ -1,29 +1,38 @@
-"""Checks the arguments of a handler: JSON values that match its annotations.
+"""The arguments of a handler: values that match its annotations, in JSON between push and run.
 
 A payload is checked at push, where the mistake is made, and again when the task runs, because SQL can push any payload.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
-import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any
 
 from penstock.errors import ConfigError, ValidationError, shown
+from penstock.handlers.annotations import hints_of, name_of, spelt
 from penstock.handlers.context import AsyncContext, Context
+from penstock.handlers.json_types import (
+    ANYTHING,
+    Unfit,
+    converts,
+    fitted,
+    from_json,
+    mismatch,
+    takes_object,
+    to_json,
+    travels,
+    unlike,
+)
 from penstock.model import Json, Task
-from penstock.validate import shown_path
 
 # These names are options of a push. A handler argument with one of these names would be ambiguous.
 RESERVED = frozenset({"subject", "due", "delay", "priority", "kind", "connection", "on_conflict"})
-PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
-ANYTHING = (Any, object, inspect.Parameter.empty)
 WHOLE = "payload"  # if this is the only argument of a handler, it receives the whole payload
 BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 Fits = Callable[[object], bool]
+Convert = Callable[[Any, Any, str], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,7 @@ class Arguments:
     plain: tuple[tuple[str, type], ...] | None  # set if each parameter is an int, str or bool, which is the common case
     open: bool  # the handler takes **kwargs
     rest: Any  # the annotation of **kwargs
+    converted: bool  # an annotation, or a type in it, is not a JSON type
     whole: bool  # the handler takes the whole payload as one argument
 
     @classmethod
@@ -68,6 +78,7 @@ class Arguments:
             plain=all_plain(named, hints) if len(named) == len(own) else None,
             open=len(named) < len(own),
             rest=rest,
+            converted=any(converts(hints.get(one.name, Any)) for one in own),
             whole=whole,
         )
 
@@ -84,11 +95,15 @@ class Arguments:
                 f"arguments: {error}", hint=f"It takes {self.signature}.", field="arguments"
             ) from None
         if self.whole:
-            self.refuse(found)
-            return self.checked(found.get(WHOLE, {}))
-        return self.checked(found)
+            self.refuse_names(found)
+            return self.encoded(found.get(WHOLE, {}))
+        return self.encoded(found)
 
-    def checked(self, payload: Json) -> Json:
+    def encoded(self, payload: Any) -> Json:
+        """Returns the checked payload in its JSON form. Values that are in their JSON form already stay as they are."""
+        return self.check(self._convert(payload, to_json) if self.converted else payload)
+
+    def check(self, payload: Json) -> Json:
         """Returns the payload if it fits, or raises an error that names the first mismatch."""
         if self.whole:
             wrong = None if type(payload) is dict else unlike(payload, "an object", WHOLE)
@@ -98,6 +113,14 @@ class Arguments:
         elif not self.suits(payload):
             self.refuse(payload)
         return payload
+
+    def _convert(self, payload: Any, convert: Convert) -> Any:
+        """Returns a payload with each value converted. Names that are missing or unknown are refused."""
+        if self.whole:
+            return convert_argument(payload, self.types[WHOLE], WHOLE, convert)
+        self.refuse_names(payload)
+        types, rest = self.types, self.rest
+        return {name: convert_argument(value, types.get(name, rest), name, convert) for name, value in payload.items()}
 
     def suits(self, payload: Json) -> bool:
         """Returns whether a payload fits. This check is fast; `refuse` produces the error message."""
@@ -124,20 +147,25 @@ class Arguments:
 
     def refuse(self, payload: Json) -> None:
         """Raises an error for the first argument that is missing, unknown or of the wrong type."""
-        for name in self.signature.parameters:
-            if name in self.required and name not in payload:
-                raise ValidationError(f"{name}: it is missing", hint=f"It takes {self.signature}.", field=name)
+        self.refuse_names(payload)
         for name, value in payload.items():
-            if name not in self.types and not self._is_rest(name):
-                hint = f"It takes {self.signature}."
-                raise ValidationError(f"{shown(name)}: the handler takes no such argument", hint=hint, field=name)
             wrong = mismatch(value, self.types.get(name, self.rest), name)
             if wrong:
                 raise ValidationError(wrong, field=name)
 
+    def refuse_names(self, payload: Json) -> None:
+        """Raises an error for the first argument that is missing or unknown."""
+        for name in self.signature.parameters:
+            if name in self.required and name not in payload:
+                raise ValidationError(f"{name}: it is missing", hint=f"It takes {self.signature}.", field=name)
+        for name in payload:
+            if name not in self.types and not self._is_rest(name):
+                hint = f"It takes {self.signature}."
+                raise ValidationError(f"{shown(name)}: the handler takes no such argument", hint=hint, field=name)
+
     def call(self, task: Task, context: object) -> Json:
         """Returns the keyword arguments of one run."""
-        payload = self.checked(task.payload)
+        payload = self._convert(task.payload, from_json) if self.converted else self.check(task.payload)
         named: dict[str, Any] = {WHOLE: payload} if self.whole else payload
         if self.task is not None or self.context is not None:
             named = dict(named)
@@ -148,29 +176,18 @@ class Arguments:
         return named
 
 
+def convert_argument(value: Any, annotation: Any, name: str, convert: Convert) -> Any:
+    """Converts the value of one argument."""
+    try:
+        return convert(value, annotation, name)
+    except Unfit as wrong:
+        raise ValidationError(str(wrong), field=name) from None
+
+
 def all_plain(named: list[inspect.Parameter], hints: Mapping[str, Any]) -> tuple[tuple[str, type], ...] | None:
     """Returns the names and types of the parameters if each one is an int, str or bool, or else None."""
     found = tuple((one.name, hints.get(one.name, Any)) for one in named)
     return found if {kind for _, kind in found} <= {int, str, bool} else None
-
-
-def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Returns the annotations of a function, of a callable object, or of a TypedDict."""
-    if isinstance(function, functools.partial):
-        return hints_of(function.func)
-    target = function if inspect.isroutine(function) or is_typeddict(function) else type(function).__call__
-    try:
-        return get_type_hints(target)
-    except Exception as error:
-        raise ConfigError(
-            f"{name_of(function)}: its annotations cannot be read: {error}",
-            hint="Import what they name at the top of the module, not below `if TYPE_CHECKING`.",
-        ) from error
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """Returns the name of a function, or the name of its class for a callable object, which has no name of its own."""
-    return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def named_by(kind: type, given: Sequence[inspect.Parameter], hints: Mapping[str, Any]) -> str | None:
@@ -182,8 +199,8 @@ def check_parameter(function: Callable[..., Any], one: inspect.Parameter, annota
     """Refuses, at decoration, a parameter with which the handler could not be called."""
     where = f"{name_of(function)}({one.name})"
     if annotation in (Context, AsyncContext) and one.kind in BY_NAME:
-        colour = "an async handler gets AsyncContext" if wanted is AsyncContext else "a sync handler gets Context"
-        raise ConfigError(f"{where}: {colour}, and one is enough", hint=f"Write {one.name}: {wanted.__name__}.")
+        rule = "an async handler gets AsyncContext" if wanted is AsyncContext else "a sync handler gets Context"
+        raise ConfigError(f"{where}: {rule}, and one is enough", hint=f"Write {one.name}: {wanted.__name__}.")
     if one.name in RESERVED:
         raise ConfigError(f"{where}: a push has an argument of that name", hint="Call it something else.")
     if one.kind in (one.POSITIONAL_ONLY, one.VAR_POSITIONAL):
@@ -191,33 +208,9 @@ def check_parameter(function: Callable[..., Any], one: inspect.Parameter, annota
     if not travels(annotation):
         raise ConfigError(
             f"{where}: {spelt(annotation)} does not travel as JSON",
-            hint="Use int, float, str, bool, None, list, dict, Literal, TypedDict, unions of them, or Any.",
+            hint="Use int, float, str, bool, None, list, dict, Literal, TypedDict, datetime, date, UUID, Decimal, "
+            "Enum, dataclasses, Pydantic models, unions of them, or Any.",
         )
-
-
-def travels(annotation: Any, above: tuple[Any, ...] = ()) -> bool:
-    """Returns whether JSON can carry a value of this type.
-
-    `above` holds the enclosing TypedDicts; a TypedDict may contain itself.
-    """
-    if annotation in (*ANYTHING, *PLAIN, None, list, dict, *above):
-        return True
-    if is_typeddict(annotation):
-        return all(travels(one, (*above, annotation)) for one in hints_of(annotation).values())
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin in (Union, types.UnionType, list):
-        return all(travels(one, above) for one in inner)
-    if origin is dict:
-        return inner[0] is str and travels(inner[1], above)
-    return origin is Literal and all(type(one) in PLAIN for one in inner)
-
-
-def takes_object(annotation: Any) -> bool:
-    """Returns whether the annotation accepts a JSON object."""
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin in (Union, types.UnionType):
-        return any(map(takes_object, inner))
-    return annotation in (*ANYTHING, dict) or origin is dict or is_typeddict(annotation)
 
 
 def fitting(annotation: Any) -> Fits:
@@ -227,88 +220,3 @@ def fitting(annotation: Any) -> Fits:
     if annotation in (int, str, bool):
         return lambda value: type(value) is annotation
     return lambda value: fitted(value, annotation)
-
-
-def mismatch(value: object, annotation: Any, path: str) -> str | None:
-    """Returns a message that says what is wrong with a value, or None if the value fits."""
-    if annotation in ANYTHING:
-        return None
-    origin, inner = get_origin(annotation) or annotation, get_args(annotation)
-    if origin in (Union, types.UnionType, Literal):
-        alike = same if origin is Literal else fitted
-        return None if any(alike(value, one) for one in inner) else unlike(value, spelt(annotation), path)
-    if is_typeddict(annotation):
-        return mismatch_of_keys(value, annotation, path)
-    if annotation is list or origin is list:
-        return mismatch_of_items(value, inner, path)
-    if annotation is dict or origin is dict:
-        return mismatch_of_values(value, inner, path)
-    return mismatch_of_plain(value, annotation, path)
-
-
-def same(value: object, literal: object) -> bool:
-    """Returns whether a value equals a literal and has the same type."""
-    return type(value) is type(literal) and value == literal
-
-
-def fitted(value: object, annotation: Any) -> bool:
-    """Returns whether a value fits an annotation."""
-    return mismatch(value, annotation, "") is None
-
-
-def mismatch_of_plain(value: object, annotation: Any, path: str) -> str | None:
-    """Returns a message if the value is not of a plain type such as int or str. A float parameter accepts an int."""
-    wanted = type(None) if annotation is None else annotation
-    fits = type(value) is wanted or (wanted is float and type(value) is int)
-    return None if fits else unlike(value, PLAIN[wanted], path)
-
-
-def mismatch_of_items(value: object, inner: tuple[Any, ...], path: str) -> str | None:
-    """Returns a message if the value is not a list, or for its first item that does not fit."""
-    if type(value) not in (list, tuple):
-        return unlike(value, "a list", path)
-    items = enumerate(value) if inner else ()  # type: ignore[arg-type, var-annotated]
-    return next((wrong for n, item in items if (wrong := mismatch(item, inner[0], f"{path}[{n}]"))), None)
-
-
-def mismatch_of_values(value: object, inner: tuple[Any, ...], path: str) -> str | None:
-    """Returns a message if the value is not an object, or for its first value that does not fit."""
-    if type(value) is not dict:
-        return unlike(value, "an object", path)
-    items = value.items() if inner else ()
-    return next((wrong for key, item in items if (wrong := mismatch(item, inner[1], f"{path}.{key}"))), None)
-
-
-def mismatch_of_keys(value: object, annotation: Any, path: str) -> str | None:
-    """Returns a message if a key of a TypedDict is missing or unknown, or if a value does not fit."""
-    if type(value) is not dict:
-        return unlike(value, "an object", path)
-    hints, required = keys_of(annotation)
-    missing = required - value.keys()
-    unknown = value.keys() - hints.keys()
-    if missing or unknown:
-        key = shown(min(missing or unknown, key=str))
-        return f"{shown_path(path)}: {key} is {'missing' if missing else 'not one of its keys'}"
-    return next((wrong for key, item in value.items() if (wrong := mismatch(item, hints[key], f"{path}.{key}"))), None)
-
-
-@functools.cache
-def keys_of(typed: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """Returns the annotations of a TypedDict by key, and the keys that are required.
-
-    The class itself does not know the required keys where annotations are strings (`from __future__ import
-    annotations`).
-    """
-    said = {key: get_origin(hint) for key, hint in get_type_hints(typed, include_extras=True).items()}
-    required = {key for key, word in said.items() if word is Required or key in typed.__required_keys__}
-    return get_type_hints(typed), frozenset(key for key in required if said[key] is not NotRequired)
-
-
-def unlike(value: object, words: str, path: str) -> str:
-    """Returns the message for a value that is not what the handler expects."""
-    return f"{shown_path(path)}: {shown(value)} is not {words}"
-
-
-def spelt(annotation: Any) -> str:
-    """Returns an annotation as text."""
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")

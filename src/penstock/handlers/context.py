@@ -102,7 +102,7 @@ class AnyContext:
         checked = None if due is None else validate.moment(due)
         validate.delay(delay)
         if payload is not None:
-            validate.payload(payload, validate.LARGEST_EVER)
+            validate.payload(payload, validate.MAX_PAYLOAD)
         return self._decide(Outcome.again(checked, delay=delay, payload=payload))
 
     def dead(self, reason: str) -> Outcome:
@@ -136,17 +136,9 @@ class AnyContext:
 
     def _decide(self, outcome: Outcome) -> Outcome:
         if self.decided and outcome != self.outcome:
-            raise self.misused(outcome)
+            raise outcome_too_late(self, outcome)
         self._outcome = outcome
         return outcome
-
-    def misused(self, outcome: Outcome) -> HandlerMisuse:
-        """Returns the error for an outcome that the handler chooses after its transaction() block has ended."""
-        ended = "settled" if self.settled else "decided"
-        return HandlerMisuse(
-            f"outcome: {outcome.word} after transaction(), whose end has {ended} the task: {self.outcome.word}",
-            hint=SAY_INSIDE,
-        )
 
     def _to_commit(self) -> Outcome:
         """Returns the outcome to commit with the block.
@@ -191,6 +183,15 @@ class AnyContext:
         if self._begun:
             raise HandlerMisuse("transaction() was begun before", hint="Once per run: its end is the end of the task.")
         self._begun = True
+
+
+def outcome_too_late(context: AnyContext, outcome: Outcome) -> HandlerMisuse:
+    """Returns the error for an outcome that the handler chooses after its transaction() block has ended."""
+    ended = "settled" if context.settled else "decided"
+    return HandlerMisuse(
+        f"outcome: {outcome.word} after transaction(), whose end has {ended} the task: {context.outcome.word}",
+        hint=SAY_INSIDE,
+    )
 
 
 class Context(AnyContext):

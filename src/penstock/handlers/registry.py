@@ -13,15 +13,17 @@ from typing import Any, Literal, get_args, get_origin
 
 from penstock import validate
 from penstock.errors import ConfigError, ValidationError, shown
-from penstock.handlers.arguments import Arguments, hints_of, name_of
+from penstock.handlers.annotations import hints_of, name_of
+from penstock.handlers.arguments import Arguments
 from penstock.handlers.context import AsyncContext, Context
 from penstock.model import Backfill, Duration, Json, NewSchedule, Task
-from penstock.retry import CustomRetry, Policy, Strategy, parse
-from penstock.schedule import checked
+from penstock.retry import CustomRetry, RetryPolicy, Strategy, parse
+from penstock.schedule import check_schedule
 
 ANY_KIND = "*"  # its handler runs the kinds that have no handler of their own
 SHORTEST_TIMEOUT = timedelta(milliseconds=1)
 Mode = Literal["thread", "process", "async"]
+"""Where a handler runs: in a thread, in a process of its own, or as a coroutine."""
 Hook = Callable[..., Any]
 
 
@@ -35,7 +37,7 @@ class Spec:
     mode: Mode
     arguments: Arguments | None  # None: the handler takes a list of tasks
     retry: Strategy | None
-    policy: Policy | None
+    policy: RetryPolicy | None
     max_attempts: int | None
     timeout: float | None  # seconds
     priority: int
@@ -49,9 +51,11 @@ class Spec:
 
     @cached_property
     def quick(self) -> bool:
-        """Whether the handler takes only keys of its payload and has no timeout."""
+        """Whether the handler takes only keys of its payload, as they are in JSON, and has no timeout."""
         wanted = self.arguments
-        return wanted is not None and self.timeout is None and not (wanted.context or wanted.task or wanted.whole)
+        if wanted is None or self.timeout is not None:
+            return False
+        return not (wanted.context or wanted.task or wanted.whole or wanted.converted)
 
     def stored(self) -> Json:
         """Returns what PostgreSQL stores about the kind."""
@@ -79,8 +83,8 @@ class Spec:
             raise ConfigError(f"{self.name}: a schedule pushes tasks of one kind", hint="Give the handler a kind=.")
         payload = {} if asked.payload is None else asked.payload
         if self.arguments is not None and type(payload) is dict:
-            self.arguments.checked(payload)
-        return checked(
+            payload = self.arguments.encoded(payload)
+        return check_schedule(
             NewSchedule(
                 name=self.name if asked.name is None else asked.name,
                 queue=self.queue,
@@ -114,7 +118,7 @@ def spec_of(
     *,
     queue: str,
     kind: str | None = None,
-    retry: Strategy | Policy | CustomRetry | str | None = None,
+    retry: Strategy | RetryPolicy | CustomRetry | str | None = None,
     max_attempts: int | None = None,
     timeout: Duration | None = None,
     priority: int = 5,
@@ -131,7 +135,7 @@ def spec_of(
     return Spec(
         function=function,
         queue=validate.queue_name(queue),
-        kind=name if name == ANY_KIND else validate.text(name, "kind", validate.LARGEST_KIND),
+        kind=name if name == ANY_KIND else validate.text(name, "kind", validate.MAX_KIND),
         mode=mode_of(name, run, is_async=is_async, timed=timeout is not None),
         arguments=None if batch is not None else Arguments.of(function, wanted=AsyncContext if is_async else Context),
         retry=stored,
@@ -174,10 +178,10 @@ def batch_of(function: Callable[..., Any], name: str, batch: int) -> int:
     hint = hints_of(function).get(own[0].name) if own else None
     if len(own) != 1 or not (hint is None or (get_origin(hint) is list and get_args(hint) == (Task,))):
         raise ConfigError(f"{name}: a batch handler takes one list of tasks", hint="def handle(tasks: list[Task]): …")
-    return validate.whole(batch, "batch", 1, validate.LARGEST_CLAIM)
+    return validate.whole(batch, "batch", 1, validate.MAX_CLAIM)
 
 
-def strategy_of(retry: Any) -> tuple[Strategy | None, Policy | None]:
+def strategy_of(retry: Any) -> tuple[Strategy | None, RetryPolicy | None]:
     """Returns the strategy that PostgreSQL stores, and the policy that the worker asks first."""
     if retry is None or isinstance(retry, str):
         return (None if retry is None else parse(retry)), None
@@ -224,13 +228,19 @@ class Registry:
         return spec
 
     def wrap(self, wrapper: Wrapper) -> None:
-        """Makes workers and `drain_inline` call what `wrapper` returns, for present and future handlers.
+        """Makes workers, `drain_inline` and passes over adopted tables call what `wrapper` returns, for present and
+        future handlers and `on_dead` hooks.
 
         The wrapper gets the handler's Spec and returns a function like the one in it. Calling the handler as a function
         is not affected.
         """
         self.around.append(wrapper)
         self.specs = {key: wrapped(spec, wrapper) for key, spec in self.specs.items()}
+        self.dying = [wrapped(spec_of_hook(hook), wrapper).function for hook in self.dying]
+
+    def add_dead_hook(self, hook: Hook) -> None:
+        """Adds a hook that is called for dead tasks, inside the wrappers of handlers."""
+        self.dying.append(functools.reduce(wrapped, self.around, spec_of_hook(hook)).function)
 
     def schedule(self, spec: Spec, asked: ScheduleOptions) -> None:
         """Adds a schedule for a handler; its name must be unique."""
@@ -277,6 +287,33 @@ class Registry:
 def wrapped(spec: Spec, wrapper: Wrapper) -> Spec:
     """Returns the handler with its function wrapped."""
     return replace(spec, function=wrapper(spec))
+
+
+def spec_of_hook(hook: Hook) -> Spec:
+    """Returns the Spec that a wrapper gets of an `on_dead` hook, which is called for tasks of any queue and kind."""
+    return Spec(
+        function=hook,
+        queue=ANY_KIND,
+        kind=ANY_KIND,
+        mode="async" if inspect.iscoroutinefunction(hook) else "thread",
+        arguments=None,
+        retry=None,
+        policy=None,
+        max_attempts=None,
+        timeout=None,
+        priority=5,
+        batch=None,
+    )
+
+
+def find_registered(found: Any) -> Spec | None:
+    """Returns the Spec of a decorated function as its application runs it, or None if the function is not decorated."""
+    own = getattr(found, "spec", None)
+    if not isinstance(own, Spec):
+        return None
+    registry = getattr(getattr(found, "app", None), "registry", None)
+    known = registry.find(own.queue, own.kind) if isinstance(registry, Registry) else None
+    return known or own
 
 
 def same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:

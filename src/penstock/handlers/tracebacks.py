@@ -1,4 +1,5 @@
-"""The text that is stored for an error: its message, then a bounded traceback without the values of variables."""
+"""The text that is stored for an error: its message, then a bounded traceback without the values of variables. One line
+of it is for the log."""
 
 from __future__ import annotations
 
@@ -6,14 +7,16 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.model import TRACEBACK
+from penstock.model import TRACEBACK, split_error
 
 FRAMES = 12  # the innermost frames that are kept of each exception
 CHAIN = 4  # the number of earlier exceptions that are kept
 LONGEST_MESSAGE = 2000  # characters
 LONGEST_ERROR = 6000
 CUT = "… (cut)"
-OURS = tuple(str(Path(__file__).parents[1] / room) for room in ("worker", "spark"))
+OURS = tuple(str(Path(__file__).parents[1] / package) for package in ("worker", "backlog", "spark"))
+LONGEST_LOGGED = 300  # characters of a message in one line of the log
+SUMMARY = "summary"  # the extra of a log record with that line; Penstock's own log shows it on a terminal only
 
 
 def error_text(error: BaseException, *, keep_traceback: bool = True) -> str:
@@ -34,6 +37,16 @@ def message_of(error: BaseException) -> str:
         return str(error) or type(error).__name__
     except BaseException:  # noqa: BLE001 - __str__ is the user's code
         return f"<{type(error).__name__}>"
+
+
+def summarize(error: str | None, error_class: str | None = None) -> str | None:
+    """Returns class and message of a stored error as one line for the log."""
+    message, _ = split_error(error)
+    if not message or message == error_class:
+        return error_class
+    line = " ".join(message.split())
+    short = line if len(line) <= LONGEST_LOGGED else line[: LONGEST_LOGGED - 1] + "…"
+    return short if error_class is None else f"{error_class}: {short}"
 
 
 def shortened(text: str, longest: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from penstock.spark import needed
+from penstock.spark import require_pyspark
 
 if TYPE_CHECKING:
     from penstock.pipeline.backtest import (
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
         Verdict,
         contenders,
     )
-    from penstock.pipeline.lake import File, Lake, Scope, State
+    from penstock.pipeline.lake import File, Files, Lake, LakeState, LakeTable, Scope
     from penstock.pipeline.learn.arrivals import from_lake
-    from penstock.pipeline.learn.evidence import Cell, Evidence, Fingerprint, Plans, find_evidence, present_plans
-    from penstock.pipeline.learn.profile import Learnt, make_profiles
+    from penstock.pipeline.learn.evidence import Cell, Evidence, Fingerprint, Plans, find_evidence
     from penstock.pipeline.learn.retry_advice import Advice, Chance, Prospect, RetryPlan
     from penstock.pipeline.report import Report, make_report
     from penstock.pipeline.report.figures import (
@@ -57,10 +56,12 @@ __all__ = [
     "Evidence",
     "Figures",
     "File",
+    "Files",
     "Fingerprint",
     "KindFigures",
     "Lake",
-    "Learnt",
+    "LakeState",
+    "LakeTable",
     "Plans",
     "PointFigures",
     "Promise",
@@ -76,16 +77,13 @@ __all__ = [
     "Scope",
     "Stage",
     "StageOutcome",
-    "State",
     "TryFigures",
     "Verdict",
     "Work",
     "contenders",
     "find_evidence",
     "from_lake",
-    "make_profiles",
     "make_report",
-    "present_plans",
     "rebase",
     "reconcile",
     "release",
@@ -106,9 +104,11 @@ HOMES = {
     ),
     "penstock.pipeline.lake": (
         "File",
+        "Files",
         "Lake",
+        "LakeState",
+        "LakeTable",
         "Scope",
-        "State",
     ),
     "penstock.pipeline.learn.arrivals": ("from_lake",),
     "penstock.pipeline.learn.evidence": (
@@ -117,11 +117,6 @@ HOMES = {
         "Fingerprint",
         "Plans",
         "find_evidence",
-        "present_plans",
-    ),
-    "penstock.pipeline.learn.profile": (
-        "Learnt",
-        "make_profiles",
     ),
     "penstock.pipeline.learn.retry_advice": (
         "Advice",
@@ -168,5 +163,5 @@ MODULES = {name: module for module, names in HOMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    needed()
+    require_pyspark()
     return getattr(import_module(MODULES[name]), name)

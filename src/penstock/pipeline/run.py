@@ -15,8 +15,6 @@ from penstock.pipeline.stages.reconcile import reconcile
 from penstock.pipeline.stages.silver import silver
 from penstock.pipeline.work import Work
 
-Answer = Mapping[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -24,7 +22,7 @@ class Stage:
     the other stages still run."""
 
     name: str
-    run: Callable[[Work], Answer]
+    run: Callable[[Work], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +31,26 @@ class StageOutcome:
 
     stage: str
     seconds: float
-    answer: Answer
+    answer: Mapping[str, Any]
 
     @property
     def ok(self) -> bool:
+        """Whether the stage found no problem."""
         return bool(self.answer.get("ok", True))
 
 
-def reconciled(work: Work) -> Answer:
-    return reconcile(work).as_json()
+def reconciled(work: Work) -> Mapping[str, Any]:
+    return reconcile(work).to_json()
 
 
-def profiled(work: Work) -> Answer:
+def profiled(work: Work) -> Mapping[str, Any]:
     if profile.up_to_date(work.lake, work.database):
         return {}
     learnt = profile.make_profiles(work.spark, work.lake, work.database)
     return {"profiles": learnt.written, "without": learnt.without}
 
 
-def reported(work: Work) -> Answer:
+def reported(work: Work) -> Mapping[str, Any]:
     if report.up_to_date(work.lake):
         return {}
     made = report.make_report(work.spark, work.lake)

@@ -16,13 +16,11 @@ from penstock.client import history
 from penstock.client.database import Database
 from penstock.errors import Conflict
 from penstock.model import Horizon
-from penstock.pipeline.lake import Lake, Scope, State
+from penstock.pipeline.lake import Lake, LakeState, Scope
 from penstock.spark.connection import open_database
 from penstock.spark.error_text import parse_error
 from penstock.spark.options import Address
 from penstock.spark.session import make_ready
-
-Tell = Callable[[str], None]
 
 
 def ignore(_: str) -> None:
@@ -38,7 +36,7 @@ class Work:
     lake: Lake
     database: Database = field(repr=False)
     dsn: str = field(repr=False)
-    tell: Tell = ignore
+    tell: Callable[[str], None] = ignore
 
 
 @contextmanager
@@ -49,7 +47,7 @@ def working(
     dsn: str | None = None,
     queues: Sequence[str] = (),
     since: datetime | None = None,
-    tell: Tell = ignore,
+    tell: Callable[[str], None] = ignore,
     anywhere: bool = False,
 ) -> Iterator[Work]:
     """Opens a lake for writing and yields the work for its stages. A lake that does not exist is begun.
@@ -59,18 +57,18 @@ def working(
     """
     found = lake if isinstance(lake, Lake) else Lake(lake)
     with open_database(Address(dsn), connections=2) as database:
-        now = history.horizon(database)
+        now = history.read_horizon(database)
         for name in queues:
             history.queues_named(database, name)  # NotFound says which is near
         scope = Scope(tuple(sorted({*queues})), None if since is None else since.isoformat())
         with found.writing(), sparks_errors():
             if not found.exists:
-                found.begin(State(uuid4().hex, now.system, now.database, scope))
+                found.begin(LakeState(uuid4().hex, now.system, now.database, scope))
             if not anywhere:
                 check_same(found, now, scope)
                 check_past(found, database)
             session = spark if isinstance(spark, SparkSession) else spark()
-            yield Work(own(session), found, database, database.dsn, tell)
+            yield Work(make_own_session(session), found, database, database.dsn, tell)
 
 
 def check_same(lake: Lake, now: Horizon, scope: Scope) -> None:
@@ -78,7 +76,7 @@ def check_same(lake: Lake, now: Horizon, scope: Scope) -> None:
     state = lake.state
     if (state.system, state.database) != now[:2]:
         raise Conflict(
-            f"lake: {lake.place} was written from another database "
+            f"lake: {lake.directory} was written from another database "
             f"(system {state.system}, database {state.database}; this is {now.system}, {now.database})",
             hint="Name another directory; after a restore: penstock pipeline rebase.",
         )
@@ -87,7 +85,7 @@ def check_same(lake: Lake, now: Horizon, scope: Scope) -> None:
         if asked and asked != there:
             said = (", ".join(there) if name == "queues" else there) if there else "everything"
             hint = f"Leave --{name} out, or name another directory."
-            raise Conflict(f"{name}: {lake.place} was begun with {said}; that cannot be changed", hint=hint)
+            raise Conflict(f"{name}: {lake.directory} was begun with {said}; that cannot be changed", hint=hint)
 
 
 def check_past(lake: Lake, database: Database) -> None:
@@ -98,11 +96,11 @@ def check_past(lake: Lake, database: Database) -> None:
     try:
         history.check_mark(database, passed)
     except Conflict as error:
-        hint = f"penstock pipeline rebase --lake {lake.place} compares the lake with history, and makes it equal."
-        raise Conflict(f"lake: {lake.place}: {error.message}", hint=hint) from error
+        hint = f"penstock pipeline rebase --lake {lake.directory} compares the lake with history, and makes it equal."
+        raise Conflict(f"lake: {lake.directory}: {error.message}", hint=hint) from error
 
 
-def own(spark: SparkSession) -> SparkSession:
+def make_own_session(spark: SparkSession) -> SparkSession:
     """Returns a session of the same Spark with our settings: days are UTC and timestamps have microseconds, whatever
     the settings of the given session are."""
     session = spark.newSession()

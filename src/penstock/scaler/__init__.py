@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from penstock.scaler.policy.forecast import Profile
     from penstock.scaler.policy.share import Shares, Want, share
     from penstock.scaler.policy.signals import Fleet, Limits, Sample, Signals
+    from penstock.scaler.run.options import ScalerOptions
+    from penstock.scaler.run.plan import QueueDecision
 
 __all__ = [
     "Bound",
@@ -41,8 +43,10 @@ __all__ = [
     "Moment",
     "Policy",
     "Profile",
+    "QueueDecision",
     "Result",
     "Sample",
+    "ScalerOptions",
     "Score",
     "Shares",
     "Signals",
@@ -81,6 +85,8 @@ _MODULES = {
     "policy.forecast": ("Profile",),
     "policy.share": ("Shares", "Want", "share"),
     "policy.signals": ("Fleet", "Limits", "Sample", "Signals"),
+    "run.plan": ("QueueDecision",),
+    "run.options": ("ScalerOptions",),
 }
 _HOMES = {name: f"penstock.scaler.{module}" for module, names in _MODULES.items() for name in names}
 

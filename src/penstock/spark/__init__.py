@@ -13,7 +13,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from penstock.model import Duration, Horizon, OnConflict
     from penstock.spark.api import SparkReport, push
-    from penstock.spark.drain import Handler, drain, drain_backlog
+    from penstock.spark.drain import SparkHandler, drain, drain_backlog
     from penstock.spark.history import read_history
     from penstock.spark.options import Pace
     from penstock.spark.outcomes import note_outcomes
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Duration",
-    "Handler",
     "Horizon",
     "OnConflict",
     "Pace",
+    "SparkHandler",
     "SparkReport",
     "drain",
     "drain_backlog",
@@ -41,7 +41,7 @@ HOMES = {
     "OnConflict": "penstock.model",
     "SparkReport": "penstock.spark.api",
     "push": "penstock.spark.api",
-    "Handler": "penstock.spark.drain",
+    "SparkHandler": "penstock.spark.drain",
     "drain": "penstock.spark.drain",
     "drain_backlog": "penstock.spark.drain",
     "read_history": "penstock.spark.history",
@@ -68,7 +68,7 @@ def installed() -> bool:
     return find_spec("pyspark") is not None
 
 
-def needed() -> None:
+def require_pyspark() -> None:
     """Raises ConfigError if PySpark is not installed."""
     if not installed():
         raise ConfigError("PySpark is not installed", hint="pip install 'penstock[spark]'")
@@ -77,5 +77,5 @@ def needed() -> None:
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    needed()
+    require_pyspark()
     return getattr(import_module(HOMES[name]), name)

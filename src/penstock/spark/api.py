@@ -38,6 +38,7 @@ class SparkReport:
 
     @property
     def accepted(self) -> int:
+        """The number of rows that were not rejected."""
         return self.rows - self.rejected
 
 
@@ -57,7 +58,7 @@ def push(
     """Pushes the rows of a DataFrame as tasks. Columns: payload (JSON text, struct or map); optional are subject, kind,
     due and priority. A call with `txn_app_id` and `txn_version` can be repeated: its rows are written once. At most
     `max_connections` executors write at the same time; by default all that run."""
-    told: dict[str, str | None] = {
+    settings: dict[str, str | None] = {
         "queue": queue,
         "onConflict": on_conflict,
         "kind": kind,
@@ -67,8 +68,8 @@ def push(
         "txnVersion": None if txn_version is None else str(txn_version),
         "maxConnections": None if max_connections is None else str(max_connections),
     }
-    given = {name: value for name, value in told.items() if value is not None}
-    asked = options.for_writing(given)
+    given = {name: value for name, value in settings.items() if value is not None}
+    asked = options.parse_write_options(given)
     plan_columns(df.schema, pack=asked.pack_columns, kind=asked.kind)
     if asked.txn_app_id is None:
         given |= {

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.client.conninfo import for_service, spelt_out
+from penstock.client.conninfo import for_service, spell_out_dsn
 from penstock.client.database import Database
 from penstock.dsn import find_dsn
 from penstock.spark.options import Address
@@ -17,7 +17,7 @@ def resolve_dsn(address: Address) -> tuple[str, str]:
     if address.service is not None:
         return for_service(address.service), "the service given"
     dsn, source = find_dsn(address.dsn, os.environ)
-    return spelt_out(dsn), source
+    return spell_out_dsn(dsn), source
 
 
 @contextmanager

@@ -32,7 +32,7 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> Any:  # noqa: ARG002 - ours is the only one
         options.reads_history(self.options, stream=False)
-        asked = options.for_history(self.options)
+        asked = options.parse_history_options(self.options)
         from penstock.spark.history import HistoryReader  # noqa: PLC0415 - what is not used is not loaded
 
         return HistoryReader(asked)
@@ -41,20 +41,20 @@ class DefaultSource(DataSource):
         if options.reads_history(self.options, stream=True):
             from penstock.spark.history import HistoryStream  # noqa: PLC0415 - what is not used is not loaded
 
-            return HistoryStream(options.for_history_stream(self.options))
-        asked = options.for_streaming(self.options)
+            return HistoryStream(options.parse_history_stream_options(self.options))
+        asked = options.parse_stream_options(self.options)
         from penstock.spark.source import TaskStream  # noqa: PLC0415 - what is not used is not loaded
 
         return TaskStream(asked)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        asked = options.for_writing(self.options)
+        asked = options.parse_write_options(self.options)
         from penstock.spark.writer import BatchWriter  # noqa: PLC0415 - what is not used is not loaded
 
         return BatchWriter(asked, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's
-        asked = options.for_stream_writing(self.options)
+        asked = options.parse_stream_write_options(self.options)
         from penstock.spark.writer import StreamWriter  # noqa: PLC0415 - what is not used is not loaded
 
         return StreamWriter(asked, schema, overwrite=overwrite)

@@ -22,6 +22,7 @@ from penstock import backlog, validate
 from penstock.client.claims import Claimer
 from penstock.client.database import retry_unavailable
 from penstock.client.queue import Queue
+from penstock.client.statements.claims import failure_of_settle
 from penstock.client.statements.texts import to_storable
 from penstock.client.workers import find_lease
 from penstock.errors import Conflict, LeaseLost, PenstockError, Unavailable, ValidationError, shown
@@ -29,13 +30,15 @@ from penstock.handlers.tracebacks import error_text
 from penstock.model import Claim, Duration, Outcome, Task
 from penstock.spark.connection import open_database, resolve_dsn
 from penstock.spark.options import MAX_PARTITIONS, Address
+from penstock.spark.renewal import RenewalThread
 from penstock.spark.subprocess_call import ChildProcess, ProcessEnded
 from penstock.worker.execution import judged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Handler = Callable[[Task], Outcome | None]
+SparkHandler = Callable[[Task], Outcome | None]
+"""Handles one task on an executor. None means that the task is done."""
 
 BATCH_SIZE = 10
 SETTLE_EVERY = 0.5  # seconds: small tasks are settled together
@@ -82,31 +85,31 @@ class DrainSpec:
 def drain(
     spark: SparkSession,
     queue: str,
-    handler: Handler,
+    handler: SparkHandler,
     *,
     dsn: str | None = None,
     batch: int = BATCH_SIZE,
     partitions: int | None = None,
     lease: Duration | None = None,
-    max_tasks: int | None = None,
+    limit: int | None = None,
 ) -> DataFrame:
-    """Drains a queue now, until no task is pending or `max_tasks` were handled. Returns the outcome of each task.
+    """Drains a queue now, until no task is pending or `limit` tasks were handled. Returns the outcome of each task.
 
     The handler is called with a Task, in a process of its own beside each executor's Python worker. It returns None
     (done), returns an Outcome, or raises (failed, and retried as the queue says). A handler that ends its process has
     failed too. Columns of the result: id, kind, subject, attempt, outcome (as in history; lost: the lease was lost),
     error, seconds, worker. If a Spark task is repeated, its earlier rows are missing, but its tasks are settled; its
-    share of `max_tasks` begins again.
+    share of `limit` begins again.
     """
     name = validate.queue_name(queue)
-    size = validate.whole(batch, "batch", 1, validate.LARGEST_CLAIM)
-    most = None if max_tasks is None else validate.whole(max_tasks, "max_tasks", 1, 2**31)
+    size = validate.whole(batch, "batch", 1, validate.MAX_CLAIM)
+    limit = None if limit is None else validate.whole(limit, "limit", 1, 2**31)
     asked = validate.lease(lease)
     check_handler(handler, "task")
     resolved, source = resolve_dsn(Address(dsn))
     with open_database(Address(resolved)) as database:
         seconds = find_lease(database, name) if asked is None else asked.total_seconds()
-    shares = split_limit(most, choose_partitions(spark, partitions))
+    shares = split_limit(limit, choose_partitions(spark, partitions))
     spec = DrainSpec(
         resolved, source, name, pickle_handler(partial(perform, handler)), shares, make_job_id(), size, seconds
     )
@@ -120,13 +123,13 @@ def drain_backlog(
     *,
     dsn: str | None = None,
     partitions: int | None = None,
-    max_records: int | None = None,
+    limit: int | None = None,
     max_age: Duration | None = None,
 ) -> DataFrame:
     """Drains an adopted table: each Spark task runs passes over it until one finds nothing more. A pass skips the
     records that another pass has locked, so any number may run at once. Each row of the result is a pass; `ended`
     counts the processes that ended during it."""
-    most = None if max_records is None else validate.whole(max_records, "max_records", 1, 2**31)
+    limit = None if limit is None else validate.whole(limit, "limit", 1, 2**31)
     check_handler(handler, "record")
     resolved, source = resolve_dsn(Address(dsn))
     known = backlog.load(resolved, source, name)
@@ -138,7 +141,7 @@ def drain_backlog(
         source,
         known.name,
         pickle_handler(one_pass),
-        split_limit(most, choose_partitions(spark, partitions)),
+        split_limit(limit, choose_partitions(spark, partitions)),
         make_job_id(),
     )
     return run_drain(spark, spec, drain_table, PASSES)
@@ -187,12 +190,12 @@ def choose_partitions(spark: SparkSession, partitions: int | None) -> int:
     return min(spark.sparkContext.defaultParallelism, MAX_PARTITIONS)
 
 
-def split_limit(most: int | None, parts: int) -> tuple[int | None, ...]:
+def split_limit(limit: int | None, parts: int) -> tuple[int | None, ...]:
     """Splits a limit into parts, none of which is 0."""
-    if most is None:
+    if limit is None:
         return (None,) * parts
-    each, rest = divmod(most, parts)
-    return tuple(each + (n < rest) for n in range(min(parts, most)))
+    each, rest = divmod(limit, parts)
+    return tuple(each + (n < rest) for n in range(min(parts, limit)))
 
 
 def make_job_id() -> str:
@@ -215,7 +218,7 @@ class TaskRow(NamedTuple):
     worker: str
 
 
-def perform(handler: Handler, task: Task) -> Outcome:
+def perform(handler: SparkHandler, task: Task) -> Outcome:
     """Calls the handler with one task, in the child process. A handler that raises SystemExit has failed: if its task
     were released, it would do so again and again."""
     try:
@@ -233,7 +236,7 @@ def drain_queue(spec: DrainSpec, part: int) -> Iterator[pa.RecordBatch]:
         keeper = stack.enter_context(LeaseKeeper(queue, spec.lease))
         claimer = Claimer(database, spec.name)
         for claim in claim_until_empty(queue, claimer, spec, worker, spec.shares[part]):
-            with keeper.holding(claim):
+            with keeper.hold(claim):
                 for rows in run_claim(queue, claim, child, keeper, worker):
                     yield to_batch(rows, OUTCOMES)
 
@@ -270,7 +273,7 @@ def run_claim(
     queue: Queue, claim: Claim, child: ChildProcess, keeper: LeaseKeeper, worker: str
 ) -> Iterator[list[TaskRow]]:
     """Runs the tasks of a claim one by one. Outcomes are settled every SETTLE_EVERY seconds, and at the end."""
-    told: dict[int, tuple[Task, Outcome, float]] = {}
+    done: dict[int, tuple[Task, Outcome, float]] = {}
     settled_at = time.monotonic()
     try:
         for task in claim.tasks:
@@ -279,16 +282,16 @@ def run_claim(
                 continue
             began = time.monotonic()
             outcome = call_handler(child, task)
-            told[task.id] = (task, outcome, time.monotonic() - began)
+            done[task.id] = (task, outcome, time.monotonic() - began)
             if time.monotonic() - settled_at > SETTLE_EVERY:
-                yield settle_rows(queue, claim, told, worker)
-                told, settled_at = {}, time.monotonic()
-        if told:
-            rows, told = settle_rows(queue, claim, told, worker), {}
+                yield settle_rows(queue, claim, done, worker)
+                done, settled_at = {}, time.monotonic()
+        if done:
+            rows, done = settle_rows(queue, claim, done, worker), {}
             yield rows
     except BaseException:
         with suppress(PenstockError):  # other workers get the remaining tasks at once, not when the lease ends
-            settle_rows(queue, claim, told, worker)
+            settle_rows(queue, claim, done, worker)
             queue.release(claim)
         raise
 
@@ -300,29 +303,30 @@ def call_handler(child: ChildProcess, task: Task) -> Outcome:
         return Outcome.failed(error, error_class="EndedItsProcess")
 
 
-def settle_rows(queue: Queue, claim: Claim, told: dict[int, tuple[Task, Outcome, float]], worker: str) -> list[TaskRow]:
-    words = settle(queue, claim, {id_: outcome for id_, (_, outcome, _) in told.items()})
+def settle_rows(queue: Queue, claim: Claim, done: dict[int, tuple[Task, Outcome, float]], worker: str) -> list[TaskRow]:
+    words = settle_lease(queue, claim, {id_: outcome for id_, (_, outcome, _) in done.items()})
     return [
         make_row(task, words[id_], to_storable(outcome.error), seconds, worker)
-        for id_, (task, outcome, seconds) in told.items()
+        for id_, (task, outcome, seconds) in done.items()
     ]
 
 
-def settle(queue: Queue, claim: Claim, told: dict[int, Outcome]) -> dict[int, str]:
+def settle_lease(queue: Queue, claim: Claim, outcomes: dict[int, Outcome]) -> dict[int, str]:
     """Returns the outcome of each task, as in history. If PostgreSQL refuses an outcome, only that task fails. Tasks
     whose lease was lost are reported as lost."""
     try:
-        states = retry_unavailable(lambda: queue.settle(claim, told))
+        states = retry_unavailable(lambda: queue.settle(claim, outcomes))
     except LeaseLost as error:
         gone = dict.fromkeys(error.refused, "lost") | dict.fromkeys(error.revoked, "revoked")
-        return {id_: gone.get(id_) or name_outcome(outcome, "") for id_, outcome in told.items()}
+        return {id_: gone.get(id_) or name_outcome(outcome, "") for id_, outcome in outcomes.items()}
     except ValidationError as error:
-        if len(told) > 1:
-            return {id_: said for one in told for id_, said in settle(queue, claim, {one: told[one]}).items()}
-        refused = Outcome.failed(f"the outcome was refused: {error.message}", error_class=type(error).__name__)
-        states = queue.settle(claim, dict.fromkeys(told, refused))
-        return {id_: name_outcome(refused, states[id_]) for id_ in told}
-    return {id_: name_outcome(outcome, states[id_]) for id_, outcome in told.items()}
+        if len(outcomes) > 1:
+            each = [settle_lease(queue, claim, {id_: outcome}) for id_, outcome in outcomes.items()]
+            return {id_: word for words in each for id_, word in words.items()}
+        refused = failure_of_settle(error)
+        states = queue.settle(claim, dict.fromkeys(outcomes, refused))
+        return {id_: name_outcome(refused, states[id_]) for id_ in outcomes}
+    return {id_: name_outcome(outcome, states[id_]) for id_, outcome in outcomes.items()}
 
 
 def name_outcome(outcome: Outcome, state: str) -> str:
@@ -347,63 +351,48 @@ class LeaseKeeper:
         self._queue = queue
         self._seconds = seconds
         self._claim: Claim | None = None
-        self._due = 0.0
-        self._changed = threading.Condition()
-        self._over = False
-        self._thread = threading.Thread(target=self._keep, name="penstock-keeper", daemon=True)
+        self._changing = threading.Lock()
+        self._renewal = RenewalThread("penstock-keeper", self._renew, seconds / 3)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._renewal.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._changed:
-            self._over = True
-            self._changed.notify()
-        self._thread.join()
+        self._renewal.stop()
 
     @contextmanager
-    def holding(self, claim: Claim) -> Iterator[None]:
-        with self._changed:
+    def hold(self, claim: Claim) -> Iterator[None]:
+        with self._changing:
             self._claim, self.lost, self.revoked = claim, False, set()
-            self._due = time.monotonic() + self._seconds / 3
-            self._changed.notify()
+        self._renewal.set_next(self._seconds / 3)
         try:
             yield
         finally:
-            with self._changed:
+            with self._changing:
                 self._claim = None
-                self._changed.notify()
 
-    def _keep(self) -> None:
+    def _renew(self) -> float:
         """Extends the lease after each third of its duration. If that fails, it tries again soon."""
-        while True:
-            with self._changed:
-                if self._over:
-                    return
-                claim = None if self.lost else self._claim
-                wait = None if claim is None else self._due - time.monotonic()
-                if claim is None or (wait or 0.0) > 0:
-                    self._changed.wait(wait)
-                    continue
-            kept = self._extend(claim)
-            with self._changed:
-                self._due = time.monotonic() + (self._seconds / 3 if kept else min(self._seconds / 3, 1.0))
+        with self._changing:
+            claim = None if self.lost else self._claim
+        kept = claim is None or self._extend(claim)
+        return self._seconds / 3 if kept else min(self._seconds / 3, 1.0)
 
     def _extend(self, claim: Claim) -> bool:
         try:
             revoked = self._queue.extend(claim, lease=self._seconds).revoked
         except LeaseLost as error:
-            with self._changed:
+            with self._changing:
                 if self._claim is claim:
                     self.lost = not error.revoked
                     self.revoked |= {*error.revoked}
         except Unavailable:
             return False
         else:
-            with self._changed:
+            with self._changing:
                 if self._claim is claim:
                     self.revoked |= {*revoked}
         return True
@@ -429,7 +418,7 @@ def run_pass(
     limit: int, *, dsn: str, source: str, name: str, handler: Callable[..., Any], max_age: Duration | None
 ) -> tuple[backlog.PassReport, bool]:
     """Runs one pass in the child process. Returns its report, and whether there may be more records."""
-    report = backlog.load(dsn, source, name).process(handler, max_age=max_age, max_records=limit)
+    report = backlog.load(dsn, source, name).process(handler, max_age=max_age, limit=limit)
     return report, report.more and report.handled > 0
 
 

@@ -6,19 +6,20 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from secrets import token_urlsafe
 
-from penstock.client.database import Connection, Database, retry_unavailable
-from penstock.client.sqlstate import translated
+from penstock.client.connections import Connection
+from penstock.client.database import Database, retry_unavailable
+from penstock.client.sqlstate import translate_errors
 from penstock.client.statements import streams
 from penstock.client.streams import hold_stream, keep_stream, leave_stream, next_epoch
 from penstock.errors import PenstockError, Unavailable
-from penstock.model import Held
-from penstock.worker.keepalive import frozen
+from penstock.model import GroupHold
+from penstock.spark.renewal import RenewalThread
+from penstock.worker.leases import is_frozen
 
 MAX_EPOCHS = 100  # that a driver tries
 LONGEST_PAUSE = 20.0  # seconds between two renewals, for any lease: `doctor` reports idle transactions
@@ -31,7 +32,6 @@ class Group:
         self._database = database
         self._lease = lease
         self._lost: PenstockError | None = None
-        self._leaving = threading.Event()
         self._epoch, self._keeper = self._locked_epoch()
         driver = f"{socket.gethostname()}:{token_urlsafe(8)}:{os.getpid()}"
         try:
@@ -41,11 +41,12 @@ class Group:
         except BaseException:
             self._keeper.close()
             raise
-        self._beats = threading.Thread(target=self._beat, name="penstock-group", daemon=True)
-        self._beats.start()
+        self._pause = min(lease.total_seconds() / 3, LONGEST_PAUSE)
+        self._renewal = RenewalThread("penstock-group", self._renew, self._pause)
+        self._renewal.start()
 
     @property
-    def held(self) -> Held:
+    def held(self) -> GroupHold:
         """What every call needs. Raises an error if another process has taken the group over."""
         if self._lost is not None:
             raise self._lost
@@ -53,8 +54,7 @@ class Group:
 
     def leave(self) -> None:
         """Gives the group up."""
-        self._leaving.set()
-        self._beats.join(5)
+        self._renewal.stop(5)
         with suppress(PenstockError):  # the lock ends with the process in any case
             leave_stream(self._database, self._held)
         self._keeper.close()
@@ -64,7 +64,7 @@ class Group:
         skipped."""
         for _ in range(MAX_EPOCHS):
             epoch = retry_unavailable(lambda: next_epoch(self._database))
-            keeper = self._locked(epoch)
+            keeper = self._lock_epoch(epoch)
             if keeper is not None:
                 return epoch, keeper
         raise Unavailable(
@@ -73,12 +73,12 @@ class Group:
             reason="retry",
         )
 
-    def _locked(self, epoch: int) -> Connection | None:
+    def _lock_epoch(self, epoch: int) -> Connection | None:
         """Opens a transaction that holds the lock, so that the lock works behind a pooler too. The transaction holds
         nothing else: no snapshot, no transaction id. None: another session has the lock."""
         keeper = self._database.connect()
         try:
-            with translated():
+            with translate_errors():
                 keeper.execute("begin isolation level read committed")
                 keeper.execute("set local idle_in_transaction_session_timeout = 0")
                 row = keeper.execute(streams.LOCK_EPOCH, (streams.STREAM, epoch)).fetchone()
@@ -90,31 +90,32 @@ class Group:
         keeper.close()
         return None
 
-    def _beat(self) -> None:
-        while not self._leaving.wait(min(self._lease.total_seconds() / 3, LONGEST_PAUSE)):
-            if any(map(frozen, elders())):
-                continue  # a frozen driver must lose the group
-            try:
-                self._stay_locked()
-                keep_stream(self._database, self._held, lease=self._lease)
-            except Unavailable:
-                continue
-            except PenstockError as error:
-                self._lost = error
-                return
+    def _renew(self) -> float | None:
+        """Renews the group and its leases. Returns the seconds until the next time, or None if the group is lost."""
+        if any(map(is_frozen, find_jvms())):
+            return self._pause  # a frozen driver must lose the group
+        try:
+            self._stay_locked()
+            keep_stream(self._database, self._held, lease=self._lease)
+        except Unavailable:
+            return self._pause
+        except PenstockError as error:
+            self._lost = error
+            return None
+        return self._pause
 
     def _stay_locked(self) -> None:
         """Locks the epoch again after a restart of PostgreSQL. If another session takes the lock first, only the time
         that `keep_stream` writes holds the group, until the next attempt."""
         try:
-            with translated():
+            with translate_errors():
                 self._keeper.execute("select")
         except PenstockError:
             self._keeper.close()
-            self._keeper = self._locked(self._epoch) or self._keeper
+            self._keeper = self._lock_epoch(self._epoch) or self._keeper
 
 
-def elders() -> list[int]:
+def find_jvms() -> list[int]:
     """Returns the process ids of the JVM that started this process and of its parent: the driver program, if that is
     Python."""
     parent = os.getppid()

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from penstock import validate
 from penstock.client import history
 from penstock.client.conninfo import for_other_drivers
-from penstock.client.sqlstate import meant
+from penstock.client.sqlstate import make_error
 from penstock.client.statements import history as statements
 from penstock.errors import ConfigError, Conflict, PenstockError, Unavailable, shown
 from penstock.model import Horizon, Span, Window
@@ -76,7 +76,7 @@ class HistoryReader(DataSourceReader):
         if self._options.window is not None:
             return plan_parts(self._options, *self._options.window)
         with open_database(self._options.address) as database:
-            now = history.horizon(database)
+            now = history.read_horizon(database)
         return plan_parts(self._options, now._replace(xid=0), now)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -103,7 +103,7 @@ class HistoryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         time."""
         since = from_offset(self._options, start)
         with open_database(self._options.address) as database:
-            if not history.written(database, since, self._last or history.horizon(database)):
+            if not history.was_written(database, since, self._last or history.read_horizon(database)):
                 return start
             return to_offset(self._options, self._last or history.note_horizon(database))
 
@@ -118,7 +118,7 @@ class HistoryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _horizon(self) -> Horizon:
         with open_database(self._options.address) as database:
-            return history.horizon(database)
+            return history.read_horizon(database)
 
 
 def read_history(
@@ -190,7 +190,7 @@ def plan_parts(options: HistoryOptions, start: Horizon, end: Horizon) -> list[In
         return []
     window = Window(start, end, options.queue, options.since, options.until)
     with open_database(options.address) as database:
-        spans = history.spans(database, window)
+        spans = history.read_spans(database, window)
         queues = None if options.queue is None else history.queues_named(database, options.queue)
         names = history.queue_names(database)
     return [HistoryPart(window, some, queues, names) for some in split_pages(spans, options.partitions)]
@@ -335,7 +335,7 @@ def translate_errors() -> Iterator[None]:
     except Error as error:
         said = re.search(r"(?:ERROR|FATAL): +(.*)", str(error)) or re.search(r"(.*)", str(error))
         message = said[1] if said else "PostgreSQL does not answer"
-        ours: PenstockError = meant(error.sqlstate or "08006", message)
+        ours: PenstockError = make_error(error.sqlstate or "08006", message)
         raise ours from None
 
 

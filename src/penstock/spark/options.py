@@ -22,7 +22,8 @@ STREAM_PARTITIONS, HISTORY_PARTITIONS = 2, 4  # by default
 MAX_ROWS = 10_000_000
 
 Parse = Callable[[str], Any]
-Pace = Literal["gentle", "full"]  # how fast history is read while workers run
+Pace = Literal["gentle", "full"]
+"""How fast history is read while workers run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ SPARKS_OWN = frozenset({"path", "checkpointlocation", "inferschema", "queryname"
 # --- uses -------------------------------------------------------------------------------------------------------------
 
 
-def for_writing(given: Mapping[str, str]) -> WriteOptions:
+def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
     found = WriteOptions(**read_options(given, WRITE, "writing"))
     if (found.txn_app_id is None) != (found.txn_version is None):
         missing = "txnAppId" if found.txn_app_id is None else "txnVersion"
@@ -187,7 +188,7 @@ def for_writing(given: Mapping[str, str]) -> WriteOptions:
     return found
 
 
-def for_stream_writing(given: Mapping[str, str]) -> WriteOptions:
+def parse_stream_write_options(given: Mapping[str, str]) -> WriteOptions:
     """Parses the options of a streaming write. Its version is the number of the micro-batch; a txnAppId outlives the
     checkpoint."""
     found = WriteOptions(**read_options(given, WRITE, "writing a stream"))
@@ -196,11 +197,11 @@ def for_stream_writing(given: Mapping[str, str]) -> WriteOptions:
     return found
 
 
-def for_streaming(given: Mapping[str, str]) -> StreamOptions:
+def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
     return StreamOptions(**cap_partitions(read_options(given, STREAM, "reading a stream"), STREAM_PARTITIONS))
 
 
-def for_history(given: Mapping[str, str]) -> HistoryOptions:
+def parse_history_options(given: Mapping[str, str]) -> HistoryOptions:
     found = HistoryOptions(
         **cap_partitions(read_options(given, HISTORY, "reading history", needed=()), HISTORY_PARTITIONS)
     )
@@ -209,9 +210,9 @@ def for_history(given: Mapping[str, str]) -> HistoryOptions:
     return found
 
 
-def for_history_stream(given: Mapping[str, str]) -> HistoryOptions:
+def parse_history_stream_options(given: Mapping[str, str]) -> HistoryOptions:
     """Parses the options of a history stream. Spark chooses its windows."""
-    found = for_history(given)
+    found = parse_history_options(given)
     if found.window is not None:
         raise ValidationError("window: a stream has its own", field="window")
     return found
@@ -247,20 +248,24 @@ def read_options(
         if name.lower() not in spelt:
             near = get_close_matches(name.lower(), spelt, 1)
             hint = f"Did you mean {spelt[near[0]]}?" if near else f"There are {', '.join(every)}."
-            raise ValidationError(f"{shown(name)[1:-1]}: no option of {use}", hint=hint, field=name)
+            raise ValidationError(f"{shown(name)[1:-1]}: this is not an option of {use}", hint=hint, field=name)
         texts[spelt[name.lower()]] = text
     for name in needed:
         if name not in texts:
             raise ValidationError(f"{name}: the option is missing", hint=f'.option("{name}", …)', field=name)
     named = [name for name in ADDRESS if name in texts]
     if len(named) > 1:
-        raise ValidationError(f"{named[-1]}: give url, dsn or service, not two of them", field=named[-1])
+        raise ValidationError(
+            f"{named[-1]}: {named[-1]} cannot be combined with {named[0]}: give url, dsn or service", field=named[-1]
+        )
     if named and texts[named[0]].lower().startswith("jdbc:"):
         hint = f'.option("{named[0]}", "postgresql://user@host/database")'
-        raise ValidationError(f"{named[0]}: that is JDBC's, and means other things", hint=hint, field=named[0])
+        raise ValidationError(f"{named[0]}: a JDBC URL cannot be used", hint=hint, field=named[0])
     if PASSWORD.search(texts.get("dsn", "")):
-        hint = "Spark hides url in plans, and shows dsn. Or use a service, a password file, or PENSTOCK_DSN."
-        raise ValidationError("dsn: there is a password in it: call the option url", hint=hint, field="dsn")
+        hint = "Call the option url, which Spark hides in plans, or use a service, a password file, or PENSTOCK_DSN."
+        raise ValidationError(
+            "dsn: it cannot contain a password, because Spark shows it in plans", hint=hint, field="dsn"
+        )
     address = Address(texts.get("url", texts.get("dsn")), texts.get("service"))
     found = {every[name][0]: every[name][1](text) for name, text in texts.items() if name not in ADDRESS}
     return {"address": address, **found}

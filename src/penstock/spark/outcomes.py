@@ -22,17 +22,17 @@ def note_outcomes(said: Iterable[tuple[Any, Outcome]], *, dsn: str | None = None
             bad = [(row, Outcome.failed(why)) for row, why in ...]
             note_outcomes(bad)
     """
-    told: dict[tuple[str, str], dict[int, Outcome]] = {}
+    by_lease: dict[tuple[str, str], dict[int, Outcome]] = {}
     for row, outcome in said:
         queue, token, id_ = (read_column(row, name) for name in ("queue", "token", "id"))
-        told.setdefault((token, queue), {})[id_] = outcome
+        by_lease.setdefault((token, queue), {})[id_] = outcome
     states: dict[int, str] = {}
     refused: list[int] = []
     revoked: list[int] = []
-    if not told:
+    if not by_lease:
         return states
     with open_database(Address(dsn)) as database:
-        for (token, queue), outcomes in sorted(told.items(), key=lambda one: one[0]):
+        for (token, queue), outcomes in sorted(by_lease.items(), key=lambda one: one[0]):
             try:
                 states |= Queue(database, queue).settle(token, outcomes)
             except LeaseLost as error:

@@ -40,7 +40,7 @@ class Target(NamedTuple):
     largest: int
     on_conflict: OnConflict
     reject_table: str | None
-    places: int | None = None
+    slots: int | None = None
 
 
 class LedgerPart(NamedTuple):
@@ -108,21 +108,21 @@ class Partition:
     def _parts(self, *, together: bool) -> Iterator[LedgerPart]:
         """Yields the parts. `together`: a taken subject must undo the whole partition, so it is one transaction."""
         if together:
-            named = [*self._sorted()]
+            named = [*self._sort_by_subject()]
             superseded = sum(one.rows - len(one.columns.payloads) for one in named)
             yield LedgerPart(
                 self._entry(), lambda: (*self._plain.chunks(), *map(to_chunk, named)), self._rejects, superseded
             )
             return
         yield LedgerPart(self._entry(), self._plain.chunks, self._rejects)
-        for number, one in enumerate(self._sorted(), 1):
+        for number, one in enumerate(self._sort_by_subject(), 1):
             entry = self._entry()._replace(part=number, rows=one.rows, checksum=to_hex(one.checksum))
             yield LedgerPart(entry, wrap_chunk(one), [], one.rows - len(one.columns.payloads))
 
     def _entry(self) -> Entry:
         return Entry(self._job, self._number, self._batch, 0, self.rows, to_hex(self.checksum), self._series)
 
-    def _sorted(self) -> Iterator[SubjectChunk]:
+    def _sort_by_subject(self) -> Iterator[SubjectChunk]:
         if not self._named.rows:
             return
         count = 1 + max(self._named.rows // SORTED_ROWS, self._named_bytes // SORTED_BYTES)
@@ -217,7 +217,7 @@ def write_part(part: LedgerPart, target: Target, *, copying: bool) -> dict[str, 
             copying=copying,
             counted={"superseded": part.superseded} if part.superseded else {},
             reject_table=target.reject_table,
-            places=target.places,
+            slots=target.slots,
         )
 
     try:

@@ -75,7 +75,7 @@ def plan_columns(schema: spark.StructType, *, pack: bool, kind: str | None) -> C
     names = schema.fieldNames()
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValidationError(f"{twice[0]}: the column is there twice", field=twice[0])
+        raise ValidationError(f"{twice[0]}: the column is given twice", field=twice[0])
     others = tuple(name for name in names if name not in OURS)
     if others and not pack:
         raise ValidationError(
@@ -148,9 +148,10 @@ def read_batch(plan: ColumnPlan, batch: pa.RecordBatch, largest: int, judge: Jud
 
 
 def read_chunk(plan: ColumnPlan, batch: pa.RecordBatch, largest: int, judge: Judge) -> CheckedBatch:
+    """Checks some rows: those that are accepted become columns, the others rejects that say why."""
     bad: dict[int, str] = {}
     payloads = read_payloads(plan, batch, bad)
-    subjects = read_texts(plan, batch, "subject", validate.LARGEST_SUBJECT, bad)
+    subjects = read_texts(plan, batch, "subject", validate.MAX_SUBJECT, bad)
     kinds = read_kinds(plan, batch, bad)
     dues = read_dues(plan, batch, bad)
     priorities = read_priorities(plan, batch, bad)
@@ -234,7 +235,7 @@ def read_texts(
 def read_kinds(plan: ColumnPlan, batch: pa.RecordBatch, bad: dict[int, str]) -> list[bytes | None] | None:
     """Returns the kinds. A row without one has the kind of the option."""
     default = (plan.kind or "default").encode()
-    found = read_texts(plan, batch, "kind", validate.LARGEST_KIND, bad)
+    found = read_texts(plan, batch, "kind", validate.MAX_KIND, bad)
     if found is None:
         return None if plan.kind is None else [default] * batch.num_rows
     return [default if one is None else one for one in found]
@@ -297,7 +298,7 @@ def check_payloads(payloads: list[bytes | None], largest: int, judge: Judge, bad
             plain = type(orjson.loads(raw)) is dict and b"\\u0000" not in raw
         except orjson.JSONDecodeError:
             plain = False
-        if len(raw) > 2 * validate.DEEPEST:
+        if len(raw) > 2 * validate.MAX_DEPTH:
             said = too_large(raw, largest) or too_deep(raw)
             if said:
                 bad[n] = said
@@ -323,7 +324,7 @@ def are_all_plain(payloads: Sequence[bytes | None], largest: int) -> bool:
         return False
     texts = cast("Sequence[bytes]", payloads)
     joined = b",".join(texts)
-    if max(map(len, texts), default=0) > min(2 * validate.DEEPEST, largest):
+    if max(map(len, texts), default=0) > min(2 * validate.MAX_DEPTH, largest):
         return False
     if b"\\u0000" in joined or b"\n" in joined or b"\t" in joined or b"\r" in joined:
         return False
@@ -347,13 +348,13 @@ def too_large(raw: bytes, largest: int) -> str | None:
 
 
 def too_deep(raw: bytes) -> str | None:
-    if raw.count(b"[") + raw.count(b"{") <= validate.DEEPEST:
+    if raw.count(b"[") + raw.count(b"{") <= validate.MAX_DEPTH:
         return None
     depth = 0
     for byte in STRING.sub(b"", raw):
         depth += (byte in b"[{") - (byte in b"]}")
-        if depth > validate.DEEPEST:
-            return f"payload: it is nested deeper than {validate.DEEPEST}"
+        if depth > validate.MAX_DEPTH:
+            return f"payload: it is nested deeper than {validate.MAX_DEPTH}"
     return None
 
 

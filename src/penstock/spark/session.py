@@ -29,7 +29,7 @@ SETTINGS = {
 chosen: Java | None = None  # the Java that our sessions run on
 
 
-def session(app_name: str = "penstock", *, master: str | None = None, **conf: Any) -> SparkSession:
+def session(app_name: str = "penstock", *, master: str | None = None, **conf: object) -> SparkSession:
     """Returns the present session, or a new one. Settings have their Spark names, `**{"spark.…": …}`. What spark-submit
     or the environment sets takes precedence over our defaults."""
     given = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in conf.items()}
@@ -40,13 +40,13 @@ def session(app_name: str = "penstock", *, master: str | None = None, **conf: An
         # Jars and memory are needed when its Java starts; SparkConf knows the options of spark-submit only afterwards.
         with delay_interrupt():
             SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*given.items()]))  # noqa: SLF001 - no other way
-    told = SparkConf().setAll([*given.items()])
-    told.setIfMissing("spark.master", "local[*]")
-    if app_name != "penstock" or not told.contains("spark.app.name"):
-        told.setAppName(app_name)
+    config = SparkConf().setAll([*given.items()])
+    config.setIfMissing("spark.master", "local[*]")
+    if app_name != "penstock" or not config.contains("spark.app.name"):
+        config.setAppName(app_name)
     for name, value in SETTINGS.items():
-        told.setIfMissing(name, value)
-    found = SparkSession.builder.config(conf=told).getOrCreate()
+        config.setIfMissing(name, value)
+    found = SparkSession.builder.config(conf=config).getOrCreate()
     make_ready(found)
     return found
 

@@ -80,7 +80,7 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._asked.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        self._moment, self._left = retry_unavailable(lambda: waiting_now(self._connected(), self._asked.queue))
+        self._moment, self._left = retry_unavailable(lambda: waiting_now(self._open_database(), self._asked.queue))
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's
         """Returns the batch after `start`, and settles the batches up to `start`. If it is called again, also after a
@@ -90,7 +90,7 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = self._most(limit)
         batch = retry_unavailable(
             lambda: next_batch(
-                self._connected(),
+                self._open_database(),
                 held,
                 after=after,
                 limit=most,
@@ -110,7 +110,7 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         held the group."""
         held = self._hold().held
         after, upto = self._number(start), self._number(end)
-        leases = retry_unavailable(lambda: batch_leases(self._connected(), held, after, upto))
+        leases = retry_unavailable(lambda: batch_leases(self._open_database(), held, after, upto))
         dealt = (leases[n :: self._asked.partitions] for n in range(self._asked.partitions))
         return [LeasePart(some) for some in dealt if some]
 
@@ -126,7 +126,7 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - Spark's
         """Returns the size of the backlog for the query's progress."""
         try:
-            (now,) = status(self._connected(), self._asked.queue)
+            (now,) = status(self._open_database(), self._asked.queue)
         except Unavailable:
             return None
         return {**self.initialOffset(), "batch": self._newest, "backlog": now.pending, "planned": now.planned}
@@ -142,7 +142,7 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- behind it ----------------------------------------------------------------------------------------------------
 
-    def _connected(self) -> Database:
+    def _open_database(self) -> Database:
         if self._database is None:
             self._database = Database(self._dsn, source=self._source, max_connections=2)
         return self._database
@@ -150,7 +150,7 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _hold(self) -> Group:
         if self._group is None:
             asked = self._asked
-            self._group = Group(self._connected(), asked.queue, asked.consumer_group, asked.lease)
+            self._group = Group(self._open_database(), asked.queue, asked.consumer_group, asked.lease)
             self._newest = self._group.held.batch
         return self._group
 

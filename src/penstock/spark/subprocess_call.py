@@ -3,7 +3,6 @@ the worker. Spark would repeat the whole Spark task, four times by default, and 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
 import signal
@@ -16,10 +15,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
+from penstock.child_process import become_child, start_child
 from penstock.errors import ConfigError, PenstockError
 
 SIZE = struct.Struct("!Q")
-DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 STOP_SECONDS = 5.0
 
 
@@ -65,12 +64,9 @@ class ChildProcess:
         error."""
         self._channel, other = socket.socketpair()
         with other:
-            self._process = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-m", "penstock.spark.subprocess_call", str(other.fileno())],
-                pass_fds=[other.fileno()],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                stdin=subprocess.DEVNULL,
-                stdout=sys.__stderr__,
+            path = os.pathsep.join(filter(None, sys.path))
+            self._process = start_child(
+                "penstock.spark.subprocess_call", other, env=os.environ | {"PYTHONPATH": path}, stdout=sys.__stderr__
             )
         try:
             self._channel.sendall(SIZE.pack(len(self._function)) + self._function)
@@ -121,12 +117,8 @@ def receive_exactly(channel: socket.socket, size: int) -> bytes:
 
 
 def main() -> None:
-    """Answers calls until the socket is closed. Signals to the process group are left to the parent."""
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, lambda *_: None)
-    with suppress(OSError, AttributeError):  # Linux only
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    """Answers calls until the socket is closed."""
+    channel = become_child()
     with suppress(EOFError, ConnectionError):
         try:
             function: Callable[[Any], Any] = receive(channel)

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from penstock.client.bulk import BulkWriter
-from penstock.client.statements.jobs import NoPlace
+from penstock.client.statements.jobs import NoSlot
 from penstock.errors import ConfigError, Conflict, ValidationError
 from penstock.spark.connection import open_database, resolve_dsn
 from penstock.spark.options import Address, WriteOptions
@@ -60,7 +60,7 @@ class Writer:
 
     def __init__(self, asked: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
-            raise ValidationError("mode: a queue is not overwritten", hint='Say .mode("append").', field="mode")
+            raise ValidationError("mode: a queue cannot be overwritten", hint='Use .mode("append").', field="mode")
         self._plan = plan_columns(schema, pack=asked.pack_columns, kind=asked.kind)
         self._asked = replace(asked, address=Address(resolve_dsn(asked.address)[0]))
         with open_database(self._asked.address) as database:
@@ -89,7 +89,7 @@ class Writer:
             try:
                 with self.target() as target:
                     return partition.write(target)
-            except NoPlace:
+            except NoSlot:
                 time.sleep(random.uniform(*RETRY_SECONDS))  # noqa: S311 - no secret
 
     @contextmanager

@@ -42,7 +42,7 @@ begin
 
     -- Readers may read every column of a lease but its token: the token gives the right to settle.
     grant select (claimed_at, until, queue_id, alone, named, worker, open, ids, dues, attempts,
-                  companies, crashes, revoked)
+                  quarantines, crashes, revoked)
         on penstock.lease to penstock_reader;
     grant select (id, identity, queue_id, name, epoch, until, driver, batch, created)
         on penstock.stream to penstock_reader;
@@ -53,7 +53,7 @@ begin
         from pg_catalog.pg_proc as p
         join (values
             ('penstock_producer', array['contract', 'clock', 'moment', 'push', 'push_many', 'enter_part', 'note_report',
-                                        'the_queue', 'largest_payload', 'status', 'enter_partition', 'take_place',
+                                        'the_queue', 'largest_payload', 'status', 'enter_partition', 'take_job_slot',
                                         'seal_job', 'job_report', 'judge_payloads', 'note_rejects']),
             ('penstock_worker', array['contract', 'clock', 'claim', 'extend', 'extend_many', 'settle', 'release',
                                       'at_place', 'the_queue', 'largest_payload', 'status', 'upkeep', 'upkeep_parts',
@@ -61,11 +61,11 @@ begin
                                       'prepare_work', 'take_quarantine', 'expire_leases', 'end_leases', 'set_kinds',
                                       'schedules', 'next_schedule', 'due_schedules', 'set_schedule', 'fire',
                                       'note_records', 'forget_records', 'note_failures', 'mark_adopted', 'note_pass',
-                                      'next_hand', 'begin_hand', 'begin_walk', 'note_hand', 'end_hands', 'next_epoch',
-                                      'hold_stream', 'keep_stream', 'leave_stream', 'next_batch', 'batch_leases',
-                                      'read_lease', 'waiting_now', 'hold_scaling', 'decide', 'leave_scaling',
-                                      'scaler_snapshot', 'dismiss', 'scalers', 'decisions', 'target_workers',
-                                      'target_age', 'board', 'profiles', 'set_profiles',
+                                      'next_pass', 'begin_pass', 'begin_walk', 'note_pass_record', 'end_passes',
+                                      'next_epoch', 'hold_stream', 'keep_stream', 'leave_stream', 'next_batch',
+                                      'batch_leases', 'read_lease', 'waiting_now', 'hold_scaling', 'decide',
+                                      'leave_scaling', 'scaler_snapshot', 'dismiss', 'scalers', 'decisions',
+                                      'target_workers', 'target_age', 'board', 'profiles', 'set_profiles',
                                       -- A noted reader keeps history: read-only roles must not make it grow.
                                       'note_reader']),
             ('penstock_reader', array['contract', 'clock', 'the_queue', 'largest_payload', 'status', 'verify',

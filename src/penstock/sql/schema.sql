@@ -5,7 +5,7 @@ CREATE TYPE penstock.picks AS (
 	ids bigint[],
 	dues timestamp with time zone[],
 	attempts smallint[],
-	companies smallint[],
+	quarantines smallint[],
 	crashes smallint[],
 	named boolean,
 	tried boolean
@@ -34,14 +34,14 @@ CREATE TABLE penstock.watermark (
 WITH (fillfactor='50');
 COMMENT ON COLUMN penstock.watermark.sums IS 'the rows of `counter` with this xid are valid';
 COMMENT ON COLUMN penstock.watermark.xid IS 'rows of counter_log and `early` with this xid or a later one are not folded yet';
-COMMENT ON COLUMN penstock.watermark.running IS 'nor are those of these earlier transactions: they ran when the others were folded';
+COMMENT ON COLUMN penstock.watermark.running IS 'rows of these earlier transactions are not folded either: they ran when the others were folded';
 COMMENT ON COLUMN penstock.watermark.system IS 'the cluster whose transactions these are';
 COMMENT ON COLUMN penstock.watermark.until IS 'no lease ends earlier';
-COMMENT ON COLUMN penstock.watermark.first_due IS 'by priority, from 0: no pending task is due earlier, but for those in `early`';
-COMMENT ON COLUMN penstock.watermark.first_planned IS 'no planned task is due earlier, but for those in `early`';
-COMMENT ON COLUMN penstock.watermark.next_bound IS 'becomes the bound when every transaction below next_xid has ended: one of them may commit what lies before it';
+COMMENT ON COLUMN penstock.watermark.first_due IS 'by priority, from 0: no pending task is due earlier, except those in `early`';
+COMMENT ON COLUMN penstock.watermark.first_planned IS 'no planned task is due earlier, except those in `early`';
+COMMENT ON COLUMN penstock.watermark.next_bound IS 'becomes the bound when every transaction below next_xid has ended: one of them may commit a row before it';
 COMMENT ON COLUMN penstock.watermark.looked_at IS 'when the bounds were last moved; at most once a second';
-COMMENT ON COLUMN penstock.watermark.quarantine IS 'the worker that empties itself until quarantine_until, to run a quarantined task (company 1) alone';
+COMMENT ON COLUMN penstock.watermark.quarantine IS 'the worker that claims nothing else until quarantine_until, to run a quarantined task alone';
 CREATE FUNCTION penstock._add_to_sums(p_watermark penstock.watermark, p_metrics text[], p_deltas bigint[]) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -85,7 +85,7 @@ begin
     elsif array_position(p_ids, null) is not null or array_position(p_subjects, null) is not null then
         perform penstock.refuse('PS400', 'ids, subjects: there is a null in it');
     elsif p_ids is null and p_subjects is null then
-        perform penstock.refuse('PS400', 'ids: neither ids nor subjects are given');
+        perform penstock.refuse('PS400', 'ids: no ids and no subjects are given');
     end if;
     perform penstock._check_distinct(p_ids);
     return array(
@@ -118,8 +118,8 @@ CREATE TABLE penstock.history_count (
     next_page bigint NOT NULL,
     pages bigint NOT NULL
 );
-COMMENT ON COLUMN penstock.history_count.below IS 'rows of smaller xids are counted: all of them were there when it began';
-COMMENT ON COLUMN penstock.history_count.pages IS 'how many there were then; all are counted when next_page is as many';
+COMMENT ON COLUMN penstock.history_count.below IS 'rows of smaller xids are counted: all of them existed when the count began';
+COMMENT ON COLUMN penstock.history_count.pages IS 'the number of pages when the count began; it is complete when next_page is equal';
 CREATE FUNCTION penstock._begin_count(p_day date, p_relation regclass, p_below bigint) RETURNS penstock.history_count
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -193,7 +193,7 @@ begin
     end if;
 end
 $$;
-CREATE FUNCTION penstock._check_claim(p_limit integer, p_lease interval, p_worker text, p_may_alone boolean, p_durable boolean) RETURNS void
+CREATE FUNCTION penstock._check_claim(p_limit integer, p_lease interval, p_worker text, p_quarantined boolean, p_durable boolean) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -201,12 +201,12 @@ begin
     if p_limit is null or p_limit not between 1 and 10000 then
         perform penstock.refuse('PS400',
             format('limit: %s is not between 1 and 10000', coalesce(p_limit::text, 'null')));
-    elsif p_lease not between '100 milliseconds' and '24 hours' then
-        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', p_lease));
+    elsif not penstock._lease_fits(p_lease) then
+        perform penstock._refuse_lease(p_lease);
     elsif p_worker is null or octet_length(p_worker) > 200 then
         perform penstock.refuse('PS400', 'worker: it is null or longer than 200 bytes');
-    elsif p_may_alone is null or p_durable is null then
-        perform penstock.refuse('PS400', 'may_alone and durable must not be null');
+    elsif p_quarantined is null or p_durable is null then
+        perform penstock.refuse('PS400', 'quarantined and durable must not be null');
     elsif current_setting('transaction_isolation') <> 'read committed' then
         perform penstock.refuse('PS400',
             format('claim cannot run in a %s transaction', current_setting('transaction_isolation')),
@@ -223,7 +223,7 @@ declare
 begin
     select s.id into v_twice from unnest(p_ids) as s(id) group by s.id having count(*) > 1 limit 1;
     if found then
-        perform penstock.refuse('PS400', format('ids: %s is there twice', v_twice));
+        perform penstock.refuse('PS400', format('ids: %s is given twice', v_twice));
     end if;
 end
 $$;
@@ -242,9 +242,8 @@ CREATE FUNCTION penstock._check_hold(p_lease interval, p_driver text DEFAULT '-'
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
-    if p_lease is null or penstock._in_seconds(p_lease) not between '100 milliseconds' and '24 hours' then
-        perform penstock.refuse('PS400',
-            format('lease: %s is not between 100 ms and 24 h', coalesce(p_lease::text, 'null')));
+    if p_lease is null or not penstock._lease_fits(p_lease) then
+        perform penstock._refuse_lease(p_lease);
     elsif p_driver is null or octet_length(p_driver) not between 1 and 200 then
         perform penstock.refuse('PS400', 'driver: it is null, or not 1 to 200 bytes long');
     end if;
@@ -352,9 +351,8 @@ begin
             format('queue: %s is not a name', coalesce(quote_literal(left(p_queue.name, 80)), 'null')),
             'A name has 1 to 63 of a-z, 0-9, _ . - and begins with a letter or digit.');
     elsif p_queue.lease is null
-       or penstock._in_seconds(p_queue.lease) not between '100 milliseconds' and '24 hours' then
-        perform penstock.refuse('PS400',
-            format('lease: %s is not between 100 ms and 24 h', coalesce(p_queue.lease::text, 'null')));
+       or not penstock._lease_fits(p_queue.lease) then
+        perform penstock._refuse_lease(p_queue.lease);
     elsif p_queue.max_attempts not between 1 and 32767 then
         perform penstock.refuse('PS400', format('max_attempts: %s is not between 1 and 32767', p_queue.max_attempts));
     elsif penstock._in_seconds(p_queue.sla) not between '1 microsecond' and '3650 days' then
@@ -437,7 +435,7 @@ begin
         when 'exponential' then penstock._is_number(p_strategy->'base', v_least, v_longest)
                             and (not p_strategy ? 'factor' or penstock._is_number(p_strategy->'factor', 1, 1000))
         when 'fixed' then penstock._is_number(p_strategy->'delay', v_least, v_longest)
-        when 'schedule' then case when jsonb_typeof(p_strategy->'delays') = 'array' then (
+        when 'delays' then case when jsonb_typeof(p_strategy->'delays') = 'array' then (
             select count(*) between 1 and 1000 and bool_and(penstock._is_number(d.value, v_least, v_longest))
             from jsonb_array_elements(p_strategy->'delays') as d) end
         when 'progressive' then case when jsonb_typeof(p_strategy->'tiers') = 'array' then (
@@ -452,7 +450,7 @@ begin
         perform penstock.refuse('PS400',
             format('retry: %s is not a strategy', coalesce(left(p_strategy::text, 80), 'null')),
             'One of {"type": "fibonacci", "unit": s}, {"type": "exponential", "base": s, "factor": f}, '
-            '{"type": "fixed", "delay": s}, {"type": "schedule", "delays": [s, …]}, '
+            '{"type": "fixed", "delay": s}, {"type": "delays", "delays": [s, …]}, '
             '{"type": "progressive", "tiers": [[younger than, s], …]}, with "cap" and "jitter".');
     end if;
 end
@@ -502,7 +500,7 @@ CREATE TABLE penstock.schedule (
 WITH (fillfactor='50');
 COMMENT ON COLUMN penstock.schedule.mark IS 'every tick up to here is decided: pushed, or left out';
 COMMENT ON COLUMN penstock.schedule.next_at IS 'when a worker has to look at it: its next tick, or sooner';
-COMMENT ON COLUMN penstock.schedule.last_tick IS 'the last one that was pushed';
+COMMENT ON COLUMN penstock.schedule.last_tick IS 'the last tick that was pushed';
 CREATE FUNCTION penstock._check_schedule(p_schedule penstock.schedule, p_largest bigint) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -661,7 +659,7 @@ begin
                count(*) filter (where c.due <= p_before)::int as early, bool_and(c.alone) as alone,
                (array_agg(penstock.at_place(c.priority, c.due, c.id)))[count(*)] as place
         into v_claim
-        from penstock.claim(p_queue.name, v_ask, p_lease, p_driver, v_hint, p_may_alone => v_tasks = 0) as c;
+        from penstock.claim(p_queue.name, v_ask, p_lease, p_driver, v_hint, p_quarantined => v_tasks = 0) as c;
         exit when v_claim.tasks = 0;
         v_tokens := v_tokens || v_claim.token;
         v_tasks := v_tasks + v_claim.tasks;
@@ -684,7 +682,7 @@ CREATE TABLE penstock.lease (
     ids bigint[] NOT NULL,
     dues timestamp with time zone[] NOT NULL,
     attempts smallint[],
-    companies smallint[],
+    quarantines smallint[],
     crashes smallint[],
     revoked bigint[] DEFAULT '{}'::bigint[] NOT NULL
 )
@@ -692,9 +690,9 @@ WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_
 ALTER TABLE ONLY penstock.lease ALTER COLUMN ids SET STORAGE EXTERNAL;
 ALTER TABLE ONLY penstock.lease ALTER COLUMN dues SET STORAGE EXTERNAL;
 ALTER TABLE ONLY penstock.lease ALTER COLUMN attempts SET STORAGE EXTERNAL;
-ALTER TABLE ONLY penstock.lease ALTER COLUMN companies SET STORAGE EXTERNAL;
+ALTER TABLE ONLY penstock.lease ALTER COLUMN quarantines SET STORAGE EXTERNAL;
 ALTER TABLE ONLY penstock.lease ALTER COLUMN crashes SET STORAGE EXTERNAL;
-COMMENT ON TABLE penstock.lease IS 'attempts, companies and crashes are null when all are zero, as they mostly are';
+COMMENT ON TABLE penstock.lease IS 'attempts, quarantines and crashes are null when all are zero, as they mostly are';
 CREATE FUNCTION penstock._close_lease(p_lease penstock.lease, p_ids bigint[]) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -733,7 +731,7 @@ begin
             t.id, t.queue_id, t.kind, t.subject, t.created, t.iterations, t.priority, t.renew,
             s.outcome, s.due as asked_due, penstock._in_seconds(s.delay) as delay, s.payload,
             penstock._safe_text(s.error) as error, left(s.error_class, 200) as error_class,
-            h.due as was_due, coalesce(h.attempts, 0) as attempts, coalesce(h.company, 0) as company,
+            h.due as was_due, coalesce(h.attempts, 0) as attempts, coalesce(h.quarantine, 0) as quarantine,
             coalesce(h.crashes, 0) as crashes,
             -- An expiry burns the attempt only of a task that was alone: that task killed its worker.
             s.outcome = 'failed' or (s.outcome = 'expired' and (p_lease).alone) as burned,
@@ -744,8 +742,8 @@ begin
                  else penstock._in_seconds(s.delay) end as wait
         from unnest(p_ids, p_outcomes, p_dues, p_delays, p_payloads, p_errors, p_classes)
              as s(id, outcome, due, delay, payload, error, error_class)
-        join unnest((p_lease).ids, (p_lease).dues, (p_lease).attempts, (p_lease).companies, (p_lease).crashes)
-             as h(id, due, attempts, company, crashes) on h.id = s.id
+        join unnest((p_lease).ids, (p_lease).dues, (p_lease).attempts, (p_lease).quarantines, (p_lease).crashes)
+             as h(id, due, attempts, quarantine, crashes) on h.id = s.id
         join (select * from penstock.task as d where d.id = any(p_ids) and d.ended is null) as t on t.id = s.id
         join penstock.queue as q on q.id = t.queue_id
         left join penstock.kind as k on k.queue_id = t.queue_id and k.kind = t.kind
@@ -772,7 +770,7 @@ begin
                  when j.outcome = 'failed' then p_now + j.wait
                  -- The task was alone because of an earlier crash. It most likely kills its workers, and would kill the
                  -- next one at once.
-                 when j.outcome = 'expired' and (p_lease).alone and j.company = 1 then p_now + j.wait
+                 when j.outcome = 'expired' and (p_lease).alone and j.quarantine = 1 then p_now + j.wait
                  when j.outcome = 'release' then coalesce(p_now + j.delay, j.was_due)
                  else p_now end as next_due
         from judged as j
@@ -802,16 +800,16 @@ begin
         from dated as d
         where t.id = d.id and d.fate <> 'gone' and (not d.unfinished or d.renew is not null or d.fate = 'dead')
     ), put_back as (
-        insert into penstock.agenda (task_id, due, queue_id, priority, attempts, company, crashes, pending, named)
+        insert into penstock.agenda (task_id, due, queue_id, priority, attempts, quarantine, crashes, pending, named)
         select
             d.id, d.next_due, d.queue_id, d.priority,
             case when d.succeeded or d.renew is not null then 0 else least(d.attempts + d.burned::int, 32767) end,
             case when d.renew is not null or not d.unfinished then 0
-                 when d.outcome = 'release' then d.company
+                 when d.outcome = 'release' then d.quarantine
                  when (p_lease).alone then 1
-                 -- The company is an eighth of the lease that the task shared or, for a small lease, of the number of
+                 -- The limit is an eighth of the lease that the task shared or, for a small lease, of the number of
                  -- tasks that it may have shared a process with.
-                 else greatest(1, greatest(bit_count((p_lease).open), coalesce(nullif(d.company, 0), 64)) / 8) end,
+                 else greatest(1, greatest(bit_count((p_lease).open), coalesce(nullif(d.quarantine, 0), 64)) / 8) end,
             case when d.renew is not null or not d.unfinished then 0
                  else d.crashes + d.burned::int end,
             -- A task with a moment in the future waits for it; the others may run now.
@@ -837,6 +835,50 @@ begin
                                               then 'pending' else 'planned' end
                        else d.fate end
     from dated as d;
+end
+$$;
+CREATE FUNCTION penstock._count_agenda() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+declare
+    v_group record;
+    v_first timestamptz;
+    v_early timestamptz;
+begin
+    if tg_op = 'INSERT' then
+        for v_group in
+            select n.queue_id, n.pending, count(*) as tasks, min(n.due) as first
+            from arrived as n group by n.queue_id, n.pending
+        loop
+            insert into penstock.counter_log (queue_id, metric, delta)
+            values (v_group.queue_id, case when v_group.pending then 'pending' else 'planned' end, v_group.tasks);
+            v_first := least(v_first, v_group.first);
+        end loop;
+    elsif tg_op = 'DELETE' then
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select o.queue_id, case when o.pending then 'pending' else 'planned' end, -count(*)
+        from parted as o group by o.queue_id, o.pending;
+    else
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select c.queue_id, case when c.pending then 'pending' else 'planned' end, sum(c.delta)
+        from (
+            select n.queue_id, n.pending, count(*) as delta from arrived as n group by n.queue_id, n.pending
+            union all
+            select o.queue_id, o.pending, -count(*) from parted as o group by o.queue_id, o.pending
+        ) as c
+        group by c.queue_id, c.pending
+        having sum(c.delta) <> 0;
+        select min(n.due) into v_first from arrived as n;
+    end if;
+    v_early := penstock.clock() - interval '2 seconds';    -- bounds stay this far behind the clock: see _move_bounds
+    if v_first < v_early then
+        insert into penstock.early (queue_id, due, priority, pending)
+        select n.queue_id, min(n.due), n.priority, n.pending from arrived as n
+        where n.due < v_early group by n.queue_id, n.priority, n.pending;
+    end if;
+    return null;
 end
 $$;
 CREATE FUNCTION penstock._count_history(p_before timestamp with time zone, p_pages bigint DEFAULT 500, OUT rows bigint, OUT more boolean) RETURNS record
@@ -871,6 +913,34 @@ begin
     end loop;
 end
 $$;
+CREATE FUNCTION penstock._count_lease() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+begin
+    if tg_op = 'INSERT' then
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select n.queue_id, 'active', sum(bit_count(n.open)) from arrived as n group by n.queue_id
+        having sum(bit_count(n.open)) <> 0;
+    elsif tg_op = 'DELETE' then
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select o.queue_id, 'active', -sum(bit_count(o.open)) from parted as o group by o.queue_id
+        having sum(bit_count(o.open)) <> 0;
+    else
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select c.queue_id, 'active', sum(c.delta)
+        from (
+            select n.queue_id, bit_count(n.open) as delta from arrived as n
+            union all
+            select o.queue_id, -bit_count(o.open) from parted as o
+        ) as c
+        group by c.queue_id
+        having sum(c.delta) <> 0;
+    end if;
+    return null;
+end
+$$;
 CREATE FUNCTION penstock._count_pages(p_count penstock.history_count, p_relation regclass, p_pages bigint) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -887,6 +957,129 @@ begin
         p_count.day, p_relation, p_count.below, p_count.next_page, v_upto);
     update penstock.history_count as c set next_page = v_upto where c.day = p_count.day;
     return v_upto;
+end
+$$;
+CREATE FUNCTION penstock._count_task() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+declare
+    -- One value for all rows: then ids decide, and the first one given runs first.
+    v_now   constant timestamptz := penstock.clock();
+    v_group record;
+    v_given bigint;      -- the last id that the sequence has given out
+    v_most  bigint;      -- the largest payload that the queue allows
+    v_text  bigint;      -- the largest size that a payload may have as text
+    v_fits  bigint;      -- a payload stored in at most this many bytes never exceeds v_text
+    v_large record;
+    v_queue text;
+    v_idle  bigint[];    -- the channels of the idle workers of the queue
+begin
+    if tg_op = 'INSERT' then
+        -- All rows are examined in one query, because this is the cost of a bulk push.
+        for v_group in
+            select n.queue_id, n.ended, count(*) as tasks, min(n.id) as first, max(n.id) as last,
+                   max(pg_column_size(n.payload)) as widest,
+                   bool_or(pg_column_compression(n.payload) is not null) as packed,
+                   min(penstock._document_fault(
+                       n.priority, n.kind, n.subject, n.payload, n.due, n.ended, n.ended_at)) as fault
+            from arrived as n group by n.queue_id, n.ended
+        loop
+            if v_group.fault is not null then
+                perform penstock.refuse('PS400', v_group.fault);
+            end if;
+            if current_setting('transaction_isolation') <> 'read committed' then
+                -- The snapshot of the transaction may be older than a drop of the queue. In that case this lock fails
+                -- with a serialization error, instead of leaving a task that no worker will run.
+                perform from penstock.queue as q where q.id = v_group.queue_id for key share;
+            end if;
+            -- Workers are woken unless notifications are switched off for this queue (PREPARE TRANSACTION refuses a
+            -- NOTIFY).
+            select s.last_value, penstock.largest_payload(q), penstock._largest_text(q),
+                   penstock._largest_text(q) / 131075 * 12, q.name,
+                   array(select i.channel from penstock.queue_set as w
+                         join penstock.idle_worker as i on i.queue_set = w.id
+                         where w.queue_id = q.id and q.settings->'notify' is distinct from 'false')
+            into v_given, v_most, v_text, v_fits, v_queue, v_idle
+            from penstock.queue as q, penstock.task_id_seq as s where q.id = v_group.queue_id;
+            if not found then
+                -- The queue was dropped while this transaction waited.
+                perform penstock.refuse('PS404', format('queue_id: there is no queue %s', v_group.queue_id));
+            end if;
+            if v_group.first < 1 or v_group.last > v_given then
+                perform penstock.refuse('PS400', 'id: it is not one that penstock.task_id_seq has given out');
+            end if;
+            -- A number takes at least 12 bytes when stored and at most 131,075 as text, so a small payload fits (6 KB
+            -- by default). For larger payloads the text is made here, by the session that writes them. PostgreSQL
+            -- refuses to make more than 1 GB.
+            if v_group.widest > v_fits or v_group.packed then
+                begin
+                    select n.id, octet_length(n.payload::text) as size into v_large
+                    from arrived as n
+                    where n.queue_id = v_group.queue_id
+                      and (pg_column_size(n.payload) > v_fits or pg_column_compression(n.payload) is not null)
+                      and octet_length(n.payload::text) > v_text
+                    limit 1;
+                    if found then
+                        perform penstock._refuse_text(format('task %s', v_large.id), v_large.size::text, v_text);
+                    end if;
+                exception when program_limit_exceeded then
+                    perform penstock._refuse_text('a task', '1073741824 or more', v_text);
+                end;
+            end if;
+            if v_group.widest > v_most then
+                -- A payload that takes more bytes when stored than its text may have is usually too large. A push has
+                -- checked this already; an INSERT has not.
+                select n.id, penstock._least_size(n.payload) as size into v_large
+                from arrived as n
+                where n.queue_id = v_group.queue_id
+                  and pg_column_size(n.payload) > v_most and penstock._least_size(n.payload) > v_most
+                limit 1;
+                if found then
+                    perform penstock.refuse('PS413',
+                        format('task %s: payload: %s bytes are more than %s', v_large.id, v_large.size, v_most));
+                end if;
+            end if;
+            insert into penstock.counter_log (queue_id, metric, delta)
+            select v_group.queue_id, m.metric, v_group.tasks
+            from unnest(array['pushed_total', v_group.ended]) as m(metric) where m.metric is not null;
+            if v_idle <> '{}' then
+                perform penstock._wake(v_queue, v_idle, v_group.tasks);
+            end if;
+        end loop;
+        -- Every live document gets an agenda row, regardless of how it was written. With a due it is planned, otherwise
+        -- pending: only the clock of the database decides.
+        insert into penstock.agenda (task_id, due, queue_id, priority, pending, named)
+        select n.id, coalesce(n.due, v_now), n.queue_id, n.priority, n.due is null, n.subject is not null
+        from arrived as n
+        where n.ended is null;
+    elsif tg_op = 'DELETE' then
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select o.queue_id, 'removed_total', count(*) from parted as o group by o.queue_id
+        union all
+        select o.queue_id, o.ended, -count(*) from parted as o where o.ended is not null group by o.queue_id, o.ended;
+    else
+        select penstock._document_fault(n.priority, n.kind, n.subject, n.payload, n.due, n.ended, n.ended_at) as fault
+        into v_group
+        from arrived as n
+        where penstock._document_fault(n.priority, n.kind, n.subject, n.payload, n.due, n.ended, n.ended_at) is not null
+        limit 1;
+        if found then
+            perform penstock.refuse('PS400', v_group.fault);
+        end if;
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select c.queue_id, m.metric, sum(c.delta)
+        from (
+            select n.queue_id, n.ended, count(*) as delta from arrived as n group by n.queue_id, n.ended
+            union all
+            select o.queue_id, o.ended, -count(*) from parted as o group by o.queue_id, o.ended
+        ) as c, unnest(array['pushed_total', c.ended]) as m(metric)
+        where m.metric is not null
+        group by c.queue_id, m.metric
+        having sum(c.delta) <> 0;
+    end if;
+    return null;
 end
 $$;
 CREATE FUNCTION penstock._watermark(p_queue_id integer) RETURNS SETOF penstock.watermark
@@ -961,7 +1154,7 @@ CREATE FUNCTION penstock._damaged_rows(p_queue_id integer) RETURNS TABLE(what te
         union all
         select w.* from penstock.agenda as w where w.queue_id = p_queue_id and not w.pending
     ) as a
-    where a.priority not between 0 and 9 or least(a.attempts, a.crashes, a.company) < 0
+    where a.priority not between 0 and 9 or least(a.attempts, a.crashes, a.quarantine) < 0
     having count(*) > 0
     union all
     select 'leased in columns of different lengths', count(*)
@@ -969,7 +1162,8 @@ CREATE FUNCTION penstock._damaged_rows(p_queue_id integer) RETURNS TABLE(what te
     where l.queue_id = p_queue_id
       and (cardinality(l.ids), cardinality(l.ids), cardinality(l.ids), cardinality(l.ids), cardinality(l.ids))
        <> (length(l.open), cardinality(l.dues), coalesce(cardinality(l.attempts), cardinality(l.ids)),
-           coalesce(cardinality(l.companies), cardinality(l.ids)), coalesce(cardinality(l.crashes), cardinality(l.ids)))
+           coalesce(cardinality(l.quarantines), cardinality(l.ids)),
+           coalesce(cardinality(l.crashes), cardinality(l.ids)))
     having count(*) > 0
 $$;
 CREATE FUNCTION penstock._distance(p_one text, p_other text, p_most integer) RETURNS integer
@@ -1334,16 +1528,6 @@ begin
     return v_count;
 end
 $$;
-CREATE FUNCTION penstock._hand_keeper(p_hand integer) RETURNS integer
-    LANGUAGE sql STABLE SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-    select l.pid
-    from pg_locks as l join pg_database as d on d.oid = l.database
-    where l.locktype = 'advisory' and l.classid = 1346719304 and l.objid = p_hand::oid and l.objsubid = 2 and l.granted
-      and d.datname = current_database()
-    limit 1
-$$;
 CREATE FUNCTION penstock._held_elsewhere(p_ids bigint[], p_named_only boolean DEFAULT false) RETURNS bigint[]
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1381,9 +1565,9 @@ CREATE TABLE penstock.stream (
     CONSTRAINT name_fits CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 200)))
 )
 WITH (fillfactor='50');
-COMMENT ON COLUMN penstock.stream.identity IS 'every checkpoint has it: one of another group, or of a queue that was dropped, is told by it';
-COMMENT ON COLUMN penstock.stream.until IS 'how long the driver holds the group, if it does not say that it lives';
-COMMENT ON COLUMN penstock.stream.tokens IS 'the leases of the last batch; none: it is settled';
+COMMENT ON COLUMN penstock.stream.identity IS 'every checkpoint has it, so that one of another group or of a dropped queue is recognised';
+COMMENT ON COLUMN penstock.stream.until IS 'when the driver loses the group, unless it extends its hold';
+COMMENT ON COLUMN penstock.stream.tokens IS 'the leases of the last batch; empty: it is settled';
 CREATE FUNCTION penstock._held_stream(p_stream integer, p_epoch integer) RETURNS penstock.stream
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1402,7 +1586,7 @@ begin
         perform penstock.refuse('PS409',
             format('consumerGroup: driver %s has taken over %L', v_stream.driver, v_stream.name),
             'This driver was silent for longer than its lease, or was replaced. '
-            'What it had in hand is the other one''s now.');
+            'Its tasks now belong to the other driver.');
     end if;
     return v_stream;
 end
@@ -1507,28 +1691,6 @@ CREATE FUNCTION penstock._idle_between(p_one penstock.sample, p_next penstock.sa
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN (((p_one).oldest_age IS NULL) AND ((p_next).oldest_age IS NULL) AND (NOT ((((((((((p_one).planned IS DISTINCT FROM (p_next).planned) OR ((p_one).pending IS DISTINCT FROM (p_next).pending)) OR ((p_one).active IS DISTINCT FROM (p_next).active)) OR ((p_one).done IS DISTINCT FROM (p_next).done)) OR ((p_one).dead IS DISTINCT FROM (p_next).dead)) OR ((p_one).cancelled IS DISTINCT FROM (p_next).cancelled)) OR ((p_one).sla IS DISTINCT FROM (p_next).sla)) OR ((p_one).workers IS DISTINCT FROM (p_next).workers)) OR ((p_one).totals IS DISTINCT FROM (p_next).totals))));
-CREATE FUNCTION penstock._in_company(p_picks penstock.picks) RETURNS penstock.picks
-    LANGUAGE plpgsql IMMUTABLE
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-declare
-    v_count int;
-begin
-    select count(*) into v_count
-    from (
-        select c.n, min(nullif(c.company, 0)) over (order by c.n) as smallest
-        from unnest(p_picks.companies) with ordinality as c(company, n)
-    ) as s
-    where s.n <= coalesce(s.smallest, s.n);
-    p_picks.places := p_picks.places[:v_count];
-    p_picks.ids := p_picks.ids[:v_count];
-    p_picks.dues := p_picks.dues[:v_count];
-    p_picks.attempts := p_picks.attempts[:v_count];
-    p_picks.companies := p_picks.companies[:v_count];
-    p_picks.crashes := p_picks.crashes[:v_count];
-    return p_picks;
-end
-$$;
 CREATE FUNCTION penstock._in_seconds(p_length interval) RETURNS interval
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN CASE WHEN ((p_length >= '-100 years'::interval) AND (p_length <= '100 years'::interval)) THEN make_interval(secs => (EXTRACT(epoch FROM p_length))::double precision) ELSE p_length END;
@@ -1567,6 +1729,27 @@ CREATE FUNCTION penstock.largest_payload(p_queue penstock.queue) RETURNS bigint
 CREATE FUNCTION penstock._largest_text(p_queue penstock.queue) RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN GREATEST((64 * penstock.largest_payload(p_queue)), (4194304)::bigint);
+CREATE FUNCTION penstock._lease_fits(p_lease interval) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ((penstock._in_seconds(p_lease) >= '00:00:00.1'::interval) AND (penstock._in_seconds(p_lease) <= '24:00:00'::interval));
+CREATE FUNCTION penstock._lease_out(p_token uuid, p_queue_id integer, p_now timestamp with time zone, p_until timestamp with time zone, p_worker text, p_alone boolean, p_picks penstock.picks) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+begin
+    insert into penstock.lease (token, claimed_at, until, queue_id, alone, named, worker, open, ids, dues, attempts,
+                                quarantines, crashes)
+    values (p_token, p_now, p_until, p_queue_id, p_alone, p_picks.named, p_worker,
+            repeat('1', cardinality(p_picks.ids))::varbit, p_picks.ids, p_picks.dues,
+            case when p_picks.tried then p_picks.attempts end, case when p_picks.tried then p_picks.quarantines end,
+            case when p_picks.tried then p_picks.crashes end);
+    if exists (select from penstock._watermark(p_queue_id) as l where l.until > p_until) then
+        update penstock.watermark as l set until = p_until where l.queue_id = p_queue_id and l.until > p_until;
+    end if;
+end
+$$;
 CREATE FUNCTION penstock._least_size(p_payload jsonb) RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN GREATEST(octet_length(replace(replace(replace((p_payload)::text, ', '::text, ','::text), '": '::text, '":'::text), '00'::text, ''::text)), ((pg_column_size(p_payload) - 64) / 6));
@@ -1780,7 +1963,17 @@ CREATE FUNCTION penstock._part_ends() RETURNS timestamp with time zone
     LANGUAGE sql
     SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN (clock_timestamp() + LEAST('00:00:00.2'::interval, (NULLIF((current_setting('statement_timeout'::text))::interval, '00:00:00'::interval) / (4)::double precision)));
-CREATE FUNCTION penstock._pick(p_queue_id integer, p_hint penstock.place, p_limit integer, p_may_alone boolean) RETURNS penstock.picks
+CREATE FUNCTION penstock._pass_keeper(p_pass integer) RETURNS integer
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select l.pid
+    from pg_locks as l join pg_database as d on d.oid = l.database
+    where l.locktype = 'advisory' and l.classid = 1346719304 and l.objid = p_pass::oid and l.objsubid = 2 and l.granted
+      and d.datname = current_database()
+    limit 1
+$$;
+CREATE FUNCTION penstock._pick(p_queue_id integer, p_hint penstock.place, p_limit integer, p_quarantined boolean) RETURNS penstock.picks
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -1792,18 +1985,19 @@ declare
 begin
     if p_hint.task_id > 0 then
         with chosen as materialized (
-            select a.ctid as place, a.task_id, a.due, a.attempts, a.company, a.crashes, a.named
+            select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.crashes, a.named
             from penstock.agenda as a
             where a.queue_id = p_queue_id
               and a.pending
               and (a.priority, a.due, a.task_id) >= (p_hint.priority, p_hint.due, p_hint.task_id)
-              and (p_may_alone or a.company <> 1)
+              and (p_quarantined or a.quarantine <> 1)
             order by a.priority, a.due, a.task_id
             limit p_limit
             for update skip locked
         )
-        select array_agg(c.place), array_agg(c.task_id), array_agg(c.due), array_agg(c.attempts), array_agg(c.company),
-               array_agg(c.crashes), bool_or(c.named), max(c.attempts) > 0 or max(c.company) > 0
+        select array_agg(c.place), array_agg(c.task_id), array_agg(c.due), array_agg(c.attempts),
+               array_agg(c.quarantine), array_agg(c.crashes), bool_or(c.named),
+               max(c.attempts) > 0 or max(c.quarantine) > 0
         into v_picks
         from chosen as c;
     else
@@ -1817,21 +2011,22 @@ begin
             ) as e
             cross join lateral unnest(l.first_due) with ordinality as b(due, n)
             cross join lateral (
-                select a.ctid as place, a.task_id, a.due, a.attempts, a.company, a.crashes, a.named
+                select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.crashes, a.named
                 from penstock.agenda as a
                 where a.queue_id = p_queue_id
                   and a.pending
                   and a.priority = (b.n - 1)::smallint
                   and a.due >= least(b.due, e.due)
-                  and (p_may_alone or a.company <> 1)
+                  and (p_quarantined or a.quarantine <> 1)
                 order by a.due, a.task_id
                 limit p_limit
                 for update skip locked
             ) as c
             limit p_limit
         )
-        select array_agg(c.place), array_agg(c.task_id), array_agg(c.due), array_agg(c.attempts), array_agg(c.company),
-               array_agg(c.crashes), bool_or(c.named), max(c.attempts) > 0 or max(c.company) > 0
+        select array_agg(c.place), array_agg(c.task_id), array_agg(c.due), array_agg(c.attempts),
+               array_agg(c.quarantine), array_agg(c.crashes), bool_or(c.named),
+               max(c.attempts) > 0 or max(c.quarantine) > 0
         into v_picks
         from chosen as c;
     end if;
@@ -1849,14 +2044,14 @@ declare
     v_picks penstock.picks;
 begin
     with chosen as materialized (
-        select a.ctid as place, a.task_id, a.due, a.attempts, a.company, a.crashes, a.named
+        select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.crashes, a.named
         from penstock.agenda as a
-        where a.queue_id = p_queue_id and a.pending and a.company = 1
+        where a.queue_id = p_queue_id and a.pending and a.quarantine = 1
         order by a.priority, a.due, a.task_id
         limit 1
         for update skip locked
     )
-    select array[c.place], array[c.task_id], array[c.due], array[c.attempts], array[c.company], array[c.crashes],
+    select array[c.place], array[c.task_id], array[c.due], array[c.attempts], array[c.quarantine], array[c.crashes],
            c.named, true
     into v_picks
     from chosen as c;
@@ -2132,9 +2327,9 @@ CREATE TABLE penstock.history_branch (
     noted_at timestamp with time zone DEFAULT penstock.clock() NOT NULL
 )
 WITH (fillfactor='50');
-COMMENT ON COLUMN penstock.history_branch.id IS 'the timeline and random digits: two servers may give the same timeline';
-COMMENT ON COLUMN penstock.history_branch.started IS 'when the server started; a copy of the disk that is put back has to be started, too';
-COMMENT ON COLUMN penstock.history_branch.relation IS 'the table history: a dump that is restored in its place is another one';
+COMMENT ON COLUMN penstock.history_branch.id IS 'the timeline and random digits, because two servers may have the same timeline';
+COMMENT ON COLUMN penstock.history_branch.started IS 'when the server started, because a restored copy of the disk has to be started too';
+COMMENT ON COLUMN penstock.history_branch.relation IS 'the oid of the table history: a restored dump has another one';
 CREATE FUNCTION penstock._refuse_branch(p_branch text, p_xid bigint, p_known penstock.history_branch) RETURNS void
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2155,6 +2350,12 @@ begin
         'A lake: penstock pipeline rebase --lake DIR. A stream: begin with a new checkpoint.');
 end
 $$;
+CREATE FUNCTION penstock._refuse_lease(p_lease interval) RETURNS void
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', coalesce(p_lease::text, 'null')))
+$$;
 CREATE FUNCTION penstock._refuse_text(p_which text, p_size text, p_most bigint) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2162,6 +2363,15 @@ CREATE FUNCTION penstock._refuse_text(p_which text, p_size text, p_most bigint) 
 begin
     perform penstock.refuse('PS413', format('%s: payload: %s bytes as text are more than %s', p_which, p_size, p_most),
         'PostgreSQL writes numbers like 1e100000 out. Send them as JSON strings.');
+end
+$$;
+CREATE FUNCTION penstock._refuse_truncate() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    raise exception 'truncate of penstock.% would make the counters lie', tg_table_name
+        using errcode = 'PS409', hint = 'Delete the rows instead, or drop the queue.';
 end
 $$;
 CREATE FUNCTION penstock._renew_tokens(p_tokens uuid[], p_driver text, p_lease interval) RETURNS uuid[]
@@ -2219,8 +2429,8 @@ begin
     with gone as (
         delete from penstock.agenda as a where a.task_id = any(p_which) returning a.*
     )
-    insert into penstock.agenda (task_id, due, queue_id, priority, attempts, company, crashes, pending, named)
-    select o.task_id, coalesce(g.due, o.due), o.queue_id, coalesce(g.priority, o.priority), o.attempts, o.company,
+    insert into penstock.agenda (task_id, due, queue_id, priority, attempts, quarantine, crashes, pending, named)
+    select o.task_id, coalesce(g.due, o.due), o.queue_id, coalesce(g.priority, o.priority), o.attempts, o.quarantine,
            o.crashes, o.pending and g.due is null, o.named
     from gone as o join unnest(p_ids, p_dues, p_priorities) as g(id, due, priority) on g.id = o.task_id;
 end
@@ -2758,6 +2968,28 @@ begin
     end loop;
 end
 $$;
+CREATE FUNCTION penstock._within_quarantine(p_picks penstock.picks) RETURNS penstock.picks
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_count int;
+begin
+    select count(*) into v_count
+    from (
+        select c.n, min(nullif(c.quarantine, 0)) over (order by c.n) as smallest
+        from unnest(p_picks.quarantines) with ordinality as c(quarantine, n)
+    ) as s
+    where s.n <= coalesce(s.smallest, s.n);
+    p_picks.places := p_picks.places[:v_count];
+    p_picks.ids := p_picks.ids[:v_count];
+    p_picks.dues := p_picks.dues[:v_count];
+    p_picks.attempts := p_picks.attempts[:v_count];
+    p_picks.quarantines := p_picks.quarantines[:v_count];
+    p_picks.crashes := p_picks.crashes[:v_count];
+    return p_picks;
+end
+$$;
 CREATE FUNCTION penstock._without_bounds(p_watermark penstock.watermark) RETURNS penstock.watermark
     LANGUAGE plpgsql IMMUTABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2778,10 +3010,10 @@ CREATE FUNCTION penstock._without_orphans(p_queue_id integer, p_picks penstock.p
 declare
     v_all constant int := cardinality(p_picks.ids);
 begin
-    select array_agg(h.id), array_agg(h.due), array_agg(h.attempts), array_agg(h.company), array_agg(h.crashes)
-    into p_picks.ids, p_picks.dues, p_picks.attempts, p_picks.companies, p_picks.crashes
-    from unnest(p_picks.ids, p_picks.dues, p_picks.attempts, p_picks.companies, p_picks.crashes)
-         as h(id, due, attempts, company, crashes)
+    select array_agg(h.id), array_agg(h.due), array_agg(h.attempts), array_agg(h.quarantine), array_agg(h.crashes)
+    into p_picks.ids, p_picks.dues, p_picks.attempts, p_picks.quarantines, p_picks.crashes
+    from unnest(p_picks.ids, p_picks.dues, p_picks.attempts, p_picks.quarantines, p_picks.crashes)
+         as h(id, due, attempts, quarantine, crashes)
     where exists (select from penstock.task as t where t.id = h.id and t.ended is null);
     insert into penstock.counter_log (queue_id, metric, delta)
     values (p_queue_id, 'orphaned_total', v_all - coalesce(cardinality(p_picks.ids), 0));
@@ -2813,7 +3045,7 @@ begin
     end if;
     delete from penstock.adopted_record as r where r.adopted_id = v_id;
     delete from penstock.adopted_failure as f where f.adopted_id = v_id;
-    delete from penstock.adopted_hand as h where h.adopted_id = v_id;
+    delete from penstock.adopted_pass as p where p.adopted_id = v_id;
     perform penstock._note_audit('abandon', p_name, '{}');
     return true;
 end
@@ -2884,7 +3116,7 @@ begin
     end if;
 end
 $$;
-CREATE FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer DEFAULT 1, p_busy integer DEFAULT 0, p_host text DEFAULT ''::text, p_pid integer DEFAULT NULL::integer, p_requested_at timestamp with time zone DEFAULT NULL::timestamp with time zone, p_started_by text DEFAULT NULL::text, p_leaving boolean DEFAULT false, p_listens boolean DEFAULT true) RETURNS TABLE(queue text, channel text, alone boolean, dismissed boolean)
+CREATE FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer DEFAULT 1, p_busy integer DEFAULT 0, p_host text DEFAULT ''::text, p_pid integer DEFAULT NULL::integer, p_requested_at timestamp with time zone DEFAULT NULL::timestamp with time zone, p_started_by text DEFAULT NULL::text, p_leaving boolean DEFAULT false, p_listens boolean DEFAULT true) RETURNS TABLE(queue text, channel text, quarantined boolean, dismissed boolean)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -2901,12 +3133,12 @@ begin
                                        p_started_by, p_leaving, p_listens);
     return query
     select q.name, 'penstock_' || penstock._channel_number(p_worker),
-           exists (select from penstock.agenda as a where a.queue_id = q.id and a.pending and a.company = 1),
+           exists (select from penstock.agenda as a where a.queue_id = q.id and a.pending and a.quarantine = 1),
            v_dismissed
     from penstock.queue as q where q.name = any(p_queues) order by q.name;
 end
 $$;
-CREATE FUNCTION penstock.beat_all(p_workers jsonb, p_queues text[], p_slots integer DEFAULT 1, p_host text DEFAULT ''::text, p_started_by text DEFAULT NULL::text, p_leaving boolean DEFAULT false, p_known bigint DEFAULT NULL::bigint) RETURNS TABLE(channels jsonb, alone text[], dismissed text[], known bigint, leases jsonb)
+CREATE FUNCTION penstock.beat_all(p_workers jsonb, p_queues text[], p_slots integer DEFAULT 1, p_host text DEFAULT ''::text, p_started_by text DEFAULT NULL::text, p_leaving boolean DEFAULT false, p_known bigint DEFAULT NULL::bigint) RETURNS TABLE(channels jsonb, quarantined text[], dismissed text[], known bigint, leases jsonb)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -2930,16 +3162,16 @@ begin
     perform penstock._check_beat('-', p_queues, p_slots, 0, p_host, p_started_by, p_leaving, true);
     select coalesce(array_agg(q.name), '{}'), coalesce(array_agg(q.id), '{}'),
            hashtextextended(string_agg(q.id || ' ' || q.lease, ','), 0),
-           array_agg(q.name) filter (where q.must_be_alone)
-    into v_names, v_ids, known, alone
+           array_agg(q.name) filter (where q.has_quarantined)
+    into v_names, v_ids, known, quarantined
     from (
         select q.id, q.name, extract(epoch from q.lease) as lease,
                exists (select from penstock.agenda as a
-                       where a.queue_id = q.id and a.pending and a.company = 1) as must_be_alone
+                       where a.queue_id = q.id and a.pending and a.quarantine = 1) as has_quarantined
         from penstock.queue as q where q.name = any(p_queues) order by q.id
     ) as q;
     known := coalesce(known, 0);
-    alone := coalesce(alone, '{}');
+    quarantined := coalesce(quarantined, '{}');
     if known is distinct from p_known then
         leases := (select coalesce(jsonb_object_agg(q.name, extract(epoch from q.lease)), '{}')
                    from penstock.queue as q where q.id = any(v_ids));
@@ -2966,33 +3198,33 @@ begin
     return next;
 end
 $$;
-CREATE FUNCTION penstock.begin_hand(p_adopted integer, p_hand integer) RETURNS TABLE(hand integer, key text[])
+CREATE FUNCTION penstock.begin_pass(p_adopted integer, p_pass integer) RETURNS TABLE(pass integer, key text[])
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
     return query
-    select h.id, h.key from penstock.adopted_hand as h
-    where h.adopted_id = p_adopted and penstock._hand_keeper(h.id) is distinct from h.pid;
-    insert into penstock.adopted_hand (id, adopted_id, pid) overriding system value
-    values (p_hand, p_adopted, penstock._hand_keeper(p_hand));
+    select p.id, p.key from penstock.adopted_pass as p
+    where p.adopted_id = p_adopted and penstock._pass_keeper(p.id) is distinct from p.pid;
+    insert into penstock.adopted_pass (id, adopted_id, pid) overriding system value
+    values (p_pass, p_adopted, penstock._pass_keeper(p_pass));
 end
 $$;
-CREATE FUNCTION penstock.begin_walk(p_hand integer) RETURNS boolean
+CREATE FUNCTION penstock.begin_walk(p_pass integer) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
     v_adopted int;
 begin
-    select h.adopted_id into v_adopted from penstock.adopted_hand as h where h.id = p_hand;
+    select p.adopted_id into v_adopted from penstock.adopted_pass as p where p.id = p_pass;
     perform from penstock.adopted as a where a.id = v_adopted for no key update;    -- one session at a time asks
     if exists (
-        select from penstock.adopted_hand as h
-        where h.adopted_id = v_adopted and h.id <> p_hand and h.walks and penstock._hand_keeper(h.id) = h.pid) then
+        select from penstock.adopted_pass as p
+        where p.adopted_id = v_adopted and p.id <> p_pass and p.walks and penstock._pass_keeper(p.id) = p.pid) then
         return false;
     end if;
-    update penstock.adopted_hand as h set walks = true where h.id = p_hand;
+    update penstock.adopted_pass as p set walks = true where p.id = p_pass;
     return found;
 end
 $$;
@@ -3175,7 +3407,7 @@ begin
     end if;
 end
 $$;
-CREATE FUNCTION penstock.claim(p_queue text, p_limit integer DEFAULT 1, p_lease interval DEFAULT NULL::interval, p_worker text DEFAULT ''::text, p_hint penstock.place DEFAULT NULL::penstock.place, p_may_alone boolean DEFAULT true, p_durable boolean DEFAULT true) RETURNS TABLE(token uuid, until timestamp with time zone, id bigint, kind text, subject text, payload jsonb, priority smallint, due timestamp with time zone, attempt integer, iterations integer, created timestamp with time zone, since timestamp with time zone, alone boolean)
+CREATE FUNCTION penstock.claim(p_queue text, p_limit integer DEFAULT 1, p_lease interval DEFAULT NULL::interval, p_worker text DEFAULT ''::text, p_hint penstock.place DEFAULT NULL::penstock.place, p_quarantined boolean DEFAULT true, p_durable boolean DEFAULT true) RETURNS TABLE(token uuid, until timestamp with time zone, id bigint, kind text, subject text, payload jsonb, priority smallint, due timestamp with time zone, attempt integer, iterations integer, created timestamp with time zone, since timestamp with time zone, alone boolean)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -3193,7 +3425,7 @@ declare
     v_alone boolean;
     v_count int;
 begin
-    perform penstock._check_claim(p_limit, v_lease, p_worker, p_may_alone, p_durable);
+    perform penstock._check_claim(p_limit, v_lease, p_worker, p_quarantined, p_durable);
     if v_queue.paused then
         return;
     end if;
@@ -3205,12 +3437,12 @@ begin
     loop
         if v_hint is null then
             perform penstock._tend(v_queue.id, p_limit);
-            if p_may_alone then
+            if p_quarantined then
                 v_picks := penstock._pick_quarantined(v_queue.id);
                 exit when v_picks.ids is not null;
             end if;
         end if;
-        v_picks := penstock._pick(v_queue.id, v_hint, p_limit, p_may_alone);
+        v_picks := penstock._pick(v_queue.id, v_hint, p_limit, p_quarantined);
         -- Rows can appear before the hint (late commits, releases, higher priority). If the claim found fewer tasks
         -- than it may take, it searches again from the start. A hint with task 0 precedes all rows: a worker that was
         -- just told of a push gives this hint, and takes what there is.
@@ -3225,12 +3457,12 @@ begin
     -- _move_bounds).
     v_now := penstock.clock();
     if v_picks.tried then
-        v_picks := penstock._in_company(v_picks);
+        v_picks := penstock._within_quarantine(v_picks);
     end if;
     delete from penstock.agenda as a where a.ctid = any(v_picks.places);
     -- The lease is alone if its task must be, or if the caller asked for one task only. A caller that asked for more
-    -- may still take others beside it.
-    v_alone := p_may_alone and cardinality(v_picks.ids) = 1 and (v_picks.companies[1] = 1 or p_limit = 1);
+    -- may still claim others to run beside it.
+    v_alone := p_quarantined and cardinality(v_picks.ids) = 1 and (v_picks.quarantines[1] = 1 or p_limit = 1);
     return query
     select v_token, v_now + v_lease, t.id, t.kind, t.subject, t.payload, t.priority, h.due, h.attempts + 1,
            t.iterations, t.created, t.since, v_alone
@@ -3242,217 +3474,13 @@ begin
         v_picks := penstock._without_orphans(v_queue.id, v_picks);
     end if;
     if v_count > 0 then
-        insert into penstock.lease (token, claimed_at, until, queue_id, alone, named, worker, open, ids, dues, attempts,
-                                    companies, crashes)
-        values (v_token, v_now, v_now + v_lease, v_queue.id, v_alone, v_picks.named, p_worker,
-                repeat('1', v_count)::varbit, v_picks.ids, v_picks.dues,
-                case when v_picks.tried then v_picks.attempts end, case when v_picks.tried then v_picks.companies end,
-                case when v_picks.tried then v_picks.crashes end);
-        if exists (select from penstock._watermark(v_queue.id) as l where l.until > v_now + v_lease) then
-            update penstock.watermark as l set until = v_now + v_lease
-            where l.queue_id = v_queue.id and l.until > v_now + v_lease;
-        end if;
+        perform penstock._lease_out(v_token, v_queue.id, v_now, v_now + v_lease, p_worker, v_alone, v_picks);
     end if;
 end
 $$;
 CREATE FUNCTION penstock.contract() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN 5;
-CREATE FUNCTION penstock.count_agenda() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    SET plan_cache_mode TO 'force_generic_plan'
-    AS $$
-declare
-    v_group record;
-    v_first timestamptz;
-    v_early timestamptz;
-begin
-    if tg_op = 'INSERT' then
-        for v_group in
-            select n.queue_id, n.pending, count(*) as tasks, min(n.due) as first
-            from arrived as n group by n.queue_id, n.pending
-        loop
-            insert into penstock.counter_log (queue_id, metric, delta)
-            values (v_group.queue_id, case when v_group.pending then 'pending' else 'planned' end, v_group.tasks);
-            v_first := least(v_first, v_group.first);
-        end loop;
-    elsif tg_op = 'DELETE' then
-        insert into penstock.counter_log (queue_id, metric, delta)
-        select o.queue_id, case when o.pending then 'pending' else 'planned' end, -count(*)
-        from parted as o group by o.queue_id, o.pending;
-    else
-        insert into penstock.counter_log (queue_id, metric, delta)
-        select c.queue_id, case when c.pending then 'pending' else 'planned' end, sum(c.delta)
-        from (
-            select n.queue_id, n.pending, count(*) as delta from arrived as n group by n.queue_id, n.pending
-            union all
-            select o.queue_id, o.pending, -count(*) from parted as o group by o.queue_id, o.pending
-        ) as c
-        group by c.queue_id, c.pending
-        having sum(c.delta) <> 0;
-        select min(n.due) into v_first from arrived as n;
-    end if;
-    v_early := penstock.clock() - interval '2 seconds';    -- bounds stay this far behind the clock: see _move_bounds
-    if v_first < v_early then
-        insert into penstock.early (queue_id, due, priority, pending)
-        select n.queue_id, min(n.due), n.priority, n.pending from arrived as n
-        where n.due < v_early group by n.queue_id, n.priority, n.pending;
-    end if;
-    return null;
-end
-$$;
-CREATE FUNCTION penstock.count_lease() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    SET plan_cache_mode TO 'force_generic_plan'
-    AS $$
-begin
-    if tg_op = 'INSERT' then
-        insert into penstock.counter_log (queue_id, metric, delta)
-        select n.queue_id, 'active', sum(bit_count(n.open)) from arrived as n group by n.queue_id
-        having sum(bit_count(n.open)) <> 0;
-    elsif tg_op = 'DELETE' then
-        insert into penstock.counter_log (queue_id, metric, delta)
-        select o.queue_id, 'active', -sum(bit_count(o.open)) from parted as o group by o.queue_id
-        having sum(bit_count(o.open)) <> 0;
-    else
-        insert into penstock.counter_log (queue_id, metric, delta)
-        select c.queue_id, 'active', sum(c.delta)
-        from (
-            select n.queue_id, bit_count(n.open) as delta from arrived as n
-            union all
-            select o.queue_id, -bit_count(o.open) from parted as o
-        ) as c
-        group by c.queue_id
-        having sum(c.delta) <> 0;
-    end if;
-    return null;
-end
-$$;
-CREATE FUNCTION penstock.count_task() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    SET plan_cache_mode TO 'force_generic_plan'
-    AS $$
-declare
-    -- One value for all rows: then ids decide, and the first one given runs first.
-    v_now   constant timestamptz := penstock.clock();
-    v_group record;
-    v_given bigint;      -- the last id that the sequence has given out
-    v_most  bigint;      -- the largest payload that the queue allows
-    v_text  bigint;      -- the largest size that a payload may have as text
-    v_fits  bigint;      -- a payload stored in at most this many bytes never exceeds v_text
-    v_large record;
-    v_queue text;
-    v_idle  bigint[];    -- the channels of the idle workers of the queue
-begin
-    if tg_op = 'INSERT' then
-        -- All rows are examined in one query, because this is the cost of a bulk push.
-        for v_group in
-            select n.queue_id, n.ended, count(*) as tasks, min(n.id) as first, max(n.id) as last,
-                   max(pg_column_size(n.payload)) as widest,
-                   bool_or(pg_column_compression(n.payload) is not null) as packed,
-                   min(penstock._document_fault(
-                       n.priority, n.kind, n.subject, n.payload, n.due, n.ended, n.ended_at)) as fault
-            from arrived as n group by n.queue_id, n.ended
-        loop
-            if v_group.fault is not null then
-                perform penstock.refuse('PS400', v_group.fault);
-            end if;
-            if current_setting('transaction_isolation') <> 'read committed' then
-                -- The snapshot of the transaction may be older than a drop of the queue. In that case this lock fails
-                -- with a serialization error, instead of leaving a task that no worker will run.
-                perform from penstock.queue as q where q.id = v_group.queue_id for key share;
-            end if;
-            -- Workers are woken unless notifications are switched off for this queue (PREPARE TRANSACTION refuses a
-            -- NOTIFY).
-            select s.last_value, penstock.largest_payload(q), penstock._largest_text(q),
-                   penstock._largest_text(q) / 131075 * 12, q.name,
-                   array(select i.channel from penstock.queue_set as w
-                         join penstock.idle_worker as i on i.queue_set = w.id
-                         where w.queue_id = q.id and q.settings->'notify' is distinct from 'false')
-            into v_given, v_most, v_text, v_fits, v_queue, v_idle
-            from penstock.queue as q, penstock.task_id_seq as s where q.id = v_group.queue_id;
-            if not found then
-                -- The queue was dropped while this transaction waited.
-                perform penstock.refuse('PS404', format('queue_id: there is no queue %s', v_group.queue_id));
-            end if;
-            if v_group.first < 1 or v_group.last > v_given then
-                perform penstock.refuse('PS400', 'id: it is not one that penstock.task_id_seq has given out');
-            end if;
-            -- A number takes at least 12 bytes when stored and at most 131,075 as text, so a small payload fits (6 KB
-            -- by default). For larger payloads the text is made here, by the session that writes them. PostgreSQL
-            -- refuses to make more than 1 GB.
-            if v_group.widest > v_fits or v_group.packed then
-                begin
-                    select n.id, octet_length(n.payload::text) as size into v_large
-                    from arrived as n
-                    where n.queue_id = v_group.queue_id
-                      and (pg_column_size(n.payload) > v_fits or pg_column_compression(n.payload) is not null)
-                      and octet_length(n.payload::text) > v_text
-                    limit 1;
-                    if found then
-                        perform penstock._refuse_text(format('task %s', v_large.id), v_large.size::text, v_text);
-                    end if;
-                exception when program_limit_exceeded then
-                    perform penstock._refuse_text('a task', '1073741824 or more', v_text);
-                end;
-            end if;
-            if v_group.widest > v_most then
-                -- A payload that takes more bytes when stored than its text may have is usually too large. A push has
-                -- checked this already; an INSERT has not.
-                select n.id, penstock._least_size(n.payload) as size into v_large
-                from arrived as n
-                where n.queue_id = v_group.queue_id
-                  and pg_column_size(n.payload) > v_most and penstock._least_size(n.payload) > v_most
-                limit 1;
-                if found then
-                    perform penstock.refuse('PS413',
-                        format('task %s: payload: %s bytes are more than %s', v_large.id, v_large.size, v_most));
-                end if;
-            end if;
-            insert into penstock.counter_log (queue_id, metric, delta)
-            select v_group.queue_id, m.metric, v_group.tasks
-            from unnest(array['pushed_total', v_group.ended]) as m(metric) where m.metric is not null;
-            if v_idle <> '{}' then
-                perform penstock._wake(v_queue, v_idle, v_group.tasks);
-            end if;
-        end loop;
-        -- Every live document gets an agenda row, regardless of how it was written. With a due it is planned, otherwise
-        -- pending: only the clock of the database decides.
-        insert into penstock.agenda (task_id, due, queue_id, priority, pending, named)
-        select n.id, coalesce(n.due, v_now), n.queue_id, n.priority, n.due is null, n.subject is not null
-        from arrived as n
-        where n.ended is null;
-    elsif tg_op = 'DELETE' then
-        insert into penstock.counter_log (queue_id, metric, delta)
-        select o.queue_id, 'removed_total', count(*) from parted as o group by o.queue_id
-        union all
-        select o.queue_id, o.ended, -count(*) from parted as o where o.ended is not null group by o.queue_id, o.ended;
-    else
-        select penstock._document_fault(n.priority, n.kind, n.subject, n.payload, n.due, n.ended, n.ended_at) as fault
-        into v_group
-        from arrived as n
-        where penstock._document_fault(n.priority, n.kind, n.subject, n.payload, n.due, n.ended, n.ended_at) is not null
-        limit 1;
-        if found then
-            perform penstock.refuse('PS400', v_group.fault);
-        end if;
-        insert into penstock.counter_log (queue_id, metric, delta)
-        select c.queue_id, m.metric, sum(c.delta)
-        from (
-            select n.queue_id, n.ended, count(*) as delta from arrived as n group by n.queue_id, n.ended
-            union all
-            select o.queue_id, o.ended, -count(*) from parted as o group by o.queue_id, o.ended
-        ) as c, unnest(array['pushed_total', c.ended]) as m(metric)
-        where m.metric is not null
-        group by c.queue_id, m.metric
-        having sum(c.delta) <> 0;
-    end if;
-    return null;
-end
-$$;
 CREATE FUNCTION penstock.create_queue(p_name text, p_lease interval DEFAULT '00:00:30'::interval, p_max_attempts integer DEFAULT 20, p_retry jsonb DEFAULT '{"cap": 3600, "base": 5, "type": "exponential", "factor": 2, "jitter": 0.1}'::jsonb, p_sla interval DEFAULT NULL::interval, p_keep_done interval DEFAULT NULL::interval, p_keep_dead interval DEFAULT NULL::interval, p_keep_cancelled interval DEFAULT NULL::interval, p_settings jsonb DEFAULT '{}'::jsonb, p_exist_ok boolean DEFAULT false) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3696,12 +3724,6 @@ CREATE FUNCTION penstock.due_schedules(p_limit integer DEFAULT 1000) RETURNS SET
     limit p_limit
     for update skip locked
 $$;
-CREATE FUNCTION penstock.end_hands(p_hands integer[]) RETURNS void
-    LANGUAGE sql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-    delete from penstock.adopted_hand as h where h.id = any(p_hands)
-$$;
 CREATE FUNCTION penstock.end_leases(p_tokens uuid[], OUT failed integer, OUT dead integer) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3718,6 +3740,12 @@ begin
     select coalesce(sum(b.tasks - b.dead) filter (where b.alone), 0), coalesce(sum(b.dead), 0) into failed, dead
     from penstock._put_back(v_leases, penstock.clock()) as b;
 end
+$$;
+CREATE FUNCTION penstock.end_passes(p_passes integer[]) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    delete from penstock.adopted_pass as p where p.id = any(p_passes)
 $$;
 CREATE FUNCTION penstock.enter_part(p_queue text, p_batch_id uuid, p_part integer, p_rows bigint, p_checksum text, p_report jsonb) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
@@ -3787,8 +3815,8 @@ declare
 begin
     if p_token is null then
         perform penstock.refuse('PS400', 'token: it is null');
-    elsif penstock._in_seconds(p_lease) not between '100 milliseconds' and '24 hours' then
-        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', p_lease));
+    elsif not penstock._lease_fits(p_lease) then
+        perform penstock._refuse_lease(p_lease);
     end if;
     -- The new end is computed after the lock gave this transaction its id. expire relies on this order.
     perform from penstock.lease as l where l.token = p_token for update;
@@ -3819,8 +3847,8 @@ declare
 begin
     if p_tokens is null or array_ndims(p_tokens) > 1 or array_position(p_tokens, null) is not null then
         perform penstock.refuse('PS400', 'tokens: it is null, nested, or has a null in it');
-    elsif penstock._in_seconds(p_lease) not between '100 milliseconds' and '24 hours' then
-        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', p_lease));
+    elsif not penstock._lease_fits(p_lease) then
+        perform penstock._refuse_lease(p_lease);
     end if;
     -- The new ends are computed after the locks gave this transaction its id. expire relies on this order.
     v_free := array(select l.token from penstock.lease as l where l.token = any(p_tokens) for update skip locked);
@@ -4257,11 +4285,11 @@ CREATE FUNCTION penstock.next_epoch() RETURNS integer
     AS $$
     select nextval('penstock.stream_epoch_seq')::int
 $$;
-CREATE FUNCTION penstock.next_hand() RETURNS integer
+CREATE FUNCTION penstock.next_pass() RETURNS integer
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-    select nextval('penstock.adopted_hand_id_seq')::int
+    select nextval('penstock.adopted_pass_id_seq')::int
 $$;
 CREATE FUNCTION penstock.next_schedule() RETURNS double precision
     LANGUAGE sql STABLE SECURITY DEFINER
@@ -4288,15 +4316,15 @@ begin
     if p_failed is null or p_failed = '[]' or not exists (select from penstock.adopted as a where a.id = p_adopted) then
         return;
     end if;
-    insert into penstock.adopted_failure as f (adopted_id, key, error_class, message, times, dead, unwritten,
+    insert into penstock.adopted_failure as f (adopted_id, key, error_class, error, times, dead, unwritten,
                                                first_at, last_at)
-    select distinct on (g.key) p_adopted, g.key, left(r.value->>'error_class', 200), left(r.value->>'message', 8192), 1,
+    select distinct on (g.key) p_adopted, g.key, left(r.value->>'error_class', 200), left(r.value->>'error', 8192), 1,
            (r.value->>'dead')::boolean, (r.value->>'unwritten')::boolean, penstock.clock(), penstock.clock()
     from jsonb_array_elements(p_failed) as r
     cross join lateral (select array(select jsonb_array_elements_text(r.value->'key')) collate "C" as key) as g
     order by g.key
     on conflict (adopted_id, key) do update
-    set error_class = excluded.error_class, message = excluded.message, times = f.times + 1, dead = excluded.dead,
+    set error_class = excluded.error_class, error = excluded.error, times = f.times + 1, dead = excluded.dead,
         unwritten = excluded.unwritten, last_at = excluded.last_at;
     -- Two sessions that note failures at the same time do not see each other's rows. The next call deletes the surplus.
     select count(*) - c_kept into v_over from penstock.adopted_failure as f where f.adopted_id = p_adopted;
@@ -4309,12 +4337,6 @@ begin
         where f.adopted_id = p_adopted and f.key = o.key;
     end if;
 end
-$$;
-CREATE FUNCTION penstock.note_hand(p_hand integer, p_key text[]) RETURNS void
-    LANGUAGE sql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-    update penstock.adopted_hand as h set key = p_key where h.id = p_hand
 $$;
 CREATE FUNCTION penstock.note_horizon() RETURNS TABLE(system text, database bigint, branch text, xid bigint, dropped bigint)
     LANGUAGE plpgsql SECURITY DEFINER
@@ -4342,6 +4364,12 @@ CREATE FUNCTION penstock.note_pass(p_adopted integer, p_report jsonb) RETURNS vo
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
     update penstock.adopted as a set last_pass = p_report where a.id = p_adopted
+$$;
+CREATE FUNCTION penstock.note_pass_record(p_pass integer, p_key text[]) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    update penstock.adopted_pass as p set key = p_key where p.id = p_pass
 $$;
 CREATE FUNCTION penstock.note_reader(p_name text, p_system text, p_database bigint, p_branch text, p_passed bigint DEFAULT 0) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -4820,15 +4848,6 @@ begin
     raise exception using errcode = p_code, message = p_message, hint = p_hint;
 end
 $$;
-CREATE FUNCTION penstock.refuse_truncate() RETURNS trigger
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-begin
-    raise exception 'truncate of penstock.% would make the counters lie', tg_table_name
-        using errcode = 'PS409', hint = 'Delete the rows instead, or drop the queue.';
-end
-$$;
 CREATE FUNCTION penstock.release(p_token uuid, p_ids bigint[] DEFAULT NULL::bigint[], p_delay interval DEFAULT NULL::interval, p_wait boolean DEFAULT true) RETURNS TABLE(id bigint, result text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -4984,7 +5003,7 @@ begin
     )
     select q.name, 'put back into the agenda', count(*)
     from lost as l join penstock.queue as q on q.id = l.queue_id group by q.name;
-    -- The books come last: gauges and outcomes follow what exists, and then pushed follows what exists and what was
+    -- The counters come last: gauges and outcomes follow what exists, and then pushed follows what exists and what was
     -- removed.
     return query
     with off as (
@@ -5131,7 +5150,7 @@ begin
         end if;
     when 'fixed' then
         v_seconds := (p_strategy->>'delay')::double precision;
-    when 'schedule' then
+    when 'delays' then
         v_seconds := (p_strategy->'delays'->>(p_failures - 1))::double precision;
     when 'progressive' then
         select (t.tier->>1)::double precision into v_seconds
@@ -5140,10 +5159,10 @@ begin
         order by t.n limit 1;
     else
         perform penstock.refuse('PS400', format('retry: type %s is not known', coalesce(p_strategy->>'type', 'null')),
-            'Types are fibonacci, progressive, exponential, fixed and schedule.');
+            'Types are fibonacci, progressive, exponential, fixed and delays.');
     end case;
     if v_seconds is null then
-        return null;    -- the schedule has ended, or the task is older than every tier
+        return null;    -- the delays have ended, or the task is older than every tier
     end if;
     v_seconds := least(v_seconds, v_cap);
     -- A smaller jitter adds nothing to 1, and may underflow.
@@ -5614,15 +5633,15 @@ begin
     order by q.name;
 end
 $$;
-CREATE FUNCTION penstock.take_place(p_job uuid, p_places integer) RETURNS boolean
+CREATE FUNCTION penstock.take_job_slot(p_job uuid, p_slots integer) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
-    perform from penstock.job_place as r
+    perform from penstock.job_slot as r
     where r.n = any(array(
         select ((hashtext(p_job::text) & 4095) + i.n) % 4096
-        from generate_series(0, least(p_places, 4096) - 1) as i(n)))
+        from generate_series(0, least(p_slots, 4096) - 1) as i(n)))
     limit 1
     for update skip locked;
     return found;
@@ -5858,12 +5877,12 @@ CREATE TABLE penstock.adopted (
     CONSTRAINT sla_is_positive CHECK ((sla > '00:00:00'::interval))
 )
 WITH (fillfactor='50');
-COMMENT ON COLUMN penstock.adopted.tick IS 'progressive: ticks up to here, and at it keys up to `key` (null: all), were handled; sidecar: how far strangers were looked for';
+COMMENT ON COLUMN penstock.adopted.tick IS 'progressive: ticks up to here, and at it keys up to `key` (null: all), were handled; sidecar: how far records without a row in adopted_record were looked for';
 CREATE TABLE penstock.adopted_failure (
     adopted_id integer NOT NULL,
     key text[] NOT NULL COLLATE pg_catalog."C",
     error_class text NOT NULL,
-    message text NOT NULL,
+    error text NOT NULL,
     times integer NOT NULL,
     dead boolean NOT NULL,
     unwritten boolean NOT NULL,
@@ -5871,9 +5890,18 @@ CREATE TABLE penstock.adopted_failure (
     last_at timestamp with time zone NOT NULL,
     CONSTRAINT times_positive CHECK ((times > 0))
 );
+COMMENT ON COLUMN penstock.adopted_failure.error IS 'its message, then a traceback';
 COMMENT ON COLUMN penstock.adopted_failure.times IS 'failed tries since the last success, as far as they were kept';
-COMMENT ON COLUMN penstock.adopted_failure.unwritten IS 'its new status could not be written: it has the one that it had';
-CREATE TABLE penstock.adopted_hand (
+COMMENT ON COLUMN penstock.adopted_failure.unwritten IS 'its new status could not be written, so it keeps the old one';
+ALTER TABLE penstock.adopted ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.adopted_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+CREATE TABLE penstock.adopted_pass (
     id integer NOT NULL,
     adopted_id integer NOT NULL,
     key text[],
@@ -5881,19 +5909,11 @@ CREATE TABLE penstock.adopted_hand (
     walks boolean DEFAULT false NOT NULL,
     began timestamp with time zone DEFAULT penstock.clock() NOT NULL
 );
-COMMENT ON COLUMN penstock.adopted_hand.key IS 'the record in hand, where a pass is careful';
-COMMENT ON COLUMN penstock.adopted_hand.pid IS 'the server process that holds the lock of this pass';
-COMMENT ON COLUMN penstock.adopted_hand.walks IS 'it walks the ticks of its table; only one pass at a time does';
-ALTER TABLE penstock.adopted_hand ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
-    SEQUENCE NAME penstock.adopted_hand_id_seq
-    START WITH 1
-    INCREMENT BY 1
-    NO MINVALUE
-    NO MAXVALUE
-    CACHE 1
-);
-ALTER TABLE penstock.adopted ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
-    SEQUENCE NAME penstock.adopted_id_seq
+COMMENT ON COLUMN penstock.adopted_pass.key IS 'the record that a careful pass handles now';
+COMMENT ON COLUMN penstock.adopted_pass.pid IS 'the server process that holds the lock of this pass';
+COMMENT ON COLUMN penstock.adopted_pass.walks IS 'it walks the ticks of its table; only one pass at a time does';
+ALTER TABLE penstock.adopted_pass ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.adopted_pass_id_seq
     START WITH 1
     INCREMENT BY 1
     NO MINVALUE
@@ -5909,21 +5929,21 @@ CREATE TABLE penstock.adopted_record (
     error text,
     CONSTRAINT failures_not_negative CHECK ((failures >= 0))
 );
-COMMENT ON COLUMN penstock.adopted_record.due IS 'null: it was given up';
+COMMENT ON COLUMN penstock.adopted_record.due IS 'null: it is not tried again';
 CREATE TABLE penstock.agenda (
     task_id bigint NOT NULL,
     due timestamp with time zone NOT NULL,
     queue_id integer NOT NULL,
     priority smallint NOT NULL,
     attempts smallint DEFAULT 0 NOT NULL,
-    company smallint DEFAULT 0 NOT NULL,
+    quarantine smallint DEFAULT 0 NOT NULL,
     crashes smallint DEFAULT 0 NOT NULL,
     pending boolean NOT NULL,
     named boolean DEFAULT false NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0');
-COMMENT ON COLUMN penstock.agenda.company IS 'the largest lease it may share after a crash; 1: alone; 0: any';
-COMMENT ON COLUMN penstock.agenda.crashes IS 'lone expiries since the last settled outcome';
+COMMENT ON COLUMN penstock.agenda.quarantine IS 'the size of the largest lease it may share after a crash; 1: it is quarantined and runs alone; 0: any';
+COMMENT ON COLUMN penstock.agenda.crashes IS 'expiries of a lease that it had alone, since the last settled outcome';
 COMMENT ON COLUMN penstock.agenda.named IS 'its document has a subject, so another session may be waiting for that document';
 CREATE TABLE penstock.audit (
     id bigint NOT NULL,
@@ -5947,8 +5967,8 @@ CREATE TABLE penstock.chore (
     upto timestamp with time zone,
     CONSTRAINT name_fits CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 200)))
 );
-COMMENT ON COLUMN penstock.chore.done_at IS 'when it was last done; null: never; -infinity: some of it is left to do';
-COMMENT ON COLUMN penstock.chore.upto IS 'for a chore that goes through time: how far it got';
+COMMENT ON COLUMN penstock.chore.done_at IS 'when it was last done; null: never; -infinity: it is not finished';
+COMMENT ON COLUMN penstock.chore.upto IS 'for a chore that advances through time: how far it got';
 ALTER TABLE penstock.decision ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.decision_id_seq
     START WITH 1
@@ -6031,7 +6051,7 @@ CREATE TABLE penstock.history_reader (
     CONSTRAINT name_fits CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 200)))
 )
 WITH (fillfactor='50');
-COMMENT ON COLUMN penstock.history_reader.branch IS 'the branch on which it was last here; on a later one nothing is dropped until it comes';
+COMMENT ON COLUMN penstock.history_reader.branch IS 'the branch on which it last read; on a later one nothing is dropped until it reads again';
 COMMENT ON COLUMN penstock.history_reader.passed IS 'every row of a smaller xid has been read';
 CREATE TABLE penstock.history_sum (
     day date NOT NULL,
@@ -6041,7 +6061,7 @@ CREATE TABLE penstock.history_sum (
     first_xid bigint NOT NULL,
     last_xid bigint NOT NULL
 );
-CREATE TABLE penstock.job_place (
+CREATE TABLE penstock.job_slot (
     n integer NOT NULL
 );
 CREATE TABLE penstock.kind (
@@ -6118,8 +6138,8 @@ CREATE TABLE penstock.scaling (
     CONSTRAINT target_not_negative CHECK ((target >= 0))
 )
 WITH (fillfactor='50');
-COMMENT ON COLUMN penstock.scaling.epoch IS 'grows with each new holder: what an older one still decides is refused';
-COMMENT ON COLUMN penstock.scaling.memory IS 'what the policy wants to be told next time, by any scaler';
+COMMENT ON COLUMN penstock.scaling.epoch IS 'grows with each new holder: decisions of an older holder are refused';
+COMMENT ON COLUMN penstock.scaling.memory IS 'what the policy stores for its next decision, by any scaler';
 CREATE SEQUENCE penstock.stream_epoch_seq
     AS integer
     START WITH 1
@@ -6211,18 +6231,18 @@ CREATE TABLE penstock.worker (
     CONSTRAINT busy_fits CHECK (((busy >= 0) AND (busy <= slots)))
 )
 WITH (fillfactor='50');
-COMMENT ON COLUMN penstock.worker.started_by IS 'the scaler that started it, and its number there; null: no scaler did';
-COMMENT ON COLUMN penstock.worker.leaving IS 'it takes nothing new, and goes when it has finished';
-COMMENT ON COLUMN penstock.worker.dismissed IS 'a scaler wants it to go';
+COMMENT ON COLUMN penstock.worker.started_by IS 'the scaler that started it, and its number there; null: none';
+COMMENT ON COLUMN penstock.worker.leaving IS 'it claims nothing more, and stops when its tasks have finished';
+COMMENT ON COLUMN penstock.worker.dismissed IS 'a scaler wants it to stop';
 COMMENT ON COLUMN penstock.worker.queue_set IS 'the queues it serves, as penstock.queue_set has them';
 ALTER TABLE ONLY penstock.history ALTER COLUMN id SET DEFAULT nextval('penstock.history_id_seq'::regclass);
 ALTER TABLE ONLY penstock.task ALTER COLUMN id SET DEFAULT nextval('penstock.task_id_seq'::regclass);
 ALTER TABLE ONLY penstock.adopted_failure
     ADD CONSTRAINT adopted_failure_pkey PRIMARY KEY (adopted_id, key);
-ALTER TABLE ONLY penstock.adopted_hand
-    ADD CONSTRAINT adopted_hand_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.adopted
     ADD CONSTRAINT adopted_name_key UNIQUE (name);
+ALTER TABLE ONLY penstock.adopted_pass
+    ADD CONSTRAINT adopted_pass_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.adopted
     ADD CONSTRAINT adopted_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.adopted_record
@@ -6255,8 +6275,8 @@ ALTER TABLE ONLY penstock.history_sum
     ADD CONSTRAINT history_sum_pkey PRIMARY KEY (day, queue_id, outcome);
 ALTER TABLE ONLY penstock.idle_worker
     ADD CONSTRAINT idle_worker_pkey PRIMARY KEY (worker);
-ALTER TABLE ONLY penstock.job_place
-    ADD CONSTRAINT job_place_pkey PRIMARY KEY (n);
+ALTER TABLE ONLY penstock.job_slot
+    ADD CONSTRAINT job_slot_pkey PRIMARY KEY (n);
 ALTER TABLE ONLY penstock.kind
     ADD CONSTRAINT kind_pkey PRIMARY KEY (queue_id, kind);
 ALTER TABLE ONLY penstock.lease
@@ -6299,9 +6319,9 @@ ALTER TABLE ONLY penstock.worker
     ADD CONSTRAINT worker_pkey PRIMARY KEY (name);
 CREATE INDEX adopted_failure_last ON penstock.adopted_failure USING btree (adopted_id, last_at);
 CREATE INDEX adopted_record_due ON penstock.adopted_record USING btree (adopted_id, due, key) WHERE (due IS NOT NULL);
-CREATE INDEX agenda_alone ON penstock.agenda USING btree (queue_id, priority, due, task_id) WHERE (pending AND (company = 1));
 CREATE INDEX agenda_pick ON penstock.agenda USING btree (queue_id, priority, due, task_id) WHERE pending;
 CREATE INDEX agenda_planned ON penstock.agenda USING btree (queue_id, due) WHERE (NOT pending);
+CREATE INDEX agenda_quarantined ON penstock.agenda USING btree (queue_id, priority, due, task_id) WHERE (pending AND (quarantine = 1));
 CREATE INDEX counter_log_xid ON penstock.counter_log USING btree (queue_id, xid);
 CREATE INDEX decision_by_queue ON penstock.decision USING btree (queue, at DESC);
 CREATE INDEX early_xid ON penstock.early USING btree (queue_id, xid);
@@ -6318,21 +6338,21 @@ CREATE INDEX sample_xid ON penstock.sample USING brin (xid) WITH (autosummarize=
 CREATE INDEX schedule_next ON penstock.schedule USING btree (next_at) WHERE (NOT paused);
 CREATE INDEX task_ended ON penstock.task USING btree (queue_id, ended, ended_at) WHERE (ended IS NOT NULL);
 CREATE UNIQUE INDEX task_subject ON penstock.task USING btree (queue_id, subject) WHERE (subject IS NOT NULL);
-CREATE TRIGGER count_delete AFTER DELETE ON penstock.agenda REFERENCING OLD TABLE AS parted FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_agenda();
-CREATE TRIGGER count_delete AFTER DELETE ON penstock.lease REFERENCING OLD TABLE AS parted FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_lease();
-CREATE TRIGGER count_delete AFTER DELETE ON penstock.task REFERENCING OLD TABLE AS parted FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_task();
-CREATE TRIGGER count_insert AFTER INSERT ON penstock.agenda REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_agenda();
-CREATE TRIGGER count_insert AFTER INSERT ON penstock.lease REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_lease();
-CREATE TRIGGER count_insert AFTER INSERT ON penstock.task REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_task();
-CREATE TRIGGER count_update AFTER UPDATE ON penstock.agenda REFERENCING OLD TABLE AS parted NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_agenda();
-CREATE TRIGGER count_update AFTER UPDATE ON penstock.lease REFERENCING OLD TABLE AS parted NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_lease();
-CREATE TRIGGER count_update AFTER UPDATE ON penstock.task REFERENCING OLD TABLE AS parted NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_task();
-CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.agenda FOR EACH STATEMENT EXECUTE FUNCTION penstock.refuse_truncate();
-CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.counter FOR EACH STATEMENT EXECUTE FUNCTION penstock.refuse_truncate();
-CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.counter_log FOR EACH STATEMENT EXECUTE FUNCTION penstock.refuse_truncate();
-CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.history FOR EACH STATEMENT EXECUTE FUNCTION penstock.refuse_truncate();
-CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.lease FOR EACH STATEMENT EXECUTE FUNCTION penstock.refuse_truncate();
-CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.task FOR EACH STATEMENT EXECUTE FUNCTION penstock.refuse_truncate();
+CREATE TRIGGER count_delete AFTER DELETE ON penstock.agenda REFERENCING OLD TABLE AS parted FOR EACH STATEMENT EXECUTE FUNCTION penstock._count_agenda();
+CREATE TRIGGER count_delete AFTER DELETE ON penstock.lease REFERENCING OLD TABLE AS parted FOR EACH STATEMENT EXECUTE FUNCTION penstock._count_lease();
+CREATE TRIGGER count_delete AFTER DELETE ON penstock.task REFERENCING OLD TABLE AS parted FOR EACH STATEMENT EXECUTE FUNCTION penstock._count_task();
+CREATE TRIGGER count_insert AFTER INSERT ON penstock.agenda REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION penstock._count_agenda();
+CREATE TRIGGER count_insert AFTER INSERT ON penstock.lease REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION penstock._count_lease();
+CREATE TRIGGER count_insert AFTER INSERT ON penstock.task REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION penstock._count_task();
+CREATE TRIGGER count_update AFTER UPDATE ON penstock.agenda REFERENCING OLD TABLE AS parted NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION penstock._count_agenda();
+CREATE TRIGGER count_update AFTER UPDATE ON penstock.lease REFERENCING OLD TABLE AS parted NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION penstock._count_lease();
+CREATE TRIGGER count_update AFTER UPDATE ON penstock.task REFERENCING OLD TABLE AS parted NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION penstock._count_task();
+CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.agenda FOR EACH STATEMENT EXECUTE FUNCTION penstock._refuse_truncate();
+CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.counter FOR EACH STATEMENT EXECUTE FUNCTION penstock._refuse_truncate();
+CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.counter_log FOR EACH STATEMENT EXECUTE FUNCTION penstock._refuse_truncate();
+CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.history FOR EACH STATEMENT EXECUTE FUNCTION penstock._refuse_truncate();
+CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.lease FOR EACH STATEMENT EXECUTE FUNCTION penstock._refuse_truncate();
+CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.task FOR EACH STATEMENT EXECUTE FUNCTION penstock._refuse_truncate();
 GRANT USAGE ON SCHEMA penstock TO penstock_producer;
 GRANT USAGE ON SCHEMA penstock TO penstock_worker;
 GRANT USAGE ON SCHEMA penstock TO penstock_reader;
@@ -6346,7 +6366,7 @@ REVOKE ALL ON FUNCTION penstock._begin_count(p_day date, p_relation regclass, p_
 REVOKE ALL ON FUNCTION penstock._channel_number(p_worker text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_arrays(p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_beat(p_worker text, p_queues text[], p_slots integer, p_busy integer, p_host text, p_started_by text, p_leaving boolean, p_listens boolean) FROM PUBLIC;
-REVOKE ALL ON FUNCTION penstock._check_claim(p_limit integer, p_lease interval, p_worker text, p_may_alone boolean, p_durable boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._check_claim(p_limit integer, p_lease interval, p_worker text, p_quarantined boolean, p_durable boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_distinct(p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_filter(p_error text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_hold(p_lease interval, p_driver text) FROM PUBLIC;
@@ -6380,13 +6400,16 @@ GRANT SELECT(open) ON TABLE penstock.lease TO penstock_reader;
 GRANT SELECT(ids) ON TABLE penstock.lease TO penstock_reader;
 GRANT SELECT(dues) ON TABLE penstock.lease TO penstock_reader;
 GRANT SELECT(attempts) ON TABLE penstock.lease TO penstock_reader;
-GRANT SELECT(companies) ON TABLE penstock.lease TO penstock_reader;
+GRANT SELECT(quarantines) ON TABLE penstock.lease TO penstock_reader;
 GRANT SELECT(crashes) ON TABLE penstock.lease TO penstock_reader;
 GRANT SELECT(revoked) ON TABLE penstock.lease TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock._close_lease(p_lease penstock.lease, p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._conclude(p_lease penstock.lease, p_now timestamp with time zone, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._count_agenda() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._count_history(p_before timestamp with time zone, p_pages bigint, OUT rows bigint, OUT more boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._count_lease() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._count_pages(p_count penstock.history_count, p_relation regclass, p_pages bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._count_task() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._watermark(p_queue_id integer) FROM PUBLIC;
 GRANT SELECT ON TABLE penstock.counter TO penstock_reader;
 GRANT SELECT ON TABLE penstock.counter_log TO penstock_reader;
@@ -6407,7 +6430,6 @@ REVOKE ALL ON FUNCTION penstock._find_subjects(p_queue_id integer, p_subjects te
 REVOKE ALL ON FUNCTION penstock._finish(p_lease penstock.lease, p_now timestamp with time zone, p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._forget_idle(p_before timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._forget_workers(p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
-REVOKE ALL ON FUNCTION penstock._hand_keeper(p_hand integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._held_elsewhere(p_ids bigint[], p_named_only boolean) FROM PUBLIC;
 GRANT SELECT(id) ON TABLE penstock.stream TO penstock_reader;
 GRANT SELECT(identity) ON TABLE penstock.stream TO penstock_reader;
@@ -6426,7 +6448,6 @@ REVOKE ALL ON FUNCTION penstock._hold_leased(p_queue_id integer, p_ids bigint[])
 REVOKE ALL ON FUNCTION penstock._hold_waiting(p_ids bigint[]) FROM PUBLIC;
 GRANT SELECT ON TABLE penstock.sample TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock._idle_between(p_one penstock.sample, p_next penstock.sample) FROM PUBLIC;
-REVOKE ALL ON FUNCTION penstock._in_company(p_picks penstock.picks) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._in_seconds(p_length interval) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._is_number(p_value jsonb, p_least numeric, p_most numeric) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._keep_branch() FROM PUBLIC;
@@ -6437,6 +6458,8 @@ GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO pensto
 GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock._largest_text(p_queue penstock.queue) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._lease_fits(p_lease interval) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._lease_out(p_token uuid, p_queue_id integer, p_now timestamp with time zone, p_until timestamp with time zone, p_worker text, p_alone boolean, p_picks penstock.picks) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._least_size(p_payload jsonb) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._left_out(p_queue_id integer, p_ids bigint[], p_held bigint[], p_taken bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._lock_documents(p_ids bigint[], p_named_only boolean) FROM PUBLIC;
@@ -6451,7 +6474,8 @@ REVOKE ALL ON FUNCTION penstock._note_beat(p_worker text, p_queues text[], p_que
 REVOKE ALL ON FUNCTION penstock._note_queue_set(p_ids integer[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._open_tasks(p_tokens uuid[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._part_ends() FROM PUBLIC;
-REVOKE ALL ON FUNCTION penstock._pick(p_queue_id integer, p_hint penstock.place, p_limit integer, p_may_alone boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._pass_keeper(p_pass integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._pick(p_queue_id integer, p_hint penstock.place, p_limit integer, p_quarantined boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._pick_quarantined(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._promote(p_queue_id integer, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._promote_all(OUT rows bigint, OUT more boolean) FROM PUBLIC;
@@ -6461,7 +6485,9 @@ REVOKE ALL ON FUNCTION penstock._recount(p_queue text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._refresh(p_ns integer[], p_ids bigint[], p_ended text[], p_dues timestamp with time zone[], p_priorities smallint[]) FROM PUBLIC;
 GRANT SELECT ON TABLE penstock.history_branch TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock._refuse_branch(p_branch text, p_xid bigint, p_known penstock.history_branch) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._refuse_lease(p_lease interval) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._refuse_text(p_which text, p_size text, p_most bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._refuse_truncate() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._renew_tokens(p_tokens uuid[], p_driver text, p_lease interval) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._reopen(p_ids bigint[], p_dues timestamp with time zone[], p_now timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._replace_waiting(p_which bigint[], p_ids bigint[], p_dues timestamp with time zone[], p_priorities smallint[]) FROM PUBLIC;
@@ -6482,6 +6508,7 @@ REVOKE ALL ON FUNCTION penstock._tend(p_queue_id integer, p_limit integer) FROM 
 REVOKE ALL ON FUNCTION penstock._unread(p_relation regclass) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._waits_since(p_queue_id integer, p_before timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._wake(p_queue text, p_channels bigint[], p_tasks bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._within_quarantine(p_picks penstock.picks) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._without_bounds(p_watermark penstock.watermark) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._without_orphans(p_queue_id integer, p_picks penstock.picks) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._written_since(p_relation regclass, p_xid bigint) FROM PUBLIC;
@@ -6497,10 +6524,10 @@ REVOKE ALL ON FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots int
 GRANT ALL ON FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer, p_busy integer, p_host text, p_pid integer, p_requested_at timestamp with time zone, p_started_by text, p_leaving boolean, p_listens boolean) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.beat_all(p_workers jsonb, p_queues text[], p_slots integer, p_host text, p_started_by text, p_leaving boolean, p_known bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.beat_all(p_workers jsonb, p_queues text[], p_slots integer, p_host text, p_started_by text, p_leaving boolean, p_known bigint) TO penstock_worker;
-REVOKE ALL ON FUNCTION penstock.begin_hand(p_adopted integer, p_hand integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.begin_hand(p_adopted integer, p_hand integer) TO penstock_worker;
-REVOKE ALL ON FUNCTION penstock.begin_walk(p_hand integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.begin_walk(p_hand integer) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.begin_pass(p_adopted integer, p_pass integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.begin_pass(p_adopted integer, p_pass integer) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.begin_walk(p_pass integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.begin_walk(p_pass integer) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.board(p_queue text, p_decisions integer, p_samples integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.board(p_queue text, p_decisions integer, p_samples integer) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.board(p_queue text, p_decisions integer, p_samples integer) TO penstock_reader;
@@ -6510,15 +6537,12 @@ REVOKE ALL ON FUNCTION penstock.check_mark(p_system text, p_database bigint, p_b
 GRANT ALL ON FUNCTION penstock.check_mark(p_system text, p_database bigint, p_branch text, p_xid bigint) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.check_window(p_from bigint, p_to bigint, p_dropped bigint, p_queue text, p_since timestamp with time zone, p_until timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.check_window(p_from bigint, p_to bigint, p_dropped bigint, p_queue text, p_since timestamp with time zone, p_until timestamp with time zone) TO penstock_reader;
-REVOKE ALL ON FUNCTION penstock.claim(p_queue text, p_limit integer, p_lease interval, p_worker text, p_hint penstock.place, p_may_alone boolean, p_durable boolean) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.claim(p_queue text, p_limit integer, p_lease interval, p_worker text, p_hint penstock.place, p_may_alone boolean, p_durable boolean) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.claim(p_queue text, p_limit integer, p_lease interval, p_worker text, p_hint penstock.place, p_quarantined boolean, p_durable boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.claim(p_queue text, p_limit integer, p_lease interval, p_worker text, p_hint penstock.place, p_quarantined boolean, p_durable boolean) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.contract() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.contract() TO penstock_producer;
 GRANT ALL ON FUNCTION penstock.contract() TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.contract() TO penstock_reader;
-REVOKE ALL ON FUNCTION penstock.count_agenda() FROM PUBLIC;
-REVOKE ALL ON FUNCTION penstock.count_lease() FROM PUBLIC;
-REVOKE ALL ON FUNCTION penstock.count_task() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.create_queue(p_name text, p_lease interval, p_max_attempts integer, p_retry jsonb, p_sla interval, p_keep_done interval, p_keep_dead interval, p_keep_cancelled interval, p_settings jsonb, p_exist_ok boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.create_queue(p_name text, p_lease interval, p_max_attempts integer, p_retry jsonb, p_sla interval, p_keep_done interval, p_keep_dead interval, p_keep_cancelled interval, p_settings jsonb, p_exist_ok boolean) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.decide(p_holder text, p_lease interval, p_decisions jsonb) FROM PUBLIC;
@@ -6535,10 +6559,10 @@ REVOKE ALL ON FUNCTION penstock.drop_schedule(p_name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.drop_schedule(p_name text) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.due_schedules(p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.due_schedules(p_limit integer) TO penstock_worker;
-REVOKE ALL ON FUNCTION penstock.end_hands(p_hands integer[]) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.end_hands(p_hands integer[]) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.end_leases(p_tokens uuid[], OUT failed integer, OUT dead integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.end_leases(p_tokens uuid[], OUT failed integer, OUT dead integer) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.end_passes(p_passes integer[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.end_passes(p_passes integer[]) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.enter_part(p_queue text, p_batch_id uuid, p_part integer, p_rows bigint, p_checksum text, p_report jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.enter_part(p_queue text, p_batch_id uuid, p_part integer, p_rows bigint, p_checksum text, p_report jsonb) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.enter_partition(p_queue text, p_job uuid, p_partition integer, p_batch_id uuid, p_rows bigint, p_checksum text, p_series uuid) FROM PUBLIC;
@@ -6595,18 +6619,18 @@ REVOKE ALL ON FUNCTION penstock.next_batch(p_stream integer, p_epoch integer, p_
 GRANT ALL ON FUNCTION penstock.next_batch(p_stream integer, p_epoch integer, p_after bigint, p_limit integer, p_slots integer, p_lease interval, p_before timestamp with time zone) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.next_epoch() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.next_epoch() TO penstock_worker;
-REVOKE ALL ON FUNCTION penstock.next_hand() FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.next_hand() TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.next_pass() FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.next_pass() TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.next_schedule() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.next_schedule() TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.note_failures(p_adopted integer, p_failed jsonb, p_succeeded jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.note_failures(p_adopted integer, p_failed jsonb, p_succeeded jsonb) TO penstock_worker;
-REVOKE ALL ON FUNCTION penstock.note_hand(p_hand integer, p_key text[]) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.note_hand(p_hand integer, p_key text[]) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.note_horizon() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.note_horizon() TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.note_pass(p_adopted integer, p_report jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.note_pass(p_adopted integer, p_report jsonb) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.note_pass_record(p_pass integer, p_key text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.note_pass_record(p_pass integer, p_key text[]) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.note_reader(p_name text, p_system text, p_database bigint, p_branch text, p_passed bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.note_reader(p_name text, p_system text, p_database bigint, p_branch text, p_passed bigint) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.note_records(p_adopted integer, p_records jsonb) FROM PUBLIC;
@@ -6646,7 +6670,6 @@ REVOKE ALL ON FUNCTION penstock.redrive(p_queue text, p_ids bigint[], p_subjects
 GRANT ALL ON FUNCTION penstock.redrive(p_queue text, p_ids bigint[], p_subjects text[], p_kind text, p_error text, p_since timestamp with time zone, p_limit integer) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.refuse(p_code text, p_message text, p_hint text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.refuse(p_code text, p_message text, p_hint text) TO penstock_reader;
-REVOKE ALL ON FUNCTION penstock.refuse_truncate() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.release(p_token uuid, p_ids bigint[], p_delay interval, p_wait boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.release(p_token uuid, p_ids bigint[], p_delay interval, p_wait boolean) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.release_day(p_day date, p_rows bigint, p_below bigint) FROM PUBLIC;
@@ -6696,8 +6719,8 @@ REVOKE ALL ON FUNCTION penstock.status(p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.status(p_queue text) TO penstock_producer;
 GRANT ALL ON FUNCTION penstock.status(p_queue text) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.status(p_queue text) TO penstock_reader;
-REVOKE ALL ON FUNCTION penstock.take_place(p_job uuid, p_places integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.take_place(p_job uuid, p_places integer) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.take_job_slot(p_job uuid, p_slots integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.take_job_slot(p_job uuid, p_slots integer) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.take_quarantine(p_queue text, p_worker text, p_seconds double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.take_quarantine(p_queue text, p_worker text, p_seconds double precision) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.target_age(p_queue text) FROM PUBLIC;
@@ -6728,7 +6751,7 @@ GRANT SELECT ON TABLE penstock.adopted TO penstock_reader;
 GRANT SELECT ON TABLE penstock.adopted TO penstock_worker;
 GRANT SELECT ON TABLE penstock.adopted_failure TO penstock_reader;
 GRANT SELECT ON TABLE penstock.adopted_failure TO penstock_worker;
-GRANT SELECT ON TABLE penstock.adopted_hand TO penstock_reader;
+GRANT SELECT ON TABLE penstock.adopted_pass TO penstock_reader;
 GRANT SELECT ON TABLE penstock.adopted_record TO penstock_reader;
 GRANT SELECT ON TABLE penstock.adopted_record TO penstock_worker;
 GRANT SELECT ON TABLE penstock.agenda TO penstock_reader;
@@ -6741,7 +6764,7 @@ GRANT SELECT ON TABLE penstock.history_gone TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history_origin TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history_reader TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history_sum TO penstock_reader;
-GRANT SELECT ON TABLE penstock.job_place TO penstock_reader;
+GRANT SELECT ON TABLE penstock.job_slot TO penstock_reader;
 GRANT SELECT ON TABLE penstock.kind TO penstock_reader;
 GRANT SELECT ON TABLE penstock.migration TO penstock_reader;
 GRANT SELECT ON TABLE penstock.profile TO penstock_reader;

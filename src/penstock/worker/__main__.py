@@ -15,6 +15,7 @@ import traceback
 from penstock.errors import PenstockError
 from penstock.worker import logs
 from penstock.worker.config import RunnerConfig
+from penstock.worker.debugging import explain_breakpoints
 from penstock.worker.loading import in_one_line, load
 from penstock.worker.pipe import Pipe
 from penstock.worker.reloading import Files, files_in, loaded_files
@@ -28,7 +29,8 @@ async def serve(end: socket.socket) -> int:
     if first is None:
         return 0
     config = RunnerConfig(**first["config"])
-    logs.set_up(config.log_format, quiet=config.quiet, dev=config.dev)
+    logs.set_up(config.log_format, quiet=config.quiet, tracebacks=config.dev)
+    explain_breakpoints()
     try:
         registry, _ = load(config.target, config.handler_of, tracebacks=config.tracebacks)
         calm_the_collector()

@@ -6,30 +6,28 @@ It reads a job, runs it, answers, and repeats.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import os
-import signal
 import socket
-import sys
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from penstock import validate
+from penstock.child_process import become_child
 from penstock.client.database import Database
 from penstock.client.queue import Queue
 from penstock.handlers import Context, Held, Registry, Spec
 from penstock.model import DONE, Claim, Outcome, Task
 from penstock.worker import execution, logs
 from penstock.worker.config import DEADLINE, RunnerConfig
+from penstock.worker.debugging import explain_breakpoints
 from penstock.worker.execution import LOST, SETTLED
 from penstock.worker.executors.base import call_hooks
 from penstock.worker.loading import load
 
 Json = dict[str, Any]
-DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 def job_to_json(claim: Claim, spec: Spec, work: Task | list[Task]) -> Json:
@@ -42,27 +40,28 @@ def outcome_to_json(outcome: Outcome) -> Json:
     """Returns an outcome as JSON."""
     due = None if outcome.due is None else outcome.due.isoformat()
     delay = outcome.delay.total_seconds() if isinstance(outcome.delay, timedelta) else outcome.delay
-    payload = None if outcome.payload is None else json.loads(validate.payload(outcome.payload, validate.LARGEST_EVER))
+    payload = None if outcome.payload is None else json.loads(validate.payload(outcome.payload, validate.MAX_PAYLOAD))
     return {**outcome._asdict(), "due": due, "delay": delay, "payload": payload}
 
 
-def outcome_from_json(told: Json) -> Outcome:
+def outcome_from_json(message: Json) -> Outcome:
     """Returns the outcome that JSON describes."""
-    if told["word"] == "done":
+    if message["word"] == "done":
         return DONE
-    if told["word"] in ("settled", "lost"):
-        return SETTLED if told["word"] == "settled" else LOST
-    return Outcome(**{**told, "due": told["due"] and datetime.fromisoformat(told["due"])})
+    if message["word"] in ("settled", "lost"):
+        return SETTLED if message["word"] == "settled" else LOST
+    return Outcome(**{**message, "due": message["due"] and datetime.fromisoformat(message["due"])})
 
 
-class Child:
-    """The state of this process: the handlers, its own database for their transactions, and the runner's socket."""
+class JobServer:
+    """Answers the jobs of a runner, with the handlers and a database of this process for their transactions."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._lines = end.makefile("rb")
         config = RunnerConfig(**self._next()["config"])
-        logs.set_up(config.log_format, quiet=config.quiet, dev=config.dev)
+        logs.set_up(config.log_format, quiet=config.quiet, tracebacks=config.dev)
+        explain_breakpoints()
         self._registry: Registry = load(config.target, config.handler_of, tracebacks=config.tracebacks)[0]
         self._database = Database(config.dsn, max_connections=2, deadline=DEADLINE)
         self._leases = config.leases
@@ -98,25 +97,10 @@ class Child:
 
 
 def main() -> None:
-    """Runs the child process.
-
-    Signals to a process group or a service are handled by the runner, which ends this process when necessary. Here they
-    have an empty handler. They are not ignored, because programs that handlers start would inherit that.
-    """
-    signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    die_with_parent()
+    """Runs the child process."""
+    end = become_child()
     with suppress(BrokenPipeError, ConnectionError):
-        Child(socket.socket(fileno=int(sys.argv[1]))).serve()
-
-
-def die_with_parent() -> None:
-    """Ends this process when its parent dies, where the system supports it (Linux).
-
-    A handler must not continue when its task can no longer be settled.
-    """
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+        JobServer(end).serve()
 
 
 if __name__ == "__main__":

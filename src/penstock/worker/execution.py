@@ -14,10 +14,10 @@ from typing import Any, cast
 from penstock import validate
 from penstock.errors import HandlerMisuse, LeaseLost, PayloadError, ValidationError, shown
 from penstock.handlers import Spec
-from penstock.handlers.context import AnyContext
-from penstock.handlers.tracebacks import error_text, message_of
-from penstock.model import DONE, Outcome, Task, split_error
-from penstock.worker.logs import SUMMARY
+from penstock.handlers.context import AnyContext, outcome_too_late
+from penstock.handlers.tracebacks import SUMMARY, error_text, message_of
+from penstock.model import DONE, Outcome, Task
+from penstock.worker.logs import facts_of
 
 LOG = logging.getLogger("penstock.worker")
 
@@ -27,7 +27,6 @@ EXITS = ("SystemExit", "KeyboardInterrupt")
 SETTLED = Outcome("settled")  # the handler settled the task in transaction(), so there is nothing to report
 LOST = Outcome("lost")  # the lease is no longer ours: an outcome would be refused
 WORDS = ("done", "again", "failed", "dead", "release")
-LONGEST_LOGGED = 300  # characters of a message in one line of the log
 Caught = Callable[[Task, BaseException], None]  # it is told of every error, for `drain_inline`
 
 
@@ -49,7 +48,7 @@ def run_quickly(spec: Spec, task: Task) -> Outcome:
     """
     try:
         assert spec.arguments is not None
-        result = spec.function(**spec.arguments.checked(task.payload))
+        result = spec.function(**spec.arguments.check(task.payload))
         return DONE if result is None else judged(result, None)
     except BaseException as error:  # noqa: BLE001 - every error becomes an outcome
         return failed(spec, task, None, error)
@@ -72,7 +71,7 @@ async def run_quickly_async(spec: Spec, task: Task) -> Outcome:
     """Runs an async handler that takes no task or context."""
     try:
         assert spec.arguments is not None
-        result = await spec.function(**spec.arguments.checked(task.payload))
+        result = await spec.function(**spec.arguments.check(task.payload))
         return DONE if result is None else judged(result, None)
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - every error becomes an outcome
         return failed(spec, task, None, error)
@@ -115,10 +114,10 @@ def judged(result: object, context: AnyContext | None) -> Outcome:
     """Returns the outcome for what a handler returned: None, an Outcome, or a value that must be valid JSON."""
     if context is not None and context.decided:
         if type(result) is Outcome and result != context.outcome:
-            raise context.misused(result)
+            raise outcome_too_late(context, result)
         return stands(context)
     if type(result) is Outcome:
-        return checked(result)
+        return check_outcome(result)
     if result is not None:
         unserialisable = not_json(result)
         if unserialisable is not None:
@@ -126,14 +125,14 @@ def judged(result: object, context: AnyContext | None) -> Outcome:
     return DONE if context is None else context.outcome
 
 
-def checked(outcome: Outcome) -> Outcome:
+def check_outcome(outcome: Outcome) -> Outcome:
     """Returns an outcome that PostgreSQL accepts, or raises. One invalid outcome would make the whole settle fail."""
     if outcome.word not in WORDS:
         raise ValidationError(f"outcome: {shown(outcome.word)} is not one of {', '.join(WORDS)}", field="outcome")
     if outcome.due is not None:
         validate.moment(outcome.due)
     if outcome.payload is not None:
-        validate.payload(outcome.payload, validate.LARGEST_EVER)
+        validate.payload(outcome.payload, validate.MAX_PAYLOAD)
     validate.delay(outcome.delay)
     return outcome
 
@@ -141,7 +140,7 @@ def checked(outcome: Outcome) -> Outcome:
 def not_json(result: object) -> Outcome | None:
     """Returns a failure if the result of a handler is not valid JSON."""
     try:
-        validate.payload({"result": result}, validate.LARGEST_EVER)
+        validate.payload({"result": result}, validate.MAX_PAYLOAD)
     except PayloadError as error:
         return Outcome.failed(f"the handler's result: {error.message}", error_class="UnserialisableResult")
     return None
@@ -162,7 +161,7 @@ def shared(result: object, tasks: Sequence[Task]) -> dict[int, Outcome]:
     wrong = next((one for one in result.values() if type(one) is not Outcome), None)
     if wrong is not None:
         raise ValidationError(f"the handler's result: {shown(wrong)} is not an Outcome")
-    return {task.id: checked(result.get(task.id, DONE)) for task in tasks}
+    return {task.id: check_outcome(result.get(task.id, DONE)) for task in tasks}
 
 
 def failed(
@@ -195,12 +194,9 @@ def stands(context: AnyContext) -> Outcome:
 
 def report_late(spec: Spec, task: Task, error: BaseException, caught: Caught | None) -> None:
     """Logs an error after transaction(), which can no longer change the outcome."""
-    name = type(error).__name__
-    facts = {"task": task.id, "queue": spec.queue, "kind": task.kind, "error_class": name}
+    facts = {"task": task.id, "queue": spec.queue, "kind": task.kind, **facts_of(error)}
     if isinstance(error, HandlerMisuse):  # its message is ours, and contains no values
-        facts |= {"error": error.message, "hint": error.hint}
-    else:
-        facts[SUMMARY] = in_one_line(Outcome.failed(message_of(error), error_class=name))
+        facts |= {"error": error.message, "hint": error.hint, SUMMARY: None}
     LOG.error("error after the end of the task", extra=facts)
     if caught is not None:
         caught(task, error)
@@ -234,13 +230,3 @@ def timed_out(spec: Spec, task: Task, caught: Caught | None = None) -> Outcome:
     error = TimeoutError(f"timeout: it took longer than {spec.timeout:g} s")
     outcome = failed(spec, task, None, error, caught)
     return outcome._replace(error_class="Timeout")
-
-
-def in_one_line(outcome: Outcome) -> str | None:
-    """Returns what went wrong, as one line for the log."""
-    message, _ = split_error(outcome.error)
-    if not message:
-        return outcome.error_class
-    line = " ".join(message.split())
-    short = line if len(line) <= LONGEST_LOGGED else line[: LONGEST_LOGGED - 1] + "…"
-    return short if outcome.error_class is None else f"{outcome.error_class}: {short}"

@@ -30,9 +30,9 @@ async def on_port(host: str, port: int, probe: Probe) -> None:
         with suppress(ConnectionError, TimeoutError, asyncio.LimitOverrunError, asyncio.IncompleteReadError):
             async with asyncio.timeout(5):
                 await reader.readuntil(b"\r\n")
-                told = probe()
-                body = json.dumps(told).encode()
-                status = b"200 OK" if told["ok"] else b"503 Service Unavailable"
+                state = probe()
+                body = json.dumps(state).encode()
+                status = b"200 OK" if state["ok"] else b"503 Service Unavailable"
                 head = (
                     b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
                 )
@@ -53,10 +53,10 @@ async def in_file(path: Path, probe: Probe) -> None:
     written = False
     try:
         while True:
-            told = probe()
-            if told["ok"]:
+            state = probe()
+            if state["ok"]:
                 try:
-                    path.write_text(json.dumps(told) + "\n", "utf-8")
+                    path.write_text(json.dumps(state) + "\n", "utf-8")
                     written = True
                 except OSError as error:
                     if not written:  # later errors may be temporary, such as a full disk

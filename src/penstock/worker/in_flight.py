@@ -30,6 +30,7 @@ class InFlight(Held):
         self.done: list[int] = []
         self.others: dict[int, Outcome] = {}
         self.settling = 0  # outcomes in the settle that is running
+        self.unanswered_since: float | None = None  # since when PostgreSQL owes the answer to a settle that broke off
         self.deferred: dict[int, Outcome] = {}  # outcomes of tasks that another transaction holds; they are tried again
         self.deferred_since: float | None = None  # when the first of them was deferred
         self.given_up: dict[int, str] = {}  # deferred tasks whose settle PostgreSQL gave up even alone, with the error
@@ -37,6 +38,7 @@ class InFlight(Held):
         self.retry_in = FIRST_RETRY
         self.log_at = 0.0
         self.busy = False  # a settle is running
+        self.released = False  # this process has put its tasks back
         self.timer: asyncio.TimerHandle | None = None
         # A thread that waits to settle the flight as soon as it is complete.
         self.waiter: SimpleQueue[bool] | None = None
@@ -64,6 +66,11 @@ class InFlight(Held):
             self.done.append(task.id)
         elif outcome is not SETTLED and outcome is not LOST:
             self.others[task.id] = outcome
+
+    def note_no_answer(self) -> None:
+        """Records that a settle broke off: PostgreSQL may still be carrying it out."""
+        if self.unanswered_since is None:
+            self.unanswered_since = self.known_since or time.monotonic()
 
     def take_outcomes(self) -> tuple[int, list[int], dict[int, Outcome]]:
         """Removes and returns the outcomes that are recorded: their number, the done tasks, and the others."""

@@ -18,8 +18,9 @@ from penstock.handlers import Registry
 from penstock.worker.config import RunnerConfig
 from penstock.worker.loading import in_one_line
 from penstock.worker.pipe import Pipe
+from penstock.worker.plan import Plan, WorkerReport
 from penstock.worker.runner import Runner
-from penstock.worker.supervisor import Plan, Supervisor, WorkerReport
+from penstock.worker.supervisor import Supervisor
 
 
 class InProcessWorker:
@@ -55,13 +56,13 @@ class InProcessWorker:
         """
         supervisor, loop = self._began.result()
         if not self._ended.done():
-            loop.call_soon_threadsafe(supervisor.stop)
+            loop.call_soon_threadsafe(supervisor.shutdown.stop)
         return self._ended.result()
 
     @property
     def report(self) -> WorkerReport:
         """The counts of the tasks so far."""
-        return self._began.result()[0].report
+        return self._began.result()[0].progress.report
 
     def _live(self) -> None:
         try:
@@ -72,22 +73,14 @@ class InProcessWorker:
                 self._began.set_exception(error)
 
     async def _supervise(self) -> WorkerReport:
-        supervisor = ThreadSupervisor(self._plan, self._registry)
+        supervisor = supervise_thread(self._plan, self._registry)
         loop = asyncio.get_running_loop()
         return await supervisor.run(lambda: self._began.set_result((supervisor, loop)))
 
 
-class ThreadSupervisor(Supervisor):
-    """Starts its runner in a thread, and leaves signals and the process alone."""
-
-    def _spawn(self, end: socket.socket, title: list[str]) -> RunnerThread:  # noqa: ARG002 - no process list shows it
-        return RunnerThread(end.dup(), self._registry)
-
-    def _handle_signals(self) -> None:
-        pass
-
-    def _exit_late(self, seconds: float) -> None:
-        pass
+def supervise_thread(plan: Plan, registry: Registry) -> Supervisor:
+    """Returns a supervisor that starts its runner in a thread, and leaves signals and the process alone."""
+    return Supervisor(plan, registry, spawn=lambda end, _: RunnerThread(end.dup(), registry), owns_process=False)
 
 
 class RunnerThread:

@@ -1,7 +1,7 @@
 """The log of a worker: one event and its facts per line, never a payload.
 
-A terminal, and `--dev`, show the message of an error; other logs, which are collected and kept elsewhere, have only its
-class.
+A terminal, `--dev` and `run_worker` show the message of an error; other logs, which are collected and kept elsewhere,
+have only its class.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import sys
 from datetime import UTC, datetime
 
 from penstock.errors import printable
+from penstock.handlers.tracebacks import SUMMARY, message_of, summarize, traceback_lines
 
-SUMMARY, DETAILS = "summary", "traceback"  # facts at the end of a line, and below it
+DETAILS = "traceback"  # the fact below a line, as SUMMARY is the one at its end
 PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class Facts(logging.Formatter):
     """Formats a record as `12:00:01 warning failed task=42 queue=mail KeyError: 'to'`, or as JSON."""
 
-    def __init__(self, *, as_json: bool, messages: bool) -> None:
+    def __init__(self, *, as_json: bool, messages: bool, tracebacks: bool) -> None:
         super().__init__()
+        self.tracebacks = tracebacks
         self._as_json = as_json
         self._messages = messages
 
@@ -44,12 +46,39 @@ class Facts(logging.Formatter):
         return f"{at:%H:%M:%S} {level} {event}{said}{end}{below}"
 
 
-def set_up(log_format: str, *, quiet: bool, dev: bool = False) -> None:
-    """Sets up the log of Penstock on standard error. The logging of the application is not changed."""
+def set_up_by_default(log_format: str, *, in_process: bool = False) -> None:
+    """Sets up the log of Penstock, unless the program has set up logging itself.
+
+    A worker that is only a part of the program (`in_process`) logs what goes wrong, with the messages of errors.
+    """
+    logger = logging.getLogger("penstock")
+    if not logger.hasHandlers():
+        set_up(log_format, quiet=False, messages=in_process)
+        logger.setLevel(logging.WARNING if in_process else logging.INFO)
+
+
+def set_up(log_format: str, *, quiet: bool, messages: bool = False, tracebacks: bool = False) -> None:
+    """Sets up the log of Penstock on standard error. The logging of the application is not changed.
+
+    With `messages=True`, text has the messages of errors even if standard error is not a terminal. With
+    `tracebacks=True` it has their tracebacks too.
+    """
     logger = logging.getLogger("penstock")
     handler = logging.StreamHandler(sys.stderr)
     as_json = log_format == "json"
-    handler.setFormatter(Facts(as_json=as_json, messages=not as_json and (dev or sys.stderr.isatty())))
+    messages = not as_json and (messages or tracebacks or sys.stderr.isatty())
+    handler.setFormatter(Facts(as_json=as_json, messages=messages, tracebacks=tracebacks))
     logger.handlers[:] = [handler]
     logger.setLevel(logging.ERROR if quiet else logging.INFO)
     logger.propagate = False
+
+
+def facts_of(error: BaseException) -> dict[str, str | None]:
+    """Returns what the log says about an error that is stored nowhere: its class, its message and, if the log shows
+    them, its traceback."""
+    name = type(error).__name__
+    facts = {"error_class": name, SUMMARY: summarize(message_of(error), name)}
+    formatters = [handler.formatter for handler in logging.getLogger("penstock").handlers]
+    if any(isinstance(one, Facts) and one.tracebacks for one in formatters):
+        facts[DETAILS] = "".join(traceback_lines(error))
+    return facts

@@ -32,7 +32,7 @@ class Pace:
         weight = min(0.5, tasks / 50)
         self.seconds = mean if self.seconds is None else self.seconds + weight * (mean - self.seconds)
 
-    def stalled(self) -> None:
+    def note_stall(self) -> None:
         """Records that claimed tasks have waited too long.
 
         From now on, only tasks that can begin at once are claimed.

@@ -26,7 +26,7 @@ def perform(
 ) -> dict[int, Outcome]:
     """Runs a handler in this thread. An async handler gets its own loop."""
     if spec.mode == "async":
-        return on_own_loop(on_new_loop(spec, tasks, held, queue, caught))
+        return run_on_own_loop(run_on_new_loop(spec, tasks, held, queue, caught))
     if spec.batch is not None:
         return execution.run_batch(spec, tasks, caught)
     return {task.id: execution.run(spec, task, Context(task, held, queue), caught) for task in tasks}
@@ -37,13 +37,13 @@ async def perform_async(
 ) -> dict[int, Outcome]:
     """Runs a handler on this loop. A sync handler runs in a thread."""
     if spec.mode != "async":
-        return await asyncio.to_thread(in_new_thread, spec, tasks, held, queue, caught)
+        return await asyncio.to_thread(run_in_new_thread, spec, tasks, held, queue, caught)
     if spec.batch is not None:
-        return await performed_together(spec, tasks, caught)
-    return {task.id: await performed_async(spec, task, AsyncContext(task, held, queue), caught) for task in tasks}
+        return await perform_batch_async(spec, tasks, caught)
+    return {task.id: await perform_one_async(spec, task, AsyncContext(task, held, queue), caught) for task in tasks}
 
 
-async def performed_async(spec: Spec, task: Task, context: AsyncContext, caught: Caught | None) -> Outcome:
+async def perform_one_async(spec: Spec, task: Task, context: AsyncContext, caught: Caught | None) -> Outcome:
     """Runs an async handler with its timeout."""
     try:
         async with asyncio.timeout(spec.timeout):
@@ -52,7 +52,7 @@ async def performed_async(spec: Spec, task: Task, context: AsyncContext, caught:
         return execution.stands(context) if context.decided else execution.timed_out(spec, task, caught)
 
 
-async def performed_together(spec: Spec, tasks: list[Task], caught: Caught | None) -> dict[int, Outcome]:
+async def perform_batch_async(spec: Spec, tasks: list[Task], caught: Caught | None) -> dict[int, Outcome]:
     """Runs an async batch handler with its timeout."""
     try:
         async with asyncio.timeout(spec.timeout):
@@ -61,15 +61,15 @@ async def performed_together(spec: Spec, tasks: list[Task], caught: Caught | Non
         return {task.id: execution.timed_out(spec, task, caught) for task in tasks}
 
 
-def tell_hook(hook: Hook, task: Task, error: str) -> None:
+def call_hook(hook: Hook, task: Task, error: str) -> None:
     """Calls an on_dead hook in this thread. An async hook gets its own loop."""
     if inspect.iscoroutinefunction(hook):
-        on_own_loop(hook(task, error))
+        run_on_own_loop(hook(task, error))
     else:
         hook(task, error)
 
 
-async def tell_hook_async(hook: Hook, task: Task, error: str) -> None:
+async def call_hook_async(hook: Hook, task: Task, error: str) -> None:
     """Calls an on_dead hook on this loop. A sync hook runs in a thread."""
     if inspect.iscoroutinefunction(hook):
         await hook(task, error)
@@ -77,7 +77,7 @@ async def tell_hook_async(hook: Hook, task: Task, error: str) -> None:
         await asyncio.to_thread(hook, task, error)
 
 
-def on_own_loop(work: Coroutine[Any, Any, T]) -> T:
+def run_on_own_loop(work: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine on a loop of its own.
 
     If a loop already runs in this thread (a notebook, an async test), the new loop runs in another thread.
@@ -90,7 +90,7 @@ def on_own_loop(work: Coroutine[Any, Any, T]) -> T:
         return pool.submit(asyncio.run, work).result()
 
 
-async def on_new_loop(
+async def run_on_new_loop(
     spec: Spec, tasks: list[Task], held: Held, queue: Queue, caught: Caught | None
 ) -> dict[int, Outcome]:
     """Runs an async handler with a database connection of the new loop."""
@@ -101,7 +101,7 @@ async def on_new_loop(
         await database.close()
 
 
-def in_new_thread(
+def run_in_new_thread(
     spec: Spec, tasks: list[Task], held: Held, queue: AsyncQueue, caught: Caught | None
 ) -> dict[int, Outcome]:
     """Runs a sync handler with a database connection of the new thread."""

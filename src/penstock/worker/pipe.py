@@ -72,7 +72,7 @@ class Pipe:
         while (message := await self.receive()) is not None:
             yield message
 
-    async def heaps(self) -> AsyncIterator[list[Message]]:
+    async def batches(self) -> AsyncIterator[list[Message]]:
         """Yields all messages since the last request, until the other process is gone.
 
         Between two requests this process is not woken, because that would take a core from the sender. It reads from

@@ -23,7 +23,7 @@ class Files:
             if path not in self.stamps:
                 self.stamps[path] = stamp(path)
 
-    def changed(self) -> str | None:
+    def find_changed(self) -> str | None:
         """Returns a file that has changed, or None."""
         return next((path for path, known in self.stamps.items() if stamp(path) != known), None)
 

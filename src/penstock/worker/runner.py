@@ -23,12 +23,15 @@ from penstock.client.queue_async import AsyncQueue
 from penstock.client.workers import set_kinds
 from penstock.errors import PenstockError
 from penstock.handlers import Registry
+from penstock.worker.claim_calls import ClaimCalls
 from penstock.worker.claiming import Claiming
 from penstock.worker.config import DEADLINE, RunnerConfig
 from penstock.worker.database_calls import AT_ONCE, DatabaseCalls
+from penstock.worker.dispatch import Dispatcher
 from penstock.worker.executors.base import call_hooks
 from penstock.worker.executors.team import Executors
 from penstock.worker.in_flight import InFlight
+from penstock.worker.one_thread import OneThread
 from penstock.worker.pace import Pace, Turns
 from penstock.worker.pipe import Message, Pipe
 from penstock.worker.reloading import INTERVAL, Files, loaded_files
@@ -59,12 +62,18 @@ class Runner:
         self._settler = Settler(asyncio.get_running_loop(), self._workload, self._calls)
         queues = {name: AsyncQueue(self._async_database, name) for name in config.queues}
         self._executors = Executors(config, self._settler, queues)
+        self._claims = ClaimCalls(config, registry, self._database)
+        self._dispatcher = Dispatcher(registry, self._workload, self._settler, self._executors, pace)
+        threads = self._executors.threads
+        one_thread = OneThread(
+            self._claims, self._dispatcher, self._workload, settler=self._settler, threads=threads, pace=pace
+        )
         self._claiming = Claiming(
             config,
-            registry,
-            self._database,
             self._workload,
-            settler=self._settler,
+            self._claims,
+            self._dispatcher,
+            one_thread,
             executors=self._executors,
             pace=pace,
             turns=turns,
@@ -115,7 +124,7 @@ class Runner:
         """Ends this process when a file of the application changes; the supervisor starts another with the new code."""
         files = Files()
         files.add(loaded_files())
-        while (changed := files.changed()) is None:
+        while (changed := files.find_changed()) is None:
             await asyncio.sleep(INTERVAL)
             files.add(loaded_files())
         LOG.info("reloading", extra={"file": str(Path(changed).relative_to(Path.cwd()))})
@@ -157,7 +166,7 @@ class Runner:
         if self._calls.reconnecting:
             claiming.cancel()  # it waits for PostgreSQL for an unknown time
         await asyncio.wait([claiming, asyncio.create_task(request.in_hurry.wait())], timeout=10, return_when=FIRST)
-        self._claiming.give_back_waiting()
+        self._dispatcher.give_back_waiting()
         while self._workload.unfinished > 0 and not request.in_hurry.is_set():
             left = request.seconds_left
             if left is not None and left < 0:
@@ -185,17 +194,19 @@ class Runner:
         unsettled = self._workload.unsettled
         if unsettled:
             self._workload.counts["unsettled"] += unsettled
-            LOG.error("outcomes not settled: these tasks run again", extra={"tasks": unsettled})
+            queues = sorted({flight.claim.queue for flight in self._workload.flights.values() if flight.unsettled})
+            LOG.error("outcomes not settled: these tasks run again", extra={"tasks": unsettled, "queues": queues})
 
     async def _abandon(self) -> None:
         """Puts the running tasks back without using up an attempt. Their outcomes are refused from now on."""
         await asyncio.gather(*(self._release(flight) for flight in [*self._workload.flights.values()]))
 
     async def _release(self, flight: InFlight) -> None:
-        flight.lost = True
+        flight.lost = flight.released = True
         with suppress(PenstockError):
-            await self._calls.run(partial(flight.queue.release, flight.claim, wait=False))
-            self._workload.counts["release"] += flight.left - flight.unsettled
+            states = await self._calls.run(partial(flight.queue.release, flight.claim, wait=False))
+            put_back = sum(state != "busy" for state in states.values())
+            self._workload.counts["release"] += max(0, put_back - flight.unsettled)
         self._workload.ended_leases.append(flight.token)
 
     # --- messages and ticks -------------------------------------------------------------------------------------------
@@ -206,12 +217,13 @@ class Runner:
         self._workload.stop("orphaned")
 
     def _handle(self, message: Message) -> None:
+        """Handles a message of the supervisor."""
         flight = self._workload.flights.get(message.get("token", ""))
         if "stop" in message:
             self._handle_stop(message["stop"])
-        elif "lost" in message and flight is not None:
+        elif "lost" in message and flight is not None and not flight.released:
             flight.lost = True
-            LOG.warning("lease lost", extra={"queue": flight.claim.queue, "tasks": flight.left})
+            self._settler.log_loss(flight, {"tasks": flight.left})
             self._executors.cancel(flight, None)
         elif "revoked" in message and flight is not None:
             flight.revoked.update(message["revoked"])
@@ -223,7 +235,10 @@ class Runner:
         elif "quarantine" in message:
             self._claiming.set_quarantine(message["quarantine"])
         elif "leases" in message:
-            self._claiming.leases.update(message["leases"])
+            self._claims.leases.update(message["leases"])
+        elif "primary" in message:
+            self._database.hosts.follow(message["primary"])
+            self._async_database.hosts.follow(message["primary"])
 
     def _handle_stop(self, grace: float) -> None:
         request = self._workload.stop_request

@@ -7,15 +7,17 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Collection
 from queue import SimpleQueue
 from typing import Any
 
+from penstock.client.statements.claims import failure_of_settle
 from penstock.errors import LeaseLost, PenstockError, Unavailable
 from penstock.model import DONE, Outcome, Task
 from penstock.worker.database_calls import AT_ONCE, DatabaseCalls
 from penstock.worker.in_flight import FIRST_RETRY, Entry, InFlight
+from penstock.worker.loop_calls import call_in_loop
+from penstock.worker.settle_limit import SettleLimit
 from penstock.worker.workload import Workload
 
 LOG = logging.getLogger("penstock.worker")
@@ -56,7 +58,7 @@ class Settler:
         self._calls = calls
         self._entries: deque[Entry] = deque()
         self._woken = False
-        self._limit = asyncio.Semaphore(AT_ONCE)
+        self._limit = SettleLimit(AT_ONCE)
         self._settles: set[asyncio.Task[None]] = set()
         self._timed: set[InFlight] = set()
         self._in_threads: set[InFlight] = set()  # complete flights that a thread settles
@@ -79,14 +81,10 @@ class Settler:
         """
         self._entries.extend(entries)
 
-    def _soon(self, callback: Callable[..., None], *arguments: Any) -> None:
-        with suppress(RuntimeError):  # the loop is closed: the handler took too long and its result is not needed
-            self._loop.call_soon_threadsafe(callback, *arguments)
-
     def wake(self) -> None:
         """Wakes the loop to collect the outcomes."""
         self._woken = True
-        self._soon(self.collect)
+        call_in_loop(self._loop, self.collect)
 
     def collect(self) -> None:
         """Distributes the outcomes to their flights, and starts the settles that are due."""
@@ -116,13 +114,28 @@ class Settler:
         Other outcomes are added as usual.
         """
         if len(entries) == len(flight.claim) and all(outcome is DONE for _, _, outcome, _ in entries):
-            with suppress(PenstockError):
-                busy = busy_in(flight.queue.settle(flight.claim, wait=False))
-                self._soon(self._settled_here, flight, sum(took for *_, took in entries), busy)
+            flight.settling, flight.known_since = len(entries), time.monotonic()
+            busy = self._settle_in_thread(flight)
+            if busy is not None:
+                call_in_loop(self._loop, self._settled_here, flight, sum(took for *_, took in entries), busy)
                 return True
+            flight.settling = 0
         self.add_quietly(*entries)
         self.wake()
         return False
+
+    def _settle_in_thread(self, flight: InFlight) -> list[int] | None:
+        """Settles a flight of which all tasks are done. Returns those that another transaction holds, or None if
+        PostgreSQL has not accepted it."""
+        try:
+            return busy_in(flight.queue.settle(flight.claim, wait=False))
+        except Unavailable as error:
+            if broke_off(error):
+                flight.note_no_answer()
+                call_in_loop(self._loop, self._limit.note_no_answer)
+        except PenstockError:
+            pass  # the settle is repeated, and the error is handled there
+        return None
 
     def _settled_here(self, flight: InFlight, seconds: float, busy: Collection[int]) -> None:
         tasks = len(flight.claim)
@@ -133,17 +146,19 @@ class Settler:
         """Settles a flight in a thread that waits for the loop to run it."""
         if not complete.get():
             return False
-        with suppress(PenstockError):
-            busy = busy_in(flight.queue.settle(flight.claim, wait=False))
-            self._soon(self._settled_there, flight, busy)
-            return True
-        self._soon(self._not_settled_there, flight)
-        return False
+        busy = self._settle_in_thread(flight)
+        if busy is None:
+            call_in_loop(self._loop, self._not_settled_there, flight)
+            return False
+        call_in_loop(self._loop, self._settled_there, flight, busy)
+        return True
 
     def _settled_there(self, flight: InFlight, busy: Collection[int]) -> None:
         self._in_threads.discard(flight)
         flight.take_outcomes()
-        flight.busy, flight.known_since, flight.left = False, None, len(busy)
+        flight.busy, flight.settling, flight.known_since, flight.left = False, 0, None, len(busy)
+        if len(busy) < len(flight.claim):
+            self._note_answer(flight)
         self._workload.note_settled(flight, len(flight.claim) - len(busy), {}, set())
         if busy:
             self._defer(flight, dict.fromkeys(busy, DONE))
@@ -198,11 +213,12 @@ class Settler:
             self._timed.discard(flight)
 
     async def _settle(self, flight: InFlight) -> None:
+        """Settles the known outcomes of a flight, and ends the flight if no task is left."""
         known, done, others = flight.take_outcomes()
         flight.settling = known
         busy: dict[int, Outcome] = {}
         try:
-            async with self._limit:
+            async with self._limit.place(repeats=flight.unanswered_since is not None):
                 busy = await self._settle_until_known(flight, done, others)
         finally:
             flight.busy, flight.settling = False, 0
@@ -259,8 +275,11 @@ class Settler:
         """
         while (done or others) and not flight.lost:
             try:
-                states = await self._calls.run(settle, flight, done, others)
+                states = await self._calls.run(settle_flight, flight, done, others)
             except Unavailable as error:
+                if broke_off(error):
+                    flight.note_no_answer()
+                    self._limit.note_no_answer()
                 await self._calls.wait_for_database(error)
                 if error.reason == "retry":
                     return await self._settle_by_halves(flight, {**dict.fromkeys(done, DONE), **others}, error)
@@ -270,6 +289,7 @@ class Settler:
                 return await self._settle_one_by_one(flight, {**dict.fromkeys(done, DONE), **others}, error)
             except Exception as error:  # noqa: BLE001 - a bug in Penstock: the lease ends, and the tasks run again
                 LOG.error("unsettled", extra={"queue": flight.claim.queue, "error_class": type(error).__name__})  # noqa: TRY400
+                self._workload.counts["unsettled"] += len(done) + len(others)
                 return {}
             else:
                 return self._note_settled(flight, done, others, states)
@@ -279,6 +299,8 @@ class Settler:
         self, flight: InFlight, done: list[int], others: dict[int, Outcome], states: dict[int, str]
     ) -> dict[int, Outcome]:
         held = busy_in(states)
+        if len(held) < len(states):
+            self._note_answer(flight)
         busy = {id_: others.get(id_, DONE) for id_ in held}
         for id_ in held:
             flight.given_up.pop(id_, None)
@@ -291,7 +313,7 @@ class Settler:
         return busy
 
     async def _settle_by_halves(
-        self, flight: InFlight, told: dict[int, Outcome], error: Unavailable
+        self, flight: InFlight, outcomes: dict[int, Outcome], error: Unavailable
     ) -> dict[int, Outcome]:
         """Settles in two halves after PostgreSQL gave up the whole because of a time limit for statements or locks.
 
@@ -300,36 +322,36 @@ class Settler:
         now = time.monotonic()
         if now > self._log_at:
             self._log_at = now + LOG_EVERY
-            extra = {"queue": flight.claim.queue, "tasks": len(told), "error": error.message}
+            extra = {"queue": flight.claim.queue, "tasks": len(outcomes), "error": error.message}
             LOG.warning("PostgreSQL gave up a settle, which is tried again in smaller parts", extra=extra)
-        if len(told) == 1:
-            flight.given_up |= dict.fromkeys(told, error.message)
-            return told
-        items = [*told.items()]
+        if len(outcomes) == 1:
+            flight.given_up |= dict.fromkeys(outcomes, error.message)
+            return outcomes
+        items = [*outcomes.items()]
         busy: dict[int, Outcome] = {}
         for half in (items[: len(items) // 2], items[len(items) // 2 :]):
             busy |= await self._settle_until_known(flight, [], dict(half))
         return busy
 
     async def _settle_one_by_one(
-        self, flight: InFlight, told: dict[int, Outcome], error: PenstockError
+        self, flight: InFlight, outcomes: dict[int, Outcome], error: PenstockError
     ) -> dict[int, Outcome]:
         """Settles outcomes one by one, so that one that PostgreSQL refuses does not block the others.
 
         A refused outcome becomes a failure with that reason.
         """
-        if len(told) > 1:
+        if len(outcomes) > 1:
             busy: dict[int, Outcome] = {}
-            for id_, outcome in told.items():
+            for id_, outcome in outcomes.items():
                 busy |= await self._settle_until_known(flight, [], {id_: outcome})
             return busy
-        ((id_, outcome),) = told.items()
+        ((id_, outcome),) = outcomes.items()
         name = type(error).__name__
         if outcome.error_class == name:
             LOG.error("unsettled", extra={"task": id_, "queue": flight.claim.queue, "error_class": name})
+            self._workload.counts["unsettled"] += 1
             return {}
-        refused = Outcome.failed(f"the outcome was refused: {error.message}", error_class=name)
-        return await self._settle_until_known(flight, [], {id_: refused})
+        return await self._settle_until_known(flight, [], {id_: failure_of_settle(error)})
 
     def _note_loss(
         self, flight: InFlight, done: list[int], others: dict[int, Outcome], error: LeaseLost
@@ -342,9 +364,25 @@ class Settler:
         left = {*error.refused, *error.revoked, *error.busy}
         kept = {id_: outcome for id_, outcome in others.items() if id_ not in left}
         self._workload.note_settled(flight, sum(id_ not in left for id_ in done), kept, set())
-        extra = {"queue": flight.claim.queue, "refused": len(error.refused), "cancelled": len(error.revoked)}
-        LOG.warning("lease lost", extra=extra)
+        extra = {"refused": len(error.refused), "cancelled": len(error.revoked)}
+        self.log_loss(flight, extra)
         return {id_: others.get(id_, DONE) for id_ in error.busy}
+
+    def log_loss(self, flight: InFlight, facts: dict[str, Any]) -> None:
+        """Logs that tasks of a flight are no longer held.
+
+        Another worker may have them, or PostgreSQL has accepted an earlier settle that got no answer.
+        """
+        text = "lease lost"
+        if flight.unanswered_since is not None:
+            text = "lease ended by a settle that got no answer, or lost: its tasks are not counted"
+            self._note_answer(flight)
+        LOG.warning(text, extra={"queue": flight.claim.queue, **facts})
+
+    def _note_answer(self, flight: InFlight) -> None:
+        """Records that PostgreSQL has accepted or refused outcomes of a flight: no earlier settle holds its lease."""
+        flight.unanswered_since = None
+        self._limit.note_answer()
 
     async def wait_until_empty(self) -> None:
         """Waits until nothing is being settled."""
@@ -355,13 +393,18 @@ class Settler:
             await asyncio.sleep(0.001)
 
 
-def settle(flight: InFlight, done: list[int], others: dict[int, Outcome]) -> dict[int, str]:
+def settle_flight(flight: InFlight, done: list[int], others: dict[int, Outcome]) -> dict[int, str]:
     """Settles in the shortest way: if all tasks of a lease are done, only the token is sent."""
     if others:
         return flight.queue.settle(flight.claim, {**dict.fromkeys(done, DONE), **others}, wait=False)
     if len(done) == len(flight.claim):
         return flight.queue.settle(flight.claim, wait=False)
     return flight.queue.settle(flight.claim, done, wait=False)
+
+
+def broke_off(error: Unavailable) -> bool:
+    """Returns whether a call ended without an answer, so that PostgreSQL may still be carrying it out."""
+    return error.reason not in ("retry", "pool", "read_only")
 
 
 def busy_in(states: dict[int, str]) -> list[int]:

@@ -14,7 +14,7 @@ import signal
 import time
 from typing import Any
 
-from penstock.client.conninfo import described
+from penstock.client.conninfo import describe_dsn
 from penstock.client.database_async import AsyncDatabase
 from penstock.client.sqlstate import first_line
 from penstock.errors import Unavailable
@@ -36,7 +36,7 @@ async def wait_for_primary(dsn: str, *, at_most: float = math.inf, probe_at: str
     """
     stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, settle_once, stopped, number)
+        asyncio.get_running_loop().add_signal_handler(number, resolve_once, stopped, number)
     tries = asyncio.ensure_future(try_until_writable(dsn, at_most))
     running: list[asyncio.Future[Any]] = [stopped, tries]
     try:
@@ -55,7 +55,7 @@ async def wait_for_primary(dsn: str, *, at_most: float = math.inf, probe_at: str
         await asyncio.gather(*running, return_exceptions=True)
 
 
-def settle_once(future: asyncio.Future[int], number: int) -> None:
+def resolve_once(future: asyncio.Future[int], number: int) -> None:
     """Sets the result of a future, unless it is already set."""
     if not future.done():
         future.set_result(number)
@@ -71,7 +71,7 @@ async def try_until_writable(dsn: str, at_most: float) -> None:
                 await database.check_writable()
         except TimeoutError:
             error = Unavailable(
-                f"PostgreSQL ({described(dsn)}) has not answered for {LONGEST_TRY:g} s", reason="silent"
+                f"PostgreSQL ({describe_dsn(dsn)}) has not answered for {LONGEST_TRY:g} s", reason="silent"
             )
         except Unavailable as found:
             error = found
@@ -84,12 +84,20 @@ async def try_until_writable(dsn: str, at_most: float) -> None:
             raise error
         reason = first_line(error.__cause__) if error.__cause__ is not None else error.message
         if now - said_at >= (SAY_AGAIN if reason == said else SAY_OTHER):
-            LOG.warning("waiting for PostgreSQL, %s: %s", described(dsn), reason)
+            LOG.warning("waiting for PostgreSQL, %s: %s", describe_dsn(dsn), reason)
             said, said_at = reason, now
         await asyncio.sleep(random.uniform(0.25, 0.75))  # noqa: S311 - so that a fleet does not connect at once
 
 
 def probe() -> dict[str, Any]:
     """Returns the answer of the liveness probe for a worker that waits."""
-    nothing = {"processes": 0, "busy": 0, "silent": [], "stalled": [], "database": False, "stopping": False}
+    nothing = {
+        "processes": 0,
+        "busy": 0,
+        "silent": [],
+        "stalled": [],
+        "given_up": [],
+        "database": False,
+        "stopping": False,
+    }
     return {"ok": True, "pid": os.getpid(), **nothing, "waiting": True}

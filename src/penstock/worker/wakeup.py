@@ -12,7 +12,7 @@ import time
 from typing import Protocol
 
 from penstock.client.database import Database
-from penstock.client.listener import ECHO, Listener, listening
+from penstock.client.listener import ECHO, Listener, open_listener
 from penstock.errors import PenstockError
 
 LOG = logging.getLogger("penstock.worker")
@@ -21,12 +21,12 @@ ECHO_PATIENCE = 5.0  # seconds in which such a notification must arrive
 
 
 class ListenerOwner(Protocol):
-    """The runner that an PushListener serves."""
+    """The runner that a PushListener serves."""
 
-    def heard(self, queue: str, listener: Listener) -> None:
+    def notice_push(self, queue: str, listener: Listener) -> None:
         """Reports that a task was pushed. The thread of the PushListener calls it."""
 
-    def hears(self, does: bool) -> None:
+    def report_listening(self, listening: bool) -> None:
         """Reports that notifications arrive here, or no longer arrive. The thread of the PushListener calls it."""
 
 
@@ -40,7 +40,7 @@ class PushListener:
         self._owner = owner
         self._every = every
         self._patience = patience
-        self._hears = False
+        self._notified = False
         self._channel: str | None = None
         self._wanted = threading.Event()  # set while there is a channel
         self._listener: Listener | None = None
@@ -73,7 +73,7 @@ class PushListener:
             if self._over.is_set():
                 return
             try:
-                self._hear()
+                self._receive()
             except PenstockError:
                 pass  # claims have the same problem, and report it
             except Exception as error:  # noqa: BLE001 - it retries after any error (no file descriptor left)
@@ -82,7 +82,7 @@ class PushListener:
             self._tell(False)
             self._over.wait(random.uniform(0.05, 1.0))  # noqa: S311 - a server that comes back must not be flooded
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Listens until a notification of its own does not arrive, and then returns: a new connection may work better.
 
         Behind a pooler in transaction mode no notification ever arrives, and behind a proxy that hangs none arrives any
@@ -92,7 +92,7 @@ class PushListener:
         channel = self._channel
         if channel is None:
             return
-        with listening(self._database, [channel]) as listener:
+        with open_listener(self._database, [channel]) as listener:
             self._listener = listener
             while channel == self._channel and self._echoes(channel, listener):
                 pass
@@ -106,7 +106,7 @@ class PushListener:
         sent_at, arrived = time.monotonic(), False
         while channel == self._channel:
             # If no notification has ever arrived, as behind a pooler, there is no hurry to try another connection.
-            until = sent_at + (self._patience if self._hears and not arrived else self._every)
+            until = sent_at + (self._patience if self._notified and not arrived else self._every)
             found = listener.wait(max(0.0, until - time.monotonic()))
             if not found and time.monotonic() >= until:
                 return arrived
@@ -114,10 +114,10 @@ class PushListener:
             if "" in found:
                 self._tell(True)
             for queue in found - {""}:
-                self._owner.heard(queue, listener)
+                self._owner.notice_push(queue, listener)
         return True
 
-    def _tell(self, hears: bool) -> None:
-        if hears != self._hears:
-            self._hears = hears
-            self._owner.hears(hears)
+    def _tell(self, notified: bool) -> None:
+        if notified != self._notified:
+            self._notified = notified
+            self._owner.report_listening(notified)

@@ -11,13 +11,14 @@ from typing import Any
 
 from penstock.handlers import Registry
 from penstock.handlers.registry import Hook
+from penstock.handlers.tracebacks import SUMMARY, summarize
 from penstock.model import Outcome, Task, split_error
 from penstock.worker.config import RunnerConfig
-from penstock.worker.execution import EXITS, SETTLED, UNKNOWN_KIND, in_one_line
+from penstock.worker.execution import EXITS, SETTLED, UNKNOWN_KIND
 from penstock.worker.in_flight import Entry, InFlight
-from penstock.worker.logs import DETAILS, SUMMARY
+from penstock.worker.logs import DETAILS, facts_of
 from penstock.worker.pace import LARGEST_BATCH, Pace, Turns
-from penstock.worker.performing import tell_hook_async
+from penstock.worker.performing import call_hook_async
 from penstock.worker.pipe import Pipe
 
 LOG = logging.getLogger("penstock.worker")
@@ -135,7 +136,7 @@ class Workload:
         if outcome.word in ("failed", "dead") or outcome.error_class:
             facts = {"task": task.id, "queue": flight.claim.queue, "kind": task.kind, "attempt": task.attempt}
             facts |= {"error_class": outcome.error_class, "seconds": round(seconds, 3)}
-            facts[SUMMARY] = in_one_line(outcome)
+            facts[SUMMARY] = summarize(outcome.error, outcome.error_class)
             if self._config.dev:
                 facts[DETAILS] = split_error(outcome.error)[1]
             LOG.warning("put back" if outcome.word == "release" else outcome.word, extra=facts)
@@ -171,9 +172,11 @@ class Workload:
     def oldest_unsettled(self) -> float:
         """Seconds that the oldest outcome has waited for PostgreSQL.
 
-        Outcomes of tasks that another transaction holds do not count.
+        Outcomes of tasks that another transaction holds do not count, unless that may be an earlier settle of them.
         """
-        since = [flight.known_since for flight in self.flights.values() if flight.known_since is not None]
+        flights = self.flights.values()
+        since = [flight.known_since for flight in flights if flight.known_since is not None]
+        since += [flight.unanswered_since for flight in flights if flight.unanswered_since is not None]
         return time.monotonic() - min(since) if since else 0.0
 
     @property
@@ -192,6 +195,6 @@ class Workload:
 async def call_dead_hook(hook: Hook, task: Task, error: str) -> None:
     """Calls an on_dead hook; its errors are logged and do not stop the worker."""
     try:
-        await tell_hook_async(hook, task, error)
+        await call_hook_async(hook, task, error)
     except (Exception, SystemExit, KeyboardInterrupt) as wrong:  # noqa: BLE001 - the hook is the user's code
-        LOG.warning("on_dead hook failed", extra={"task": task.id, "error_class": type(wrong).__name__})
+        LOG.warning("on_dead hook failed", extra={"task": task.id, **facts_of(wrong)})

@@ -1,4 +1,4 @@
-"""The bound is what one can work out by hand, and no schedule is cheaper."""
+"""The bound equals results worked out by hand, and no schedule is cheaper."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LOADS = st.lists(st.tuples(st.floats(0, 100), st.floats(0.1, 30)), min_size=1, m
 
 
 def test_one_task_is_worked_on_evenly_until_its_latest_end() -> None:
-    """8 seconds of work in 40: a fifth of a worker all the time, and a fifth of a start."""
+    """8 seconds of work in 40 need a fifth of a worker all the time, and a fifth of a start."""
     found = bound(trace((0, 8)), sla=32, start_latency=20)
     assert found.worker_seconds == pytest.approx(8 + 20 * 0.2)
     assert found.peak == pytest.approx(0.2)
@@ -68,7 +68,7 @@ def test_a_constant_rate_needs_rate_times_service() -> None:
 
 
 def test_a_worker_is_kept_through_a_short_gap_and_let_go_in_a_long_one() -> None:
-    """Two tasks that may not wait, a gap between them: waiting costs the gap, a new start costs L."""
+    """Two tasks that may not wait have a gap between them: a kept worker costs the gap, a new start costs L."""
     for gap, paid in ((10, 10), (60, 20)):
         found = bound(trace((0, 10), (10 + gap, 10)), sla=0, start_latency=20)
         assert found.worker_seconds == pytest.approx(20 + 10 + 10 + paid)
@@ -85,7 +85,7 @@ def test_min_workers_are_there_already_and_paid_until_the_end() -> None:
     idle = bound(trace((0, 10), duration=102), 30, 20, min_workers=2)
     assert idle.worker_seconds == pytest.approx(204)
     late = bound(trace((95, 20), duration=100), 0, 20, min_workers=1)
-    assert late.worker_seconds == pytest.approx(115)  # no start; after the end only what is needed
+    assert late.worker_seconds == pytest.approx(115)  # no start, and after the end only what is needed
 
 
 def test_nothing_costs_nothing() -> None:
@@ -103,7 +103,7 @@ def test_enough_workers_change_nothing() -> None:
 
 
 def test_the_share_that_must_be_late() -> None:
-    """200 seconds of work in 30 seconds: 5 workers do 150 of them, and the rest afterwards."""
+    """There are 200 seconds of work in 30 seconds: 5 workers do 150 of them, and the rest afterwards."""
     found = bound(trace(*[(0.0, 2.0)] * 100), 28, 20, max_workers=5)
     assert not found.feasible
     assert found.late_share == pytest.approx(0.25)
@@ -112,7 +112,7 @@ def test_the_share_that_must_be_late() -> None:
 
 
 def test_late_work_waits_for_a_quiet_time() -> None:
-    """The batch's rest is done later, by those who are there for the later task anyway."""
+    """The rest of the batch is done later, by the workers that are there for the later task anyway."""
     found = bound(trace(*[(0.0, 2.0)] * 100, (200, 2)), 28, 20, max_workers=5)
     assert found.late_share == pytest.approx(50 / 202)
     assert found.worker_seconds == pytest.approx(202 + 20 * 5)
@@ -138,13 +138,13 @@ def test_no_schedule_is_less_late(tasks: list[tuple[int, int]], sla: int, worker
 @QUICK
 @given(LOADS, st.floats(0, 60), st.integers(1, 3))
 def test_being_late_never_pays(tasks: list[tuple[float, float]], sla: float, workers: int) -> None:
-    """However dear a start is, as much work as can be is done on time."""
+    """Whatever a start costs, as much work as possible is done on time."""
     shares = [bound(trace(*tasks), sla, latency, max_workers=workers).late_share for latency in (0, 20, 500)]
     assert shares == pytest.approx([shares[0]] * 3, abs=1e-6)
 
 
 def least_late(tasks: list[tuple[int, int]], sla: int, workers: int) -> float:
-    """Work of the tasks that start late, in the best of all schedules that start at whole seconds."""
+    """Returns the work of the tasks that start late, in the best schedule that starts at whole seconds."""
     starts = product(*(range(at, at + sla + 1) for at, _ in tasks))
     best = float("inf")
     for chosen in starts:
@@ -159,14 +159,14 @@ def least_late(tasks: list[tuple[int, int]], sla: int, workers: int) -> float:
 
 
 def busy(running: list[tuple[int, int]]) -> list[int]:
-    """How many run in each second."""
+    """Returns how many tasks run in each second."""
     end = max((at + s for at, s in running), default=0)
     return [sum(at <= second < at + s for at, s in running) for second in range(end)]
 
 
 def cost(needed: list[int], start: int) -> int:
-    """The cheapest whole fleet: the first worker is there for whatever needs one, the second for what needs two, and
-    each is kept through a gap when that is not dearer than a new start."""
+    """Returns the cost of the cheapest whole fleet: the first worker is there whenever one is needed, the second
+    whenever two are, and each is kept through a gap if that costs no more than a new start."""
     total = 0
     for level in range(max(needed)):
         seconds = [second for second, count in enumerate(needed) if count > level]
@@ -186,7 +186,7 @@ def test_no_schedule_is_cheaper(tasks: list[tuple[int, int]], sla: int, start: i
 
 
 def test_a_schedule_can_be_as_cheap() -> None:
-    """Where nothing may wait and steps are fine, the bound is the cost."""
+    """If no task may wait and the steps are fine, the bound is the cost."""
     tasks = [(0, 2), (1, 3), (5, 1), (6, 2)]
     assert bound(trace(*tasks), 0, 3, step=1).worker_seconds == pytest.approx(cost(busy(tasks), 3))
 
@@ -230,7 +230,7 @@ def test_six_hours_take_a_moment() -> None:
     day = named("diurnal")
     began = time.process_time()
     found = bound(day, 30, 20)
-    assert time.process_time() - began < 20  # a second; ours is not the only work on the machine
+    assert time.process_time() - began < 20  # it takes a second, but other tests run on the machine too
     assert 1 <= found.worker_seconds / sum(day.service) < 1.05
     assert 12 < found.peak < 18
 

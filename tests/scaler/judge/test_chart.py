@@ -1,4 +1,4 @@
-"""Pictures are XML of finite numbers on their paper, and show every peak and every name."""
+"""Charts are XML with finite numbers within the page, and show every peak and every name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUICK = settings(max_examples=60, deadline=None)
 
 
 def parsed(svg: str) -> ET.Element:
-    """It is one document, says what it is, brings nothing along and asks for nothing; all of it lies on the paper."""
+    """Parses a chart: one document with a description, no references and no scripts, and all of it within the page."""
     root = ET.fromstring(svg)
     assert [child.tag for child in list(root)[:3]] == [f"{SVG}title", f"{SVG}desc", f"{SVG}style"]
     assert root.get("role") == "img"
@@ -61,7 +61,7 @@ def result(moments: tuple[Moment, ...]) -> Result:
 
 
 def moments(count: int, **peaks: tuple[int, float]) -> tuple[Moment, ...]:
-    """All the same, but for (when, how much)."""
+    """Makes equal moments, except for the given peaks (when, how much)."""
     found = [Moment(5.0 * n, 2, 3.0, 4, 5, 10 * n) for n in range(count)]
     for name, (n, value) in peaks.items():
         found[n] = replace(found[n], **{name: value})  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def moments(count: int, **peaks: tuple[int, float]) -> tuple[Moment, ...]:
 
 def test_a_simulation() -> None:
     trace = named("spikes", duration=1200, tasks=1000)
-    root = parsed(chart.timeline(simulate(trace, Static(3), LIMITS), LIMITS, "static on spikes"))
+    root = parsed(chart.draw_timeline(simulate(trace, Static(3), LIMITS), LIMITS, "static on spikes"))
     said = texts(root)
     assert said[0] == "static on spikes"
     assert {"oldest waiting task, s", "waiting tasks", "workers, ready (filled), asked for (line)"} <= {*said}
@@ -84,8 +84,8 @@ def test_a_simulation() -> None:
 
 
 def test_no_peak_vanishes_and_no_picture_is_large() -> None:
-    """A day of a look every five seconds, and one look at which the oldest was late: it is as high as it was."""
-    svg = chart.timeline(result(moments(17_280, oldest_age=(9_001, 100.0))), LIMITS, "a day")
+    """In a day with a look every five seconds, one look at which the oldest task was late keeps its height."""
+    svg = chart.draw_timeline(result(moments(17_280, oldest_age=(9_001, 100.0))), LIMITS, "a day")
     root = parsed(svg)
     oldest, *_ = lines(root, "line blue")
     drawn = points(oldest)
@@ -97,20 +97,21 @@ def test_no_peak_vanishes_and_no_picture_is_large() -> None:
 
 
 def test_arrivals_are_counted_over_what_was_left_out() -> None:
-    found = chart.arrivals(moments(5000))
+    found = chart.measure_arrivals(moments(5000))
     assert {round(rate, 9) for _, rate in found} == {2.0}
     assert len(found) <= chart.MAX_POINTS
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_hardly_anything_happened(count: int) -> None:
-    root = parsed(chart.timeline(result(moments(count)), LIMITS, "short"))
+    root = parsed(chart.draw_timeline(result(moments(count)), LIMITS, "short"))
     assert "0 s" in texts(root)
 
 
 def test_the_limit_is_drawn_where_it_is_near() -> None:
     near, far = (
-        texts(parsed(chart.timeline(result(moments(10)), replace(LIMITS, max_workers=most), "t"))) for most in (6, 60)
+        texts(parsed(chart.draw_timeline(result(moments(10)), replace(LIMITS, max_workers=most), "t")))
+        for most in (6, 60)
     )
     assert "allowed: 6" in near
     assert not any(text.startswith("allowed") for text in far)
@@ -123,15 +124,15 @@ def test_the_limit_is_drawn_where_it_is_near() -> None:
 )
 def test_any_numbers(seen: list[tuple[int, float, int]], sla: float) -> None:
     found = tuple(Moment(5.0 * n, p, age, w, w, p * n) for n, (p, age, w) in enumerate(seen))
-    parsed(chart.timeline(result(found), Limits(sla=sla), "any"))
+    parsed(chart.draw_timeline(result(found), Limits(sla=sla), "any"))
 
 
-# -- Somebody's words -------------------------------------------------------------------------------------------------
+# -- Titles from outside ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("title", ["<script>&\"'", "a\x00b\x1b[1m\nc", "\udc80", "", "word " * 40, "x" * 300])
 def test_titles_are_text(title: str) -> None:
-    svg = chart.frontier([replace(SCORE, policy=title)], title)
+    svg = chart.draw_frontier([replace(SCORE, policy=title)], title)
     root = parsed(svg)
     svg.encode("utf-8")
     shown = root.find(f"{SVG}title")
@@ -151,22 +152,22 @@ def test_ours_stands_out_and_the_best_are_joined() -> None:
         replace(SCORE, policy="deadline", breach_rate=0.0, cost_ratio=1.3),
         replace(SCORE, policy="dear", breach_rate=0.0001, cost_ratio=2.4),
     ]
-    root = parsed(chart.frontier(scores, "steps"))
+    root = parsed(chart.draw_frontier(scores, "steps"))
     circles = {one.get("class"): one for one in root.iter(f"{SVG}circle")}
     assert {*circles} == {"unbeaten", "ours", "beaten"}
     ((best, *_, last),) = [points(one) for one in lines(root, "line blue dashed")]
     assert points(circles["unbeaten"])[3] == best
     assert points(circles["ours"])[3] == last
     zero, some = points(circles["ours"])[3][1], points(circles["beaten"])[3][1]
-    assert zero - some > 10  # one in ten thousand is not none
+    assert zero - some > 10  # one in ten thousand is not zero
     assert {"cheap", "deadline", "dear", "0", "0.01", "0.1", "1", "10"} <= {*texts(root)}
     about = root.find(f"{SVG}desc")
     assert about is not None
     assert "deadline: 0.00 % late, cost 1.30 *" in (about.text or "")
 
 
-def test_those_at_one_place_share_a_point_and_are_named_below() -> None:
-    root = parsed(chart.frontier([replace(SCORE, policy=name) for name in POLICIES], "all the same"))
+def test_equal_scores_share_a_point_and_are_named_below() -> None:
+    root = parsed(chart.draw_frontier([replace(SCORE, policy=name) for name in POLICIES], "all the same"))
     assert len([*root.iter(f"{SVG}circle")]) == 1
     said = texts(root)
     assert f"deadline + {len(POLICIES) - 1}" in said
@@ -176,12 +177,12 @@ def test_those_at_one_place_share_a_point_and_are_named_below() -> None:
 
 def test_without_a_bound_it_is_what_was_paid() -> None:
     scores = [replace(SCORE, policy=f"p{n}", cost_ratio=None, worker_seconds=3600.0 * n) for n in (1, 2, 3)]
-    assert "cost, worker-hours" in texts(parsed(chart.frontier(scores, "t")))
+    assert "cost, worker-hours" in texts(parsed(chart.draw_frontier(scores, "t")))
 
 
 def test_costs_far_apart_are_told_by_factors() -> None:
     scores = [replace(SCORE, policy=f"p{n}", cost_ratio=cost) for n, cost in enumerate((1.0, 1.5, 2.0, 90.0))]
-    root = parsed(chart.frontier(scores, "t"))
+    root = parsed(chart.draw_frontier(scores, "t"))
     assert {"1", "2", "5", "10", "20", "50"} <= {*texts(root)}
     x = sorted(points(one)[3][0] for one in root.iter(f"{SVG}circle"))
     assert x[1] - x[0] > 20
@@ -198,18 +199,20 @@ SCORES = st.lists(
 @given(SCORES)
 def test_any_scores(seen: list[tuple[str, float, float]]) -> None:
     scores = [replace(SCORE, policy=name, breach_rate=late, cost_ratio=cost) for name, late, cost in seen]
-    below = " ".join(texts(parsed(chart.frontier(scores, "any"))))
+    below = " ".join(texts(parsed(chart.draw_frontier(scores, "any"))))
     assert all(name in below for name, _, _ in seen)
 
 
 def test_names_do_not_cover_each_other() -> None:
-    """As many as there are policies, in a heap as they really are."""
+    """As many names as there are policies lie as close together as they really do."""
     scores = [
         replace(SCORE, policy=name, breach_rate=(n % 3) * 0.0004, cost_ratio=1.1 + 0.04 * n)
         for n, name in enumerate(POLICIES)
     ]
     labels = [
-        one for one in parsed(chart.frontier(scores, "heap")).iter(f"{SVG}text") if one.get("class", "")[:5] == "label"
+        one
+        for one in parsed(chart.draw_frontier(scores, "heap")).iter(f"{SVG}text")
+        if one.get("class", "")[:5] == "label"
     ]
     boxes = []
     for one in labels:
@@ -217,7 +220,7 @@ def test_names_do_not_cover_each_other() -> None:
         left = x if one.get("text-anchor") == "start" else x - wide
         boxes.append((left, y - 9, left + wide, y))
     assert len(boxes) > 15
-    assert not any(chart.overlap(a, b) for n, a in enumerate(boxes) for b in boxes[:n])
+    assert not any(chart.do_overlap(a, b) for n, a in enumerate(boxes) for b in boxes[:n])
 
 
 # -- Round numbers ----------------------------------------------------------------------------------------------------
@@ -235,12 +238,12 @@ def test_names_do_not_cover_each_other() -> None:
     ],
 )
 def test_marks_are_round(most: float, marks: list[float]) -> None:
-    assert chart.upwards(most) == pytest.approx(marks)
+    assert chart.list_round_values(most) == pytest.approx(marks)
 
 
 @given(st.floats(1e-6, 1e12))
 def test_marks_reach_the_most(most: float) -> None:
-    marks = chart.upwards(most)
+    marks = chart.list_round_values(most)
     assert 2 <= len(marks) <= 4
     assert marks[-1] >= most * (1 - 1e-6)
     assert all(math.isfinite(one) for one in marks)
@@ -257,11 +260,11 @@ def test_marks_reach_the_most(most: float) -> None:
     ],
 )
 def test_times_are_those_of_a_clock(until: float, said: list[str]) -> None:
-    assert [word for _, word in chart.times(until)] == said
+    assert [word for _, word in chart.list_round_times(until)] == said
 
 
 @pytest.mark.parametrize(
     ("value", "said"), [(0, "0"), (0.01, "0.01"), (9999, "9999"), (20_000, "20 k"), (1.5e6, "1.5 M")]
 )
 def test_numbers_are_short(value: float, said: str) -> None:
-    assert chart.number(value) == said
+    assert chart.format_axis_value(value) == said

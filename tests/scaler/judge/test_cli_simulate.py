@@ -1,4 +1,4 @@
-"""`penstock simulate`: real commands on small traces. Needs no database."""
+"""`penstock simulate`: real commands on small traces, without a database."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from penstock.cli import tree
 from penstock.cli.commands import simulate as cli_simulate
 from penstock.cli.commands.simulate import HINDSIGHT
-from penstock.cli.terminal.formatting import format_percent
 from penstock.errors import PenstockError
+from penstock.formatting import format_percent
 from penstock.scaler.judge import judge
 from penstock.scaler.judge.judge import Score
 from penstock.scaler.judge.traces import SYNTHETIC
@@ -71,7 +71,7 @@ def test_the_same_seed_makes_the_same_result() -> None:
     assert {**first.json, "tasks_per_second": 0} == {**second.json, "tasks_per_second": 0}
 
 
-def test_too_few_workers_are_nobodys_fault() -> None:
+def test_a_maximum_that_is_too_low_is_reported() -> None:
     ran = penstock(*simulate("--max-workers", "2", "--sla", "10s"))
     assert "of 2 at most" in ran.out
     assert "with any policy" in ran.out
@@ -130,7 +130,7 @@ def test_a_second_run_overwrites_the_picture(tmp_path: Path) -> None:
 # -- Many -------------------------------------------------------------------------------------------------------------
 
 
-def test_everybody_side_by_side(tmp_path: Path) -> None:
+def test_all_policies_side_by_side(tmp_path: Path) -> None:
     plot = tmp_path / "frontier.svg"
     value, shown = each(
         simulate("compare", "--trace", "spikes", "--json", "--plot", str(plot)),
@@ -205,7 +205,7 @@ def test_the_names_of_traces() -> None:
     ],
 )
 def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, code: int, said: str) -> None:
-    """Before anything is simulated: the whole day of the default trace would take longer."""
+    """It is refused before anything is simulated: the whole day of the default trace would take longer."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli_simulate, "run", pytest.fail)
     monkeypatch.setattr(judge, "simulate", pytest.fail)
@@ -236,7 +236,7 @@ def test_help() -> None:
 
 
 def test_interrupted(without_solver: dict[str, str]) -> None:
-    """What it says about the solver comes when it is at work."""
+    """The line about the solver shows that it is at work."""
     process = subprocess.Popen(
         [*COMMAND, "simulate", "compare", "--seeds", "50"],
         stdout=subprocess.PIPE,
@@ -253,14 +253,14 @@ def test_interrupted(without_solver: dict[str, str]) -> None:
     assert (process.returncode, out, err) == (130, b"", b"")
 
 
-# -- In here ----------------------------------------------------------------------------------------------------------
+# -- Functions --------------------------------------------------------------------------------------------------------
 
 
 def test_one_late_task_among_many_is_not_none() -> None:
     assert [format_percent(share) for share in (0.0, 1e-7, 0.0001, 0.5)] == ["0.00 %", "< 0.01 %", "0.01 %", "50.00 %"]
 
 
-def test_who_is_as_good_as_the_best_is_among_them() -> None:
+def test_a_policy_as_good_as_the_best_is_on_the_frontier() -> None:
     one = Score("t", "a", 1, 10, 0.0, 0.0, 1.5, 150.0, 0.5, 1, 0, 0, 0, 0, 3, 9)
     scores = [one, replace(one, policy="b"), replace(one, policy="c", worker_seconds=160.0, cost_ratio=1.6)]
-    assert [each.policy for each in judge.frontier(scores)] == ["a", "b"]
+    assert [each.policy for each in judge.find_frontier(scores)] == ["a", "b"]

@@ -1,4 +1,4 @@
-"""Scores are means, the frontier is what nobody beats, and the default keeps its promise on short traces."""
+"""Scores are means, the frontier has the policies that none beats, and the default keeps its promise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.scaler.judge.bound import Bound
-from penstock.scaler.judge.judge import TOLERATED, Case, Score, best_static, case, frontier, judge, merged, score
+from penstock.scaler.judge.judge import (
+    TOLERATED,
+    Case,
+    Score,
+    best_static,
+    case,
+    find_frontier,
+    judge,
+    merge_scores,
+    score,
+)
 from penstock.scaler.judge.simulate import Result
 from penstock.scaler.judge.traces import Trace, named
 from penstock.scaler.policy.deadline import Deadline
@@ -20,7 +30,7 @@ from penstock.scaler.policy.signals import Limits
 
 
 def about(value: Any, **within: Any) -> Any:
-    """Nearly equal; of any type, for those who check types."""
+    """`pytest.approx` with the type Any, which satisfies mypy."""
     return pytest.approx(value, **within)
 
 
@@ -125,28 +135,28 @@ def scored(cost: float | None, breaches: float, **changed: Any) -> Score:
 
 def test_scores_of_several_traces_are_merged() -> None:
     one, other = scored(1.0, 0.1, max_wait=5.0), scored(2.0, 0.3, trace="other", peak_workers=20)
-    both = merged("all", [one, other])
+    both = merge_scores("all", [one, other])
     assert (both.trace, both.policy, both.cost_ratio, both.breach_rate) == ("all", "mine", 1.5, about(0.2))
     assert (both.max_wait, both.peak_workers) == (31.0, 20)
-    assert merged("all", [one, scored(None, 0.0)]).cost_ratio is None
-    assert merged("empty", [one]) == one
+    assert merge_scores("all", [one, scored(None, 0.0)]).cost_ratio is None
+    assert merge_scores("empty", [one]) == one
 
 
-# -- Who is best -------------------------------------------------------------------------------------------------------
+# -- The frontier ------------------------------------------------------------------------------------------------------
 
 
-def test_on_the_frontier_nobody_is_beaten() -> None:
+def test_on_the_frontier_no_policy_is_beaten() -> None:
     cheap, good, both, dear = scored(1.0, 0.3), scored(3.0, 0.0), scored(2.0, 0.1), scored(2.5, 0.1)
-    assert frontier([dear, good, both, cheap]) == [cheap, both, good]
-    assert frontier([]) == []
+    assert find_frontier([dear, good, both, cheap]) == [cheap, both, good]
+    assert find_frontier([]) == []
 
 
 @given(st.lists(st.tuples(st.sampled_from([1.0, 1.5, 2.0, 3.0]), st.sampled_from([0.0, 0.1, 0.2, 0.5])), max_size=8))
-def test_it_is_exactly_those_that_nobody_beats(points: list[tuple[float, float]]) -> None:
+def test_the_frontier_is_exactly_those_that_no_policy_beats(points: list[tuple[float, float]]) -> None:
     def beaten(point: tuple[float, float]) -> bool:
         return any(other[0] <= point[0] and other[1] <= point[1] and other != point for other in points)
 
-    found = frontier([scored(cost, breaches) for cost, breaches in points])
+    found = find_frontier([scored(cost, breaches) for cost, breaches in points])
     assert [(one.cost_ratio, one.breach_rate) for one in found] == sorted(one for one in points if not beaten(one))
 
 
@@ -159,7 +169,7 @@ def test_the_best_fixed_fleet_is_the_smallest_that_would_have_done(name: str) ->
     assert judge(Static(best.workers - 1), cases).excess_breach_rate > TOLERATED
 
 
-# -- The whole ---------------------------------------------------------------------------------------------------------
+# -- The default policy ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["diurnal", "spikes", "batches-known", "on-off", "metric-outage"])
@@ -174,7 +184,7 @@ def test_the_default_policy_keeps_its_promise(name: str, latency: float) -> None
 
 
 def test_it_does_not_take_chance_for_a_limit() -> None:
-    """Everybody is busy for minutes while tasks come back: one more worker may bring less than it should, by chance."""
+    """All workers are busy for minutes while tasks come back: by chance, one more may bring less than it should."""
     trace = named("retry-storm", seed=7, duration=5400.0, tasks=6000, service=8.0)
     found = case(trace, Limits(sla=60.0, start_latency=2.3, interval=2.0))
     assert judge(Deadline(), [found]).breach_rate <= 0.01

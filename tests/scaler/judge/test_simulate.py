@@ -1,4 +1,4 @@
-"""Waits and costs as worked out by hand; every task runs once and to its end; what a policy sees is what is there."""
+"""Waits and costs equal those worked out by hand, every task runs once and to its end, and policies get the facts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.scaler.policy.signals import Limits, Signals
 
 
 def about(value: Any, **within: Any) -> Any:
-    """Nearly equal; of any type, for those who check types."""
+    """`pytest.approx` with the type Any, which satisfies mypy."""
     return pytest.approx(value, **within)
 
 
@@ -33,7 +33,7 @@ LIMITS = Limits(sla=2.5, min_workers=1, max_workers=50, interval=5.0, start_late
 
 @dataclass
 class Told:
-    """So many workers from each moment on, and what was seen meanwhile."""
+    """A policy that wants given numbers of workers from given times on, and keeps the signals that it got."""
 
     steps: Sequence[tuple[float, int]] = ()
     name: str = "told"
@@ -47,7 +47,7 @@ class Told:
 
 
 def tasks(*rows: tuple[float, float], lasts: float = 0.0) -> Trace:
-    """(due, service) of each."""
+    """Makes a trace of tasks (due, service)."""
     due, service = [row[0] for row in rows], [row[1] for row in rows]
     return Trace("by hand", due, service, [*due], max(lasts, *due) if due else lasts)
 
@@ -60,7 +60,7 @@ def summed(trace: Trace) -> float:
 
 
 def test_one_worker_and_four_tasks() -> None:
-    """Two seconds each, a second apart: each waits a second longer than the one before."""
+    """Tasks of two seconds arrive a second apart: each waits a second longer than the one before."""
     result = simulate(tasks((0, 2), (1, 2), (2, 2), (3, 2), lasts=10), Static(1), LIMITS)
     assert [*result.waits] == [0, 1, 2, 3]
     assert (result.tasks, result.breaches, result.breach_rate) == (4, 1, 0.25)
@@ -70,7 +70,7 @@ def test_one_worker_and_four_tasks() -> None:
 
 def test_it_goes_on_until_the_last_task_is_done() -> None:
     result = simulate(tasks((0, 7), (1, 7), lasts=5), Static(1), LIMITS)
-    assert (result.waits, result.worker_seconds) == ((0, 6), 15), "done at 14, seen at 15"
+    assert (result.waits, result.worker_seconds) == ((0, 6), 15), "it is done at 14 and seen at 15"
 
 
 def test_nothing_to_do_costs_what_stands_by() -> None:
@@ -80,7 +80,7 @@ def test_nothing_to_do_costs_what_stands_by() -> None:
 
 
 def test_a_new_worker_is_paid_at_once_and_works_after_it_is_up() -> None:
-    """Asked for at 10, up at 30; two tasks wait for it, and it is there until 40."""
+    """A worker is asked for at 10 and is up at 30. Two tasks wait for it, and it stays until 40."""
     policy = Told([(0, 0), (10, 1)])
     result = simulate(tasks((12, 3), (25, 3), lasts=40), policy, replace(LIMITS, min_workers=0))
     assert [*result.waits] == [8, 18]
@@ -93,11 +93,11 @@ def test_a_worker_that_needs_no_time_to_start_helps_at_once() -> None:
     assert result.worker_seconds == 20 + 15
 
 
-def test_whoever_is_sent_away_finishes_first_and_is_paid_for_it() -> None:
-    """Both are busy until 30; at 5 one is told to go. The task of 10 waits for the other."""
+def test_a_dismissed_worker_finishes_its_task_and_is_paid_for_it() -> None:
+    """Both are busy until 30, and at 5 one is told to go. The task that arrives at 10 waits for the other."""
     trace = tasks((0, 30), (0, 30), (10, 1), lasts=60)
     result = simulate(trace, Told([(5, 1)]), replace(LIMITS, min_workers=2))
-    assert [*result.waits] == [0, 0, 20], "min 2: nobody goes"
+    assert [*result.waits] == [0, 0, 20], "with min 2 no worker goes"
     result = simulate(trace, Told([(0, 2), (25, 1)]), replace(LIMITS, start_latency=0.0))
     assert [*result.waits] == [0, 0, 20]
     assert result.worker_seconds == 60 + 30
@@ -105,8 +105,8 @@ def test_whoever_is_sent_away_finishes_first_and_is_paid_for_it() -> None:
 
 
 def test_the_idle_go_first_then_those_that_start_then_the_busy() -> None:
-    """One is busy. Two more come at 20; at 25 a fourth is asked for. Then one goes at a time: an idle one at 30 and at
-    35, the fourth at 40, before it is up."""
+    """One worker is busy. Two more come at 20, and at 25 a fourth is asked for. Then they go one at a time: idle
+    workers at 30 and 35, the fourth at 40, before it is up."""
     policy = Told([(0, 3), (25, 4), (30, 3), (35, 2), (40, 1)])
     result = simulate(tasks((0, 100)), policy, LIMITS)
     fleets = {moment.at: (moment.ready, moment.workers) for moment in result.moments}
@@ -129,8 +129,8 @@ def test_a_worker_with_two_slots_runs_two_tasks() -> None:
 
 
 def test_a_slot_that_is_free_in_a_worker_that_goes_is_not_used() -> None:
-    """Two workers of two slots, each with a task of 10 s and one of 40. One is told to go at 5: at 10 there is one slot
-    for the two that wait, and at 40 another."""
+    """Two workers have two slots each, with a task of 10 s and one of 40 s. One is told to go at 5: at 10 there is one
+    slot for the two tasks that wait, and at 40 another."""
     trace = tasks((0, 10), (0, 40), (0, 10), (0, 40), (6, 100), (6, 100))
     policy = Told([(0, 2), (5, 1)])
     result = simulate(trace, policy, replace(LIMITS, slots=2, start_latency=0.0))
@@ -138,19 +138,19 @@ def test_a_slot_that_is_free_in_a_worker_that_goes_is_not_used() -> None:
     assert result.worker_seconds == 40 + 140
 
 
-def test_nor_one_that_was_free_already() -> None:
-    """One of the first worker's two tasks is over at 3, the worker is told to go at 5, and at 6 two tasks come."""
+def test_a_slot_that_was_free_before_is_not_used_either() -> None:
+    """One of the first worker's two tasks ends at 3, the worker is told to go at 5, and at 6 two tasks arrive."""
     trace = tasks((0, 20), (0, 3), (0, 40), (6, 100), (6, 100))
     result = simulate(trace, Told([(0, 2), (5, 1)]), replace(LIMITS, slots=2, start_latency=0.0))
     assert [*result.waits] == [0, 0, 0, 0, 34]
     assert result.worker_seconds == 20 + 140
 
 
-def test_among_equals_who_came_first_goes_first() -> None:
-    """Ten workers with tasks of 10, 20, … 100 s, five of whom are sent home: always the same five."""
+def test_among_equal_workers_the_oldest_goes_first() -> None:
+    """Ten workers have tasks of 10, 20, … 100 s, and five are dismissed: always the same five."""
     trace = tasks(*((0.0, 10.0 * n) for n in range(1, 11)))
     result = simulate(trace, Told([(5, 5)]), replace(LIMITS, min_workers=10))
-    assert result.worker_seconds == 10 * 100, "min 10: nobody goes"
+    assert result.worker_seconds == 10 * 100, "with min 10 no worker goes"
     result = simulate(trace, Told([(0, 10), (5, 5)]), replace(LIMITS, start_latency=0.0))
     assert result.worker_seconds == 10 + 20 + 30 + 40 + 50 + 5 * 100
 
@@ -163,11 +163,11 @@ def test_changes_of_direction_are_counted() -> None:
 
 
 @pytest.mark.parametrize(("share", "wait"), [(0, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.99, 4), (1, 4)])
-def test_so_many_did_not_wait_longer(share: float, wait: float) -> None:
+def test_quantiles_of_waits(share: float, wait: float) -> None:
     assert Result(4, 0, 1.0, 1.0, 0, 0, 1.0, 1, waits=(1.0, 2.0, 3.0, 4.0)).wait(share) == wait
 
 
-# -- Whatever happens --------------------------------------------------------------------------------------------------
+# -- Properties --------------------------------------------------------------------------------------------------------
 
 ROWS = st.lists(st.tuples(st.floats(0, 60), st.floats(0.01, 40)), max_size=40).map(sorted)
 
@@ -202,7 +202,7 @@ def test_every_task_runs_once_and_to_its_end(
 @settings(max_examples=100, deadline=None)
 @given(ROWS, st.integers(1, 4), st.integers(1, 3))
 def test_first_due_first_served(rows: list[tuple[float, float]], workers: int, slots: int) -> None:
-    """Against the simplest way to say it: each task in the slot that is free first."""
+    """It equals the simplest rule: each task runs in the slot that is free first."""
     trace, free, waits = tasks(*rows, lasts=60), [0.0] * (workers * slots), []
     for due, service in rows:
         begin = max(due, heapq.heappop(free))
@@ -214,7 +214,7 @@ def test_first_due_first_served(rows: list[tuple[float, float]], workers: int, s
 
 @pytest.mark.parametrize(("slots", "workers"), [(1, 4), (4, 1)])
 def test_waits_by_chance_are_erlangs(slots: int, workers: int) -> None:
-    """50,000 tasks by chance for four slots that are busy 70 % of the time."""
+    """50,000 tasks arrive at random for four slots that are busy 70 % of the time."""
     random, due, at = Random(5), [], 0.0
     for _ in range(50_000):
         at += random.expovariate(2.8)
@@ -243,7 +243,7 @@ def test_every_policy_meets_the_same_tasks() -> None:
 
 
 def test_the_same_simulation_twice_is_the_same() -> None:
-    """Who is sent home among equals must not depend on where in memory they are."""
+    """Which of several equal workers is dismissed must not depend on their addresses in memory."""
     limits = Limits(sla=20.0, min_workers=0, max_workers=40, slots=2, start_latency=30.0)
     trace, kept = small("steps", service=3.0, cv=2.0), []
     results = []
@@ -287,7 +287,7 @@ def test_what_is_planned_is_seen_from_the_moment_it_is_known_until_it_is_due() -
     trace = replace(tasks(*rows, lasts=100), known=[12.0, 12.0, 70.0, 61.0])
     found = {signals.now: signals for signals in watched(trace, replace(LIMITS, sla=30.0))}
     assert found[10.0].planned == ()
-    assert found[15.0].planned == ((35.0, 2),), "one second together"
+    assert found[15.0].planned == ((35.0, 2),), "tasks of one second are counted together"
     assert found[50.0].planned == ((about(0.4), 1),)
     assert found[55.0].planned == ()
     assert found[65.0].planned == ((15.0, 1),)
@@ -295,7 +295,7 @@ def test_what_is_planned_is_seen_from_the_moment_it_is_known_until_it_is_due() -
 
 
 def test_what_is_planned_for_long_after_is_not_seen_yet() -> None:
-    """Start latency, interval and two promises ahead are enough."""
+    """It is enough to see start latency, interval and two promises ahead."""
     trace = replace(tasks((500.0, 1.0)), known=[0.0])
     assert next(signals.now for signals in watched(trace) if signals.planned) == 470
 
@@ -306,22 +306,22 @@ def test_service_times_are_learned_and_those_that_run_count() -> None:
     for seconds in (1.0, 3.0):
         learned.add(seconds)
     assert learned.service(0.0) == (2.0, 0.5)
-    assert learned.service(6.0) == (5.0, 0.5), "ten seconds in slots, two results"
+    assert learned.service(6.0) == (5.0, 0.5), "ten seconds in slots for two results"
     learned.forget(600.0)
     learned.add(5.0)
-    assert learned.service(0.0)[0] == about((2 + 5) / 2), "what was ten minutes ago counts half"
+    assert learned.service(0.0)[0] == about((2 + 5) / 2), "a task of ten minutes ago counts half"
     learned.forget(36_000.0)
     assert learned.service(0.0) == (None, 1.0)
 
 
-def test_nobody_knows_a_service_time_before_a_task_has_finished() -> None:
+def test_the_service_time_is_unknown_before_a_task_has_finished() -> None:
     seen = watched(tasks((0, 12), lasts=30))
     assert [signals.service for signals in seen[:3]] == [None] * 3
     assert seen[3].service == about(12)
     assert [signals.running for signals in seen[:4]] == [(0,), (5,), (10,), ()]
 
 
-def test_who_starts_is_seen_with_the_seconds_that_are_left() -> None:
+def test_starting_workers_are_seen_with_their_remaining_seconds() -> None:
     seen = watched(tasks(lasts=30), workers=3)
     assert [(signals.fleet.ready, signals.fleet.starting) for signals in seen[:6]] == [
         (1, ()),
@@ -333,7 +333,7 @@ def test_who_starts_is_seen_with_the_seconds_that_are_left() -> None:
     ]
 
 
-def test_who_watches_is_told_how_far_it_is() -> None:
+def test_the_caller_is_told_the_progress() -> None:
     shares: list[float] = []
     simulate(small("diurnal"), Static(20), LIMITS, watch=shares.append)
     assert len(shares) >= 90
@@ -341,13 +341,13 @@ def test_who_watches_is_told_how_far_it_is() -> None:
     assert shares[-1] > 0.97
 
 
-def test_who_never_gets_a_worker_is_given_up_after_a_month() -> None:
-    class Nobody:
-        name = "nobody"
+def test_a_simulation_without_workers_is_given_up_after_a_month() -> None:
+    class NoWorkers:
+        name = "no workers"
 
         def decide(self, signals: Signals, memory: Memory = None) -> Decision:
-            return Decision(0, "NORMAL", "0: nobody", "none", {}, None, None, 0)
+            return Decision(0, "NORMAL", "0: no workers", "none", {}, None, None, 0)
 
-    policy: Policy = Nobody()
+    policy: Policy = NoWorkers()
     limits = Limits(sla=30.0, min_workers=0, interval=3600.0)
     assert len(Simulation(tasks((0, 1)), policy, limits).run(None).waits) == 0

@@ -1,4 +1,4 @@
-"""Traces are what they say, the same for the same seed; a bad recording is refused by file, line, field and value."""
+"""Traces are as described and the same for the same seed; a bad recording is refused by file, line, field and value."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def sound(trace: Trace) -> None:
     assert all(known <= due for due, known in zip(trace.due, trace.known, strict=True))
 
 
-# -- Made up ----------------------------------------------------------------------------------------------------------
+# -- Synthetic --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_made_up_trace_has_about_as_many_tasks_as_asked_for(name: str) -> None:
+def test_a_synthetic_trace_has_about_as_many_tasks_as_asked_for(name: str) -> None:
     trace = named(name)
     sound(trace)
     assert trace.name == name
@@ -74,7 +74,7 @@ def test_other_service_times_leave_the_arrivals_as_they_are(name: str) -> None:
     duration=st.floats(1, 7200),
     tasks=st.integers(1, 1000),
 )
-def test_any_wish_is_met(name: str, seed: int, service: float, cv: float, duration: float, tasks: int) -> None:
+def test_any_options_are_met(name: str, seed: int, service: float, cv: float, duration: float, tasks: int) -> None:
     trace = named(name, seed=seed, service=service, cv=cv, duration=duration, tasks=tasks)
     sound(trace)
     assert len(trace.due) <= 2 * tasks + 50
@@ -116,7 +116,7 @@ def test_known_batches_are_planned_and_fall_due_at_one_instant() -> None:
         assert due - known >= 600 if due in batches else due == known
 
 
-def test_unknown_batches_come_over_some_seconds_and_nobody_says_so() -> None:
+def test_unknown_batches_come_over_some_seconds_unannounced() -> None:
     trace = named("batches-unknown")
     assert trace.due == trace.known
     assert max(Counter(trace.due).values()) == 1
@@ -194,13 +194,13 @@ def test_an_outage_of_metrics_hides_the_same_day() -> None:
         ("tasks", True),
     ],
 )
-def test_a_wish_that_can_not_be_met_is_named(option: str, value: object) -> None:
+def test_an_option_that_cannot_be_met_is_named(option: str, value: object) -> None:
     with pytest.raises(ValidationError, match=f"^{option}: ") as caught:
         named("spikes", **{option: value})  # type: ignore[arg-type]
     assert caught.value.field == option
 
 
-# -- Found ------------------------------------------------------------------------------------------------------------
+# -- Names ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_counts_become_arrivals_within_their_periods(file: Path) -> None:
         COUNTS.replace("\n", "\n\n \n , \n"),
         COUNTS.removeprefix("period,count\n"),
         "Count , PERIOD\n2,0\n11, 60\n0.0,120\n7,180\n",
-        "period,note,count\n100,a,2\n160,b,11\n280,c,7\n",  # what is not there is none
+        "period,note,count\n100,a,2\n160,b,11\n280,c,7\n",  # a missing period is empty
         "1998-04-30T21:30Z,2\n1998-04-30T23:31+02:00,11\n1998-04-30 21:33,7",
     ],
 )
@@ -376,7 +376,7 @@ def test_a_file_without_rows_is_refused(file: Path, text: str) -> None:
         load(written(file, text))
 
 
-def test_a_file_that_can_not_be_read_is_refused(file: Path, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_refused(file: Path, tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="there is no file"):
         find(str(file))
     with pytest.raises(ValidationError, match="cannot be read: Is a directory"):

@@ -1,4 +1,5 @@
-"""The default policy: nothing impossible whatever it sees, more need never fewer workers, and what its page says."""
+"""The default policy: its decisions are always possible, more need never means fewer workers, and it does what its page
+says."""
 
 from __future__ import annotations
 
@@ -21,22 +22,22 @@ from penstock.scaler.policy.outlook import STEPS
 from penstock.scaler.policy.signals import SAMPLES, Fleet, Limits, Sample, Signals
 
 POLICY = Deadline()
-LIMITS = Limits(sla=28.0, min_workers=0, max_workers=1000, interval=5.0, start_latency=15.0)  # 48 s, as many steps
+LIMITS = Limits(sla=28.0, min_workers=0, max_workers=1000, interval=5.0, start_latency=15.0)  # 48 s, in as many steps
 
 
 def decide(signals: Signals, memory: Memory = None) -> Decision:
     return POLICY.decide(signals, memory)
 
 
-def seen(pending: int = 0, oldest: float = 0.0, workers: int = 0, **rest: Any) -> Signals:
-    """One look at a queue whose tasks take a second each."""
+def make_signals(pending: int = 0, oldest: float = 0.0, workers: int = 0, **rest: Any) -> Signals:
+    """Signals of one look at a queue whose tasks take a second each."""
     sample = Sample(1000.0, pending, rest.pop("active", 0), oldest, workers=workers, finished=1)
     limits = replace(LIMITS, **rest.pop("limits", {}))
     return replace(Signals(1000.0, limits, (sample,), Fleet(workers), service=1.0, dispersion=0.0), **rest)
 
 
 def stream(rate: float, *, until: float = 1000.0, every: float = 5.0, announced: float = 0.0) -> tuple[Sample, ...]:
-    """So many a second, for as long as looks are kept."""
+    """Samples of a queue with `rate` arrivals a second, for as long as looks are kept."""
     ats = [until - every * n for n in range(SAMPLES)][::-1]
     return tuple(
         Sample(at, 0, arrived=round((rate + announced) * at), announced=round(announced * at), finished=1) for at in ats
@@ -44,13 +45,13 @@ def stream(rate: float, *, until: float = 1000.0, every: float = 5.0, announced:
 
 
 def later(signals: Signals, seconds: float, workers: int) -> Signals:
-    """The same again, with the fleet that was decided on."""
+    """The same signals some seconds later, with the fleet that was decided on."""
     now = signals.now + seconds
     samples = tuple(replace(one, at=one.at + seconds) for one in signals.samples)
     return replace(signals, now=now, samples=samples, fleet=Fleet(workers))
 
 
-# -- Whatever it sees --------------------------------------------------------------------------------------------------
+# -- Any signals -------------------------------------------------------------------------------------------------------
 
 SPANS = st.sampled_from([0.001, 1.0, 5.0, 30.0, 3600.0, 3.1e8]) | st.floats(0.001, 120)
 SECONDS = st.just(0.0) | SPANS
@@ -130,25 +131,28 @@ def test_every_decision_is_one_that_can_be_carried_out(moments: list[Signals]) -
 @DEEP
 @given(st.lists(any_signals(), min_size=2, max_size=3))
 def test_the_same_signals_and_memory_make_the_same_decision(moments: list[Signals]) -> None:
-    """Memory goes through a column of a table."""
+    """The memory is stored as JSON between decisions."""
     memory = None
     for signals in moments:
         stored = json.dumps(memory, allow_nan=False)
         one, again, other = decide(signals, memory), decide(signals, memory), decide(signals, json.loads(stored))
         assert one == again == other
         assert one.memory == again.memory == other.memory
-        assert json.dumps(memory) == stored, "what was remembered is not changed"
+        assert json.dumps(memory) == stored, "the given memory is not changed"
         memory = one.memory
 
 
 def test_ten_years_of_running_are_no_error() -> None:
-    """Ten thousand tasks that have run for ten days each, and none ever finished."""
-    assert decide(seen(5, active=10_000, workers=99, running=(864_000.0,) * 10_000, service=None)).workers >= 99
+    """Ten thousand tasks have run for ten days each, and none has ever finished."""
+    assert decide(make_signals(5, active=10_000, workers=99, running=(864_000.0,) * 10_000, service=None)).workers >= 99
 
 
 def test_a_hundred_thousand_workers_are_decided_on_as_fast_as_ten() -> None:
     limits = {"max_workers": 100_000, "slots": 100_000}
-    assert decide(seen(2**62, 5.0, limits=limits, samples=(*stream(1e9), Sample(1000.0, 2**62)))).workers == 100_000
+    assert (
+        decide(make_signals(2**62, 5.0, limits=limits, samples=(*stream(1e9), Sample(1000.0, 2**62)))).workers
+        == 100_000
+    )
 
 
 # -- More need never means fewer workers -------------------------------------------------------------------------------
@@ -156,7 +160,7 @@ def test_a_hundred_thousand_workers_are_decided_on_as_fast_as_ten() -> None:
 
 @st.composite
 def usual(draw: st.DrawFn) -> Signals:
-    """A queue all of whose tasks can still be saved."""
+    """Signals of a queue all of whose tasks can still start in time."""
     limits = Limits(
         sla=1.0,
         min_workers=0,
@@ -205,7 +209,7 @@ def last_look(signals: Signals, **changed: Any) -> Signals:
 
 
 def more_waiting(signals: Signals, by: float, place: int) -> Signals:
-    """Of any age."""
+    """Adds waiting tasks of any age."""
     more, waiting = math.ceil(by * 100), list(signals.waiting)
     if waiting:
         age, count = waiting[place % len(waiting)]
@@ -220,7 +224,7 @@ def one_more_new(signals: Signals, by: float, place: int) -> Signals:
 
 
 def older(signals: Signals, by: float, place: int) -> Signals:
-    """All of them, or the oldest."""
+    """Makes all waiting tasks older, or the oldest ones."""
     waiting = signals.waiting
     if waiting and place % 2:
         waiting = ((waiting[0][0] + by, waiting[0][1]), *waiting[1:])
@@ -241,8 +245,8 @@ def more_planned(signals: Signals, by: float, place: int) -> Signals:
     return replace(signals, planned=tuple(sorted([*signals.planned, (10.0 * place, math.ceil(by * 100))])))
 
 
-OLD_AND_YOUNG = seen(100, 30.0, service=1.0, dispersion=1.0, limits={"sla": 43.0, "start_latency": 0.0})
-SLOW_AND_MANY = seen(samples=stream(0.0)[:-4] + stream(10.0)[-4:], service=590.0, limits={"sla": 600.0})
+OLD_AND_YOUNG = make_signals(100, 30.0, service=1.0, dispersion=1.0, limits={"sla": 43.0, "start_latency": 0.0})
+SLOW_AND_MANY = make_signals(samples=stream(0.0)[:-4] + stream(10.0)[-4:], service=590.0, limits={"sla": 600.0})
 
 
 @settings(max_examples=120, deadline=None)
@@ -264,26 +268,29 @@ def test_while_all_can_be_saved_more_need_never_wants_fewer(
 
 def test_workers_for_a_known_batch_are_asked_for_before_it_is_due() -> None:
     def wanted(seconds: float) -> int:
-        return decide(seen(planned=((seconds, 290),))).wanted
+        return decide(make_signals(planned=((seconds, 290),))).wanted
 
-    assert wanted(21.0) == 0, "the next decision is soon enough"
-    assert wanted(20.0) == wanted(15.0) == 10, "1 + 28 each"
+    assert wanted(21.0) == 0, "the next decision is early enough"
+    assert wanted(20.0) == wanted(15.0) == 10, "each starts 1 + 28 tasks"
     assert wanted(14.0) > 10, "too late to be ready for it"
-    assert "0 expected and 290 planned until new workers are up" in decide(seen(planned=((20.0, 290),))).reason
+    assert "0 expected and 290 planned until new workers are up" in decide(make_signals(planned=((20.0, 290),))).reason
 
 
 def test_what_was_announced_is_not_forecast_again() -> None:
-    planned, plain = decide(seen(samples=stream(2.0, announced=50.0))), decide(seen(samples=stream(2.0)))
+    planned, plain = (
+        decide(make_signals(samples=stream(2.0, announced=50.0))),
+        decide(make_signals(samples=stream(2.0))),
+    )
     assert (planned.wanted, planned.rules) == (plain.wanted, plain.rules)
-    assert decide(seen(samples=stream(52.0))).wanted > 5 * planned.wanted
+    assert decide(make_signals(samples=stream(52.0))).wanted > 5 * planned.wanted
 
 
 # -- Down only after a while -------------------------------------------------------------------------------------------
 
 
 def seconds_until_down(fewer: Signals, fleet: int) -> tuple[float, int]:
-    """After a hundred were needed: when the first is sent home, and to how many it goes then."""
-    busy = replace(seen(2800, workers=fleet), limits=fewer.limits)
+    """After a hundred were needed, returns when the first worker is dismissed and how many then remain."""
+    busy = replace(make_signals(2800, workers=fleet), limits=fewer.limits)
     assert decide(busy).workers == fleet
     memory = json.loads(json.dumps(decide(busy).memory))
     for tick in range(1, 100):
@@ -299,17 +306,19 @@ def seconds_until_down(fewer: Signals, fleet: int) -> tuple[float, int]:
 
 @pytest.mark.parametrize(("needed", "seconds"), [(0, 35.0), (50, 55.0), (75, 95.0), (90, 215.0), (99, 300.0)])
 def test_the_more_it_saves_the_sooner_it_goes_down(needed: int, seconds: float) -> None:
-    """15 s for a start, and 20 s × fleet / workers saved; never longer than five minutes."""
-    assert seconds_until_down(seen(28 * needed, workers=100), 100) == (seconds, needed)
+    """It waits 15 s for a start and 20 s × fleet / workers saved, and never longer than five minutes."""
+    assert seconds_until_down(make_signals(28 * needed, workers=100), 100) == (seconds, needed)
 
 
 def test_up_it_goes_at_once() -> None:
-    memory = decide(seen(280, workers=10)).memory
-    assert decide(later(seen(2800, workers=10), 5.0, 10), memory).workers == 190, "new ones start 1 + 13 each"
+    memory = decide(make_signals(280, workers=10)).memory
+    assert decide(later(make_signals(2800, workers=10), 5.0, 10), memory).workers == 190, (
+        "new workers start 1 + 13 tasks each"
+    )
 
 
 def test_needed_again_is_needed_from_then_on() -> None:
-    quiet, busy = seen(0, workers=10), seen(280, workers=10)
+    quiet, busy = make_signals(0, workers=10), make_signals(280, workers=10)
     memory = decide(busy).memory
     for tick in range(1, 40):
         decision = decide(later(busy if tick % 6 == 0 else quiet, 5.0 * tick, 10), memory)
@@ -317,33 +326,33 @@ def test_needed_again_is_needed_from_then_on() -> None:
         assert decision.workers == 10
 
 
-# -- What cannot be saved ---------------------------------------------------------------------------------------------
+# -- Late tasks -------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_late_does_not_mean_everybody() -> None:
-    """Half a promise for 480 tasks, as soon as new workers are up: 1 + 15 each."""
-    late = decide(seen(480, 100.0))
+def test_late_tasks_do_not_bring_the_whole_fleet() -> None:
+    """480 tasks get half a promise as soon as new workers are up, which start 1 + 15 tasks each."""
+    late = decide(make_signals(480, 100.0))
     assert (late.urgency, late.bound_by, late.wanted) == ("BREACH", "deadlines", 30)
 
 
-def test_more_than_are_allowed_are_told() -> None:
-    decision = decide(seen(5000, 100.0, limits={"max_workers": 20}))
+def test_a_need_above_the_maximum_is_reported() -> None:
+    decision = decide(make_signals(5000, 100.0, limits={"max_workers": 20}))
     assert (decision.workers, decision.bound_by) == (20, "max")
     assert decision.capacity_short == decision.wanted - 20 > 200
     assert decision.reason.endswith(f"; max 20 of {decision.wanted} wanted")
 
 
-# -- Nobody knows how long a task takes --------------------------------------------------------------------------------
+# -- An unknown service time -------------------------------------------------------------------------------------------
 
 
 def unknown(workers: int, running: int = 0, **rest: Any) -> Signals:
-    return seen(500, 1.0, workers, service=None, active=workers, running=(5.0,) * running, **rest)
+    return make_signals(500, 1.0, workers, service=None, active=workers, running=(5.0,) * running, **rest)
 
 
 def test_the_first_worker_is_there_before_anything_has_finished() -> None:
     assert decide(unknown(0)).workers == 1
-    assert decide(seen(0, service=None)).workers == 0, "for nothing, nobody"
-    assert decide(seen(1, service=None)).bound_by == "unknown"
+    assert decide(make_signals(0, service=None)).workers == 0, "without tasks no worker is needed"
+    assert decide(make_signals(1, service=None)).bound_by == "unknown"
 
 
 def test_until_something_has_finished_at_most_twice_as_many_at_a_time() -> None:
@@ -365,9 +374,9 @@ def test_and_not_again_before_a_quarter_of_a_start_is_over() -> None:
 
 
 def test_short_tasks_need_no_more_than_they_seem_to() -> None:
-    """500 tasks of which the first has run for 0.1 s: six a worker and second."""
-    assert decide(seen(5, 1.0, 4, service=None, active=1, running=(0.1,))).workers == 4
-    assert decide(seen(5, 1.0, 4, service=None, active=4, running=(60.0,) * 4)).workers == 8
+    """Of 500 tasks the first has run for 0.1 s: a worker starts six a second."""
+    assert decide(make_signals(5, 1.0, 4, service=None, active=1, running=(0.1,))).workers == 4
+    assert decide(make_signals(5, 1.0, 4, service=None, active=4, running=(60.0,) * 4)).workers == 8
 
 
 @settings(max_examples=100, deadline=None)
@@ -380,15 +389,15 @@ def test_while_unknown_never_more_than_twice(signals: Signals) -> None:
 
 
 def test_a_steady_stream_has_a_floor() -> None:
-    decision = decide(seen(samples=stream(10.0), dispersion=1.0, limits={"sla": 2.0, "start_latency": 0.5}))
-    assert decision.rules["steady"] >= 12, "ten are busy on average"
-    assert decide(seen(samples=stream(10.0), limits={"slots": 4})).rules["steady"] in {3, 4}
+    decision = decide(make_signals(samples=stream(10.0), dispersion=1.0, limits={"sla": 2.0, "start_latency": 0.5}))
+    assert decision.rules["steady"] >= 12, "ten workers are busy on average"
+    assert decide(make_signals(samples=stream(10.0), limits={"slots": 4})).rules["steady"] in {3, 4}
 
 
 def after_a_burst(**limits: float) -> Decision:
-    """Twenty minutes after forty a second came for five minutes."""
-    burst = decide(seen(samples=stream(40.0), limits=limits))
-    quiet = replace(seen(samples=stream(0.0, until=2200.0), limits=limits), now=2200.0)
+    """A decision twenty minutes after a burst of forty tasks a second for five minutes."""
+    burst = decide(make_signals(samples=stream(40.0), limits=limits))
+    quiet = replace(make_signals(samples=stream(0.0, until=2200.0), limits=limits), now=2200.0)
     return decide(quiet, json.loads(json.dumps(burst.memory)))
 
 
@@ -400,31 +409,31 @@ def test_where_workers_start_more_slowly_than_tasks_may_wait_some_stay_warm() ->
     assert after_a_burst(sla=20.0).bound_by == "warm"
 
 
-def test_elsewhere_nobody_does() -> None:
+def test_elsewhere_no_worker_stays_warm() -> None:
     cold = after_a_burst(sla=20.1)
     assert (cold.workers, cold.rules["warm"], cold.memory["peaks"]) == (0, 0, [])
 
 
-def test_after_an_hour_nobody_is_warm_any_longer() -> None:
-    memory = decide(seen(samples=stream(40.0), limits={"sla": 10.0})).memory
+def test_after_an_hour_no_worker_stays_warm() -> None:
+    memory = decide(make_signals(samples=stream(40.0), limits={"sla": 10.0})).memory
     for now, warm in ((4499.0, True), (4500.0, False)):  # the burst was in the five minutes that began at 900
-        signals = replace(seen(limits={"sla": 10.0}), now=now, samples=stream(0.0, until=now))
+        signals = replace(make_signals(limits={"sla": 10.0}), now=now, samples=stream(0.0, until=now))
         assert (decide(signals, memory).rules["warm"] > 0) == warm
 
 
-# -- Guards and words --------------------------------------------------------------------------------------------------
+# -- Guards and sentences ----------------------------------------------------------------------------------------------
 
 
 def test_old_metrics_are_no_reason_to_go_down_but_may_be_one_to_go_up() -> None:
-    old = replace(seen(0, workers=8), now=1016.0)
+    old = replace(make_signals(0, workers=8), now=1016.0)
     assert (decide(old).workers, decide(old).bound_by) == (8, "stale")
     assert decide(replace(old, samples=())).workers == 8
-    assert decide(replace(seen(500, 5.0, workers=8), now=1016.0)).workers > 8
+    assert decide(replace(make_signals(500, 5.0, workers=8), now=1016.0)).workers > 8
 
 
-def test_its_sentence() -> None:
+def test_the_sentence_of_a_decision() -> None:
     samples = (*stream(3.0)[:-1], Sample(1000.0, 500, 5, 12.4, arrived=3000))
-    assert decide(seen(workers=5, samples=samples)).reason == (
+    assert decide(make_signals(workers=5, samples=samples)).reason == (
         "34: 500 waiting, the oldest for 12 of 28 s; 60 expected until new workers are up; the present 5 can start "
         "80 of the 100 that are due in 16 s; 34 keep every deadline"
     )

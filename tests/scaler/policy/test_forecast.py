@@ -1,4 +1,4 @@
-"""Rates, their spread and their growth from looks at a counter; slots for a steady stream against Erlang's formula."""
+"""Rates, their spread and their growth from samples of a counter; slots for a steady stream by Erlang's formula."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.scaler.policy.signals import SAMPLES, Sample, rate_over
 
 Counts = list[tuple[float, int]]
 LOOKS = [5.0 * n for n in range(SAMPLES)]
-LONG = [5.0 * n for n in range(2001)]  # one needs many looks to tell a variance
+LONG = [5.0 * n for n in range(2001)]  # it takes many looks to estimate a variance
 
 
 def counted(arrivals: list[float], looks: list[float]) -> Counts:
@@ -77,30 +77,30 @@ def test_what_was_announced_is_not_forecast_again() -> None:
     assert forecast(batch).rate == 0.0
 
 
-def test_a_whim_is_no_change_and_a_surprise_is_one() -> None:
+def test_a_small_change_is_smoothed_and_a_large_one_counts() -> None:
     def after(rate: float) -> Forecast:
-        """Ten a second, and for the last 15 seconds another rate."""
+        """A forecast after ten arrivals a second, and another rate for the last 15 seconds."""
         return forecast([Sample(at, 0, arrived=round(10 * at + (rate - 10) * max(0.0, at - 285))) for at in LOOKS])
 
     assert after(10).rate == after(10).steady == 10
-    assert after(11).rate == pytest.approx(10.125), "two minutes of it"
+    assert after(11).rate == pytest.approx(10.125), "the mean of two minutes"
     assert after(40).rate == 40
-    assert after(40).steady == pytest.approx(13.75), "it may be over soon"
+    assert after(40).steady == pytest.approx(13.75), "the surge may be over soon"
     assert after(0).rate == after(0).steady == 0, "a fall counts at once"
 
 
 def test_growth_goes_on_and_ever_more_slowly() -> None:
-    rising = [Sample(at, 0, arrived=round(0.05 * at * at)) for at in LOOKS]  # a tenth more a second every second
+    rising = [Sample(at, 0, arrived=round(0.05 * at * at)) for at in LOOKS]  # the rate rises by 0.1 every second
     coming = forecast(rising)
     assert coming.growth == pytest.approx(0.1, rel=0.1)
     assert forecast(steady(10.0, LOOKS)).growth == 0.0
-    assert forecast(rising[-20:]).growth == 0.0, "too short a time to tell"
+    assert forecast(rising[-20:]).growth == 0.0, "the time is too short to tell"
     assert forecast([Sample(at, 0, arrived=round(30 * at - 0.05 * at * at)) for at in LOOKS]).growth == 0.0
     known = Forecast(10.0, 10.0, 0.1, 1.0)
     assert known.expected(10) == pytest.approx(10 * 10 + 0.1 * 10 * 10 / 2)
     assert known.expected(120) == pytest.approx(1200 + 0.1 * 120 * 120 / 2)
     assert known.expected(220) - known.expected(120) == pytest.approx(100 * (10 + 0.1 * 120)), (
-        "no more after two minutes"
+        "it does not grow after two minutes"
     )
 
 
@@ -131,7 +131,7 @@ def test_bursts_are_as_dispersed_as_they_are_large(size: int) -> None:
 
 
 def test_a_look_that_was_late_is_no_dispersion() -> None:
-    """After an outage of metrics one gap is twenty times as long as the others, and so is its count."""
+    """After an outage of metrics one gap is twenty times as long as the others, and its count as large."""
     arrivals = poisson(5.0, LOOKS[-1], Random(3))
     late = counted(arrivals, [at for at in LOOKS if not 100 < at < 200])
     assert dispersion(late) == pytest.approx(dispersion(counted(arrivals, LOOKS)), abs=0.3)
@@ -177,7 +177,7 @@ def test_a_forecast_is_a_number_whatever_is_seen(looks: list[tuple[float, int, i
 
 
 def late_by_the_book(slots: int, load: float, wait: float, service: float) -> float:
-    """The share that waits longer than so long, as Erlang wrote it."""
+    """Returns the share that waits longer than `wait`, as Erlang's formula is written."""
     full = load**slots / math.factorial(slots) * slots / (slots - load)
     waits = full / (sum(load**n / math.factorial(n) for n in range(slots)) + full)
     return waits * math.exp(-(slots - load) * wait / service)
@@ -200,7 +200,7 @@ def test_slots_for_a_stream_are_erlangs(load: float, service: float, wait: float
 
 
 def test_a_known_number() -> None:
-    """Four of five busy on average: 55.41 % wait, and e^-1 of these longer than one service time."""
+    """If four of five slots are busy on average, 55.41 % wait, and e^-1 of these longer than one service time."""
     assert late_by_the_book(5, 4.0, 0.0, 1.0) == pytest.approx(0.5541, abs=5e-5)
     assert slots_for(4.0, 1.0, 0.0, 0.5542, most=99) == 5
     assert slots_for(4.0, 1.0, 0.0, 0.5541, most=99) == 6
@@ -209,7 +209,7 @@ def test_a_known_number() -> None:
 
 @pytest.mark.parametrize("load", [63.9, 64.0, 100.3, 1000.0, 54_321.5])
 def test_a_large_load_is_exact_too(load: float) -> None:
-    """It does not begin at the first slot; here it is begun there."""
+    """The product does not begin at the first slot; the test begins there."""
     for wait, share in ((0.0, 0.2), (0.1, 0.01), (3.0, 1e-6)):
         blocked, slots, waiting = 1.0, 0, 1.0
         while slots <= load or waiting * math.exp(-(slots - load) * wait) > share:
@@ -219,11 +219,11 @@ def test_a_large_load_is_exact_too(load: float) -> None:
         assert slots_for(load, 1.0, wait, share, most=10**10) == slots
 
 
-def test_nobody_comes_and_too_many_come() -> None:
+def test_no_arrivals_and_too_many() -> None:
     assert slots_for(0.0, 5.0, 1.0, 0.01, most=10) == 0
     assert slots_for(2.0, 5.0, 1.0, 0.01, most=10) == 10
     assert slots_for(1e20, 3e8, 1.0, 0.01, most=10) == 10
-    assert slots_for(0.99, 10.0, 0.0, 1e-9, most=10) == 10, "not enough, and there are no more"
+    assert slots_for(0.99, 10.0, 0.0, 1e-9, most=10) == 10, "that is not enough, but it is the maximum"
     assert 10**8 < slots_for(1e8, 1.0, 1.0, 0.01, most=10**10) < 10**8 + 10**4
 
 

@@ -1,4 +1,4 @@
-"""The rivals do what their rows say: numbers worked out by hand, their own time, and what holds for every policy."""
+"""Policies of other tools: numbers worked out by hand, their own timing, and what holds for every policy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ EVERY = [policy for name in NAMES for policy in grid(name)]
 
 
 class Look(NamedTuple):
-    """What there is to see at one moment."""
+    """The state of a queue at one moment."""
 
     pending: int = 0
     age: float = 0.0
@@ -57,7 +57,7 @@ class Look(NamedTuple):
     busy_seconds: float = 0.0
 
 
-def seen(looks: Sequence[Look], every: float = 5.0, first: float = 0.0) -> tuple[Sample, ...]:
+def make_samples(looks: Sequence[Look], every: float = 5.0, first: float = 0.0) -> tuple[Sample, ...]:
     return tuple(
         Sample(
             first + nth * every,
@@ -84,8 +84,8 @@ def signals(
     every: float = 5.0,
     **named: Any,
 ) -> Signals:
-    """The promise is 30 s and a task takes 2 s, if not said otherwise: a slot does 15 within the promise."""
-    samples, ready = seen(looks, every), workers if ready is None else ready
+    """Signals with a promise of 30 s and tasks of 2 s by default, so a slot does 15 tasks within the promise."""
+    samples, ready = make_samples(looks, every), workers if ready is None else ready
     fleet = Fleet(ready, tuple([9.0] * (workers - ready)))
     latency = named.pop("start_latency", None)
     return Signals(samples[-1].at, limits(**named), samples, fleet, service=service, start_latency=latency)
@@ -101,12 +101,12 @@ def follow(
     before: Sequence[Look] = (),
     **named: Any,
 ) -> list[int]:
-    """What it says look after look, when the fleet does at once what it says. Its memory goes through JSON."""
+    """Returns the decisions look after look, with a fleet that follows at once. The memory goes through JSON."""
     memory: Memory = None
     past, said = list(before), []
     for look in looks:
         past.append(look)
-        samples = seen(past, every, -every * len(before))
+        samples = make_samples(past, every, -every * len(before))
         now = samples[-1].at
         decision = policy.decide(
             Signals(now, limits(interval=every, **named), samples[-61:], Fleet(workers), service=service), memory
@@ -117,7 +117,7 @@ def follow(
 
 
 def at_once(policy: Policy, *looks: Look, **named: Any) -> Decision:
-    """What it says when it has seen these looks one after the other and its fleet never changed."""
+    """Returns the decision after these looks, with a fleet that never changed."""
     memory: Memory = None
     for count in range(1, len(looks) + 1):
         decision = policy.decide(signals(*looks[:count], **named), memory)
@@ -125,7 +125,7 @@ def at_once(policy: Policy, *looks: Look, **named: Any) -> Decision:
     return decision
 
 
-# -- The seed's text ---------------------------------------------------------------------------------------------------
+# -- The article -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_cboxdk_drains(age: float, named: dict[str, Any], workers: int) -> None:
 
 
 def test_cboxdk_adds_growth_to_what_is_finished() -> None:
-    """Growth 2 and 4 a second, weights 2 and 4: 20 / 6 = 3.33 a second, × 2 s = 6.7."""
+    """Growth is 2 and 4 a second, with weights 2 and 4: 20 / 6 = 3.33 a second, × 2 s = 6.7."""
     assert at_once(Cboxdk(), Look(0), Look(10, 2), Look(30, 2)).workers == 7
     finished = at_once(Cboxdk(), Look(0), Look(10, 2, finished=5), Look(30, 2, finished=10))
     assert finished.workers == 9  # 1 + 3.33 = 4.33 a second
@@ -187,8 +187,8 @@ def test_cboxdk_adds_growth_to_what_is_finished() -> None:
 
 
 def test_cboxdk_looks_a_minute_ahead() -> None:
-    """Rates 1 … 5 a second on a line that rises 0.2 a second each second: 17 in a minute. Observed:
-    (2 + 8 + 24 + 64 + 160) / 62 = 4.16. Half and half: 10.58."""
+    """Rates of 1 … 5 a second are on a line that rises 0.2 a second each second: 17 in a minute. The observed rate is
+    (2 + 8 + 24 + 64 + 160) / 62 = 4.16, and half of each is 10.58."""
     grows = [Look(pending, 5) for pending in (0, 5, 15, 30, 50, 75)]
     named: dict[str, Any] = {"sla": 1000, "service": 1.0}
     assert at_once(Cboxdk(), *grows, **named).rules["little"] == pytest.approx((17 + 258 / 62) / 2)
@@ -210,7 +210,7 @@ def test_cboxdk_adds_one_to_the_busy() -> None:
     assert Cboxdk().decide(signals(Look(active=4), workers=4)).workers == 5
     assert Cboxdk().decide(signals(Look(active=9), workers=10)).workers == 11
     assert Cboxdk().decide(signals(Look(active=3), workers=4)).workers == 3
-    assert Cboxdk().decide(signals(Look(active=4), workers=6, ready=4)).workers == 5  # one starts too many
+    assert Cboxdk().decide(signals(Look(active=4), workers=6, ready=4)).workers == 5  # one more than needed starts
 
 
 def test_cboxdk_goes_down_by_a_quarter_or_by_one() -> None:
@@ -220,7 +220,7 @@ def test_cboxdk_goes_down_by_a_quarter_or_by_one() -> None:
 
 
 def test_cboxdk_blocks_a_reversal_for_a_minute() -> None:
-    """Up at 0 s, so not down before 60 s; down at 60 s, so not up again unless the promise is broken."""
+    """It goes up at 0 s, so not down before 60 s; then down at 60 s, so not up again unless the promise is broken."""
     calm, much, late = Look(), Look(150, 0.5), Look(150, 30)
     up = follow(Cboxdk(), [much, *[calm] * 12, *[much] * 2, late])
     assert up[:12] == [11] * 12  # 150 / (28 / 2) = 10.7
@@ -257,7 +257,7 @@ def test_keda(name: str, named: dict[str, Any], workers: int) -> None:
 
 
 def test_keda_with_half_the_target_wants_twice() -> None:
-    """200 / 15 = 13.3; what runs is counted as it is."""
+    """200 / 15 = 13.3; running tasks are counted as they are."""
     looks = signals(Look(100, active=4), workers=20)
     assert Keda("keda-pending", target=0.5).decide(looks).workers == 14
     assert Keda("keda-pending-running", target=0.5).decide(looks).workers == 18
@@ -278,7 +278,7 @@ def test_hpa_tolerates_a_tenth() -> None:
 
 
 def test_hpa_goes_down_to_the_highest_of_five_minutes() -> None:
-    """10 at 0 s, 6 at 15 s, then 2: 10 is forgotten at 300 s, 6 at 315 s."""
+    """It wants 10 at 0 s, 6 at 15 s, then 2: the 10 is forgotten at 300 s, the 6 at 315 s."""
     said = follow(Keda("keda-slots"), [Look(10), Look(6), *[Look(2)] * 22], workers=10, every=15.0)
     assert said == [10] * 20 + [6] + [2] * 3
     short = Keda("keda-slots", rules=HpaRules(hold=60.0))
@@ -286,21 +286,23 @@ def test_hpa_goes_down_to_the_highest_of_five_minutes() -> None:
 
 
 def test_hpa_on_busy_share() -> None:
-    """10 × 1 / 0.7 = 14.3; of 6 that are ready 3 are busy: 10 × 0.5 / 0.7 = 7.1."""
+    """10 × 1 / 0.7 = 14.3; if 3 of 6 ready workers are busy, 10 × 0.5 / 0.7 = 7.1."""
     assert HpaBusy().decide(signals(Look(active=10), workers=10)).workers == 15
     assert HpaBusy().decide(signals(Look(active=3), workers=10, ready=6)).workers == 8
     assert HpaBusy().decide(signals(Look(active=7), workers=10)).bound_by == "tolerance"
     assert HpaBusy(target=0.5).decide(signals(Look(active=10), workers=10)).workers == 20
     assert HpaBusy(idle_starts=True).decide(signals(Look(active=6), workers=10, ready=6)).workers == 9  # 6 / 0.7
     assert HpaBusy().decide(signals(Look(active=20), workers=5, slots=4)).workers == 8  # 5 / 0.7 = 7.1
-    assert HpaBusy().decide(signals(Look(99), workers=3, ready=0)).workers == 3  # nobody is ready: nobody knows
+    assert (
+        HpaBusy().decide(signals(Look(99), workers=3, ready=0)).workers == 3
+    )  # no worker is ready, so the share is unknown
 
 
 # -- Alarms, steps and bands -------------------------------------------------------------------------------------------
 
 
 def test_aws_waits_for_three_alarms_out_and_fifteen_in() -> None:
-    """150 / 15 = 10, seen at 0, 60 and 120 s; nothing, from 180 s on: the fifteenth time at 1020 s."""
+    """150 / 15 = 10, seen at 0, 60 and 120 s. From 180 s on there is nothing, for the fifteenth time at 1020 s."""
     minutes = [Look(150)] * 3 + [Look()] * 16
     all_at_once = AwsBacklog(most_in=1.0)
     assert follow(all_at_once, minutes, every=60.0) == [1, 1] + [10] * 15 + [1, 1]
@@ -311,7 +313,7 @@ def test_aws_waits_for_three_alarms_out_and_fifteen_in() -> None:
 
 
 def test_aws_goes_in_by_a_tenth_every_fifteen_minutes() -> None:
-    """A tenth of 25 is 3, of 22 is 3, of 19 is 2; not below what is wanted."""
+    """A tenth of 25 is 3, of 22 is 3, of 19 is 2; it does not go below what is wanted."""
     said = follow(AwsBacklog(), [Look()] * 46, every=60.0, workers=25)
     assert said == [25] * 14 + [22] * 15 + [19] * 15 + [17] * 2
     assert follow(AwsBacklog(most_in=0.0), [Look()] * 15, every=60.0, workers=25)[-1] == 24
@@ -333,20 +335,20 @@ def test_horizon_makes_a_step_every_three_seconds() -> None:
 
 
 def test_horizon_makes_the_steps_of_a_longer_interval() -> None:
-    """A step at 0, 3, 6, 9, … s: 1 by 0 s, 2 by 5 s, 4 by 10 s, 6 by 15 s, 7 by 20 s."""
+    """It makes a step at 0, 3, 6, 9, … s: 1 by 0 s, 2 by 5 s, 4 by 10 s, 6 by 15 s, 7 by 20 s."""
     assert follow(LaravelHorizon(), [Look(100)] * 5) == [2, 3, 5, 7, 8]
     assert follow(LaravelHorizon(), [Look(100)] * 3, every=60.0) == [2, 22, 42]
     assert follow(LaravelHorizon(shift=5), [Look(100)] * 3, every=3.0) == [6, 11, 16]
 
 
 def test_horizon_shares_its_most() -> None:
-    """The share of the only queue is all, whatever waits."""
+    """The only queue gets the whole share, whatever waits."""
     assert follow(LaravelHorizon(balance=True), [Look(1)] * 3 + [Look()] * 2, every=3.0) == [2, 3, 4, 3, 2]
     assert follow(LaravelHorizon(), [Look(1)] * 3, every=3.0) == [1, 1, 1]
 
 
 def test_judoscale_goes_up_every_minute_and_down_after_ten() -> None:
-    """Of 30 s: above 15 s up by 2, below 7.5 s down by 1."""
+    """With a promise of 30 s it goes up by 2 above 15 s, and down by 1 below 7.5 s."""
     minutes = [Look(9, 16)] * 3 + [Look(9, 15)] + [Look(9, 7)] * 21
     said = follow(Judoscale(), minutes, every=60.0)
     assert said == [3, 5, 7, 7] + [7] * 10 + [6] * 10 + [5]
@@ -360,12 +362,12 @@ def test_judoscale_waits_again_when_one_sample_is_not_below() -> None:
     assert follow(Judoscale(), [*minutes, Look(9, 7)], every=60.0, workers=9)[-1] == 8
 
 
-# -- Those that know the rate ------------------------------------------------------------------------------------------
+# -- Tools that know the rate ------------------------------------------------------------------------------------------
 
 
 def test_flink() -> None:
-    """(60 / 30 + 4 × 20 / 30 + 4 / 0.7) × 2 = (2 + 2.67 + 5.71) × 2 = 20.8; 2 s each by what was spent, not by what is
-    said."""
+    """(60 / 30 + 4 × 20 / 30 + 4 / 0.7) × 2 = (2 + 2.67 + 5.71) × 2 = 20.8; the 2 s are the measured time per task, not
+    the given service time."""
     looks = [Look(), Look(60, 3, arrived=20, finished=15, busy_seconds=30.0)]
     assert Flink().decide(signals(*looks, service=9.0)).workers == 21
     assert Flink(utilisation=0.9).decide(signals(*looks)).workers == 19  # 4.44 for 5.71: 18.2
@@ -388,7 +390,7 @@ def test_static() -> None:
 # -- All of them -------------------------------------------------------------------------------------------------------
 
 
-def test_the_rivals_and_their_knobs() -> None:
+def test_the_policies_and_their_knobs() -> None:
     assert list(OTHER_TOOLS) == NAMES
     for name, policy in OTHER_TOOLS.items():
         tried = grid(name)
@@ -396,16 +398,16 @@ def test_the_rivals_and_their_knobs() -> None:
         assert {one.name for one in tried} == {name}
         assert 2 <= len(tried) <= 8
         assert len({repr(one) for one in tried}) == len(tried)
-    with pytest.raises(ConfigError, match="'nobody' is not one of seed-text, cboxdk, "):
-        grid("nobody")
+    with pytest.raises(ConfigError, match="'unknown' is not one of seed-text, cboxdk, "):
+        grid("unknown")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_without_new_metrics_it_repeats_itself(name: str) -> None:
-    """Not even up: what it would go by is over. Afterwards there is nothing to make up for."""
+    """It does not even go up, because its input is old. Afterwards there is nothing to make up for."""
     policy = OTHER_TOOLS[name]
     first = policy.decide(signals(Look(40, 1, active=5), workers=5))
-    blind = Signals(500.0, limits(), seen([Look(40, 1, active=5)]), Fleet(first.workers), service=2.0)
+    blind = Signals(500.0, limits(), make_samples([Look(40, 1, active=5)]), Fleet(first.workers), service=2.0)
     assert blind.stale
     second = policy.decide(blind, first.memory)
     assert second.workers == first.workers
@@ -413,7 +415,7 @@ def test_without_new_metrics_it_repeats_itself(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_memory_of_another_policy_is_nothing(name: str) -> None:
+def test_memory_of_another_policy_is_ignored(name: str) -> None:
     looks = signals(Look(40, 1, active=5), workers=5)
     others = [policy.decide(looks).memory for other, policy in OTHER_TOOLS.items() if other != name]
     for memory in (*others, {}, [], "x", 1):
@@ -421,8 +423,8 @@ def test_memory_of_another_policy_is_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_clock_that_was_set_back_makes_nobody_wait(name: str) -> None:
-    late = Signals(9e6, limits(), seen([Look(40, 1)], first=9e6), Fleet(5))
+def test_a_clock_that_was_set_back_makes_no_policy_wait(name: str) -> None:
+    late = Signals(9e6, limits(), make_samples([Look(40, 1)], first=9e6), Fleet(5))
     memory = OTHER_TOOLS[name].decide(late).memory
     assert OTHER_TOOLS[name].decide(signals(Look(40, 1, active=5), workers=5), memory).bound_by != "held"
 
@@ -450,7 +452,7 @@ SERVICES = st.none() | st.sampled_from([1e-9, 1e-6, 2.0, LONGEST]) | st.floats(1
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Signals]:
-    """Moments one after the other, some of them without a new look."""
+    """Successive signals, some of them without a new look."""
     allowed, service = draw(LIMITS), draw(SERVICES)
     latency = draw(st.none() | st.sampled_from([0.0, 5.0, LONGEST]))
     now = draw(st.sampled_from([0.0, 1.7e9]))
@@ -459,7 +461,7 @@ def histories(draw: st.DrawFn) -> list[Signals]:
     for _ in range(draw(st.integers(1, 12))):
         now += draw(STEPS)
         if draw(st.booleans()) or draw(st.booleans()):
-            samples = (*samples, *seen([draw(LOOKS)], first=now))[-61:]
+            samples = (*samples, *make_samples([draw(LOOKS)], first=now))[-61:]
         moments.append(Signals(now, allowed, samples, draw(FLEETS), service=service, start_latency=latency))
     return moments
 
@@ -480,7 +482,7 @@ def test_what_holds_for_every_policy(policy: Policy, moments: list[Signals]) -> 
     for one in moments:
         before = json.dumps(memory, allow_nan=False)
         decision = policy.decide(one, memory)
-        assert json.dumps(memory) == before  # what was remembered is left alone
+        assert json.dumps(memory) == before  # the given memory is not changed
         through = policy.decide(one, json.loads(before))
         assert (through, through.memory) == (decision, decision.memory)
         assert type(decision.workers) is type(decision.wanted) is int
@@ -497,7 +499,7 @@ def test_what_holds_for_every_policy(policy: Policy, moments: list[Signals]) -> 
 @settings(max_examples=50, deadline=None)
 @given(st.sampled_from(EVERY), st.lists(st.integers(0, 400), min_size=5, max_size=60))
 def test_between_its_turns_it_repeats_itself(policy: Policy, pending: list[int]) -> None:
-    """Called every second, whoever decides every so many seconds changes its mind only then."""
+    """A policy that is called every second but decides less often changes its decision only then."""
     every = {"cboxdk": 5, "horizon": 3, "aws-backlog": 60, "hpa-busy": 15}.get(policy.name, 1)
     every = 15 if policy.name.startswith("keda") else every
     said = follow(policy, [Look(waiting, 3, active=2) for waiting in pending], every=1.0, workers=4)

@@ -1,4 +1,4 @@
-"""The fewest are enough and one fewer is not; starts as one would count them by hand."""
+"""The fewest workers are enough and one fewer is not; task starts equal those counted by hand."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from penstock.scaler.policy.forecast import Forecast
 from penstock.scaler.policy.outlook import MAX_FACTOR, NEGLIGIBLE, STEPS, Outlook
 from penstock.scaler.policy.signals import Fleet, Limits, Sample, Signals
 
-NOBODY = Forecast(0.0, 0.0, 0.0, 1.0)
+NO_ARRIVALS = Forecast(0.0, 0.0, 0.0, 1.0)
 
 
-def seen(waiting: list[tuple[float, int]], fleet: Fleet | None = None, **rest: Any) -> Signals:
-    """A second a step, and a second a task: latency + interval + promise are 48 s."""
+def make_signals(waiting: list[tuple[float, int]], fleet: Fleet | None = None, **rest: Any) -> Signals:
+    """Signals with steps and tasks of a second: latency + interval + promise are 48 s."""
     latency, active = rest.pop("latency", 0.0), rest.pop("active", 0)
     limits = Limits(sla=43.0 - latency, min_workers=0, max_workers=1000, interval=5.0, start_latency=latency)
     sample = Sample(0.0, sum(count for _, count in waiting), active, max((age for age, _ in waiting), default=0.0))
@@ -27,7 +27,7 @@ def seen(waiting: list[tuple[float, int]], fleet: Fleet | None = None, **rest: A
     return replace(found, **rest)
 
 
-def ahead(signals: Signals, coming: Forecast = NOBODY, *, z: float = 0.0, z_service: float = 0.0) -> Outlook:
+def ahead(signals: Signals, coming: Forecast = NO_ARRIVALS, *, z: float = 0.0, z_service: float = 0.0) -> Outlook:
     assert (signals.latency + signals.limits.interval + signals.limits.sla) / STEPS == pytest.approx(1.0)
     return Outlook(signals, coming, z=z, z_service=z_service, recovery=0.5)
 
@@ -37,106 +37,113 @@ def ahead(signals: Signals, coming: Forecast = NOBODY, *, z: float = 0.0, z_serv
 
 @pytest.mark.parametrize(("tasks", "workers"), [(1, 1), (43, 1), (44, 2), (430, 10), (431, 11)])
 def test_a_worker_starts_one_task_at_once_and_one_every_second(tasks: int, workers: int) -> None:
-    """In 42 s, a second before they are late: 1 + 42."""
-    assert ahead(seen([(0.0, tasks)])).fewest == workers
+    """In 42 s, a second before they are late, it starts 1 + 42 tasks."""
+    assert ahead(make_signals([(0.0, tasks)])).fewest == workers
 
 
 @pytest.mark.parametrize(("tasks", "workers"), [(24, 1), (25, 2), (240, 10), (241, 11)])
 def test_a_new_worker_starts_nothing_before_it_is_up(tasks: int, workers: int) -> None:
-    """Up in the step that ends after 10 s, and then until 32: 1 + 23."""
-    assert ahead(seen([(0.0, tasks)], latency=10.0)).fewest == workers
+    """It is up in the step that ends after 10 s, and starts 1 + 23 tasks until 32 s."""
+    assert ahead(make_signals([(0.0, tasks)], latency=10.0)).fewest == workers
 
 
 def test_the_older_ones_have_less_time() -> None:
-    assert ahead(seen([(30.0, 130)])).fewest == 10, "1 + 12 each"
-    assert ahead(seen([(30.0, 130), (0.0, 300)])).fewest == 10
-    assert ahead(seen([(30.0, 130), (0.0, 301)])).fewest == 11
+    assert ahead(make_signals([(30.0, 130)])).fewest == 10, "each starts 1 + 12 tasks"
+    assert ahead(make_signals([(30.0, 130), (0.0, 300)])).fewest == 10
+    assert ahead(make_signals([(30.0, 130), (0.0, 301)])).fewest == 11
 
 
-def test_where_nobody_counted_by_age_they_are_spread() -> None:
-    uncounted = replace(seen([(30.0, 100)]), waiting=())
-    spread = seen([(3.0 * n, 10) for n in range(10, 0, -1)])
+def test_tasks_that_are_not_counted_by_age_are_spread() -> None:
+    uncounted = replace(make_signals([(30.0, 100)]), waiting=())
+    spread = make_signals([(3.0 * n, 10) for n in range(10, 0, -1)])
     assert ahead(uncounted).fewest == ahead(spread).fewest
-    assert ahead(uncounted).fewest < ahead(seen([(30.0, 100)])).fewest
+    assert ahead(uncounted).fewest < ahead(make_signals([(30.0, 100)])).fewest
 
 
-def test_who_is_busy_starts_nothing_at_once() -> None:
+def test_a_busy_worker_starts_nothing_at_once() -> None:
     tasks = [(0.0, 430)]
-    assert ahead(seen(tasks, Fleet(10))).fewest == 10
-    assert ahead(seen(tasks, Fleet(10), active=10)).fewest == 11
-    assert ahead(seen([(0.0, 420)], Fleet(10), active=10)).fewest == 10
-    assert ahead(seen([(0.0, 420)], Fleet(10), active=500)).fewest == 10, "the others run in workers that go"
-    assert ahead(seen(tasks, Fleet(0, (0.5,) * 10), active=500)).fewest == 10, "and take nobody's place who comes"
+    assert ahead(make_signals(tasks, Fleet(10))).fewest == 10
+    assert ahead(make_signals(tasks, Fleet(10), active=10)).fewest == 11
+    assert ahead(make_signals([(0.0, 420)], Fleet(10), active=10)).fewest == 10
+    assert ahead(make_signals([(0.0, 420)], Fleet(10), active=500)).fewest == 10, "the others run in workers that leave"
+    assert ahead(make_signals(tasks, Fleet(0, (0.5,) * 10), active=500)).fewest == 10, (
+        "they do not take the place of workers that come"
+    )
 
 
-def test_who_starts_comes_when_it_comes() -> None:
+def test_a_starting_worker_counts_from_the_time_it_is_up() -> None:
     tasks = [(0.0, 240)]
-    assert ahead(seen(tasks, Fleet(0, (10.0,) * 10), latency=10.0)).fewest == 10
-    assert ahead(seen(tasks, Fleet(0, (9.0,) * 10), latency=10.0)).late(10) == 0
-    assert ahead(seen(tasks, Fleet(0, (11.0,) * 10), latency=10.0)).late(10) == 10
-    slow = ahead(seen(tasks, Fleet(0, (40.0,)), latency=10.0))
+    assert ahead(make_signals(tasks, Fleet(0, (10.0,) * 10), latency=10.0)).fewest == 10
+    assert ahead(make_signals(tasks, Fleet(0, (9.0,) * 10), latency=10.0)).late(10) == 0
+    assert ahead(make_signals(tasks, Fleet(0, (11.0,) * 10), latency=10.0)).late(10) == 10
+    slow = ahead(make_signals(tasks, Fleet(0, (40.0,)), latency=10.0))
     assert (slow.late(11), slow.fewest) == (0, 11), "new ones do not wait for one that is slow to start"
 
 
 def test_a_planned_task_is_a_task_from_its_time_on() -> None:
-    soon = seen([], latency=10.0, planned=((10.0, 340),))
-    assert ahead(soon).fewest == 10, "at 10 s, until 42: 1 + 33"
+    soon = make_signals([], latency=10.0, planned=((10.0, 340),))
+    assert ahead(soon).fewest == 10, "from 10 s until 42 s each starts 1 + 33"
     assert ahead(replace(soon, planned=((10.0, 341),))).fewest == 11
     assert ahead(replace(soon, planned=((15.0, 340),))).fewest == 10
     assert ahead(replace(soon, planned=((15.1, 340),))).fewest == 0, "the next decision is in time"
 
 
 def test_arrivals_are_expected_until_the_next_decision_can_help() -> None:
-    stream = seen([], latency=10.0)
-    assert ahead(stream, replace(NOBODY, rate=10.0)).fewest == 4, "150 in 15 s, by 47 s: 1 + 38 each"
-    assert ahead(stream, replace(NOBODY, rate=10.0), z=1.0).fewest == 5, "162"
-    assert ahead(stream, replace(NOBODY, rate=10.0, dispersion=25.0), z=1.0).fewest == 6, "211"
+    stream = make_signals([], latency=10.0)
+    assert ahead(stream, replace(NO_ARRIVALS, rate=10.0)).fewest == 4, (
+        "150 come in 15 s, and by 47 s each starts 1 + 38"
+    )
+    assert ahead(stream, replace(NO_ARRIVALS, rate=10.0), z=1.0).fewest == 5, "162"
+    assert ahead(stream, replace(NO_ARRIVALS, rate=10.0, dispersion=25.0), z=1.0).fewest == 6, "211"
 
 
 def test_a_stream_keeps_as_many_busy_as_it_takes() -> None:
-    """Five a second of a second each leave five of ten free for a batch: at 15 s 10 start, and 10 a second until 47."""
-    stream = replace(NOBODY, rate=5.0)
-    assert ahead(seen([], Fleet(10), latency=10.0, planned=((15.0, 330),)), stream).fewest == 10
-    assert ahead(seen([], Fleet(10), latency=10.0, planned=((15.0, 331),)), stream).fewest == 11
+    """Five tasks of a second per second leave five of ten workers for a batch: 10 start at 15 s, and 10 a second until
+    47 s."""
+    stream = replace(NO_ARRIVALS, rate=5.0)
+    assert ahead(make_signals([], Fleet(10), latency=10.0, planned=((15.0, 330),)), stream).fewest == 10
+    assert ahead(make_signals([], Fleet(10), latency=10.0, planned=((15.0, 331),)), stream).fewest == 11
 
 
 def test_a_worker_of_four_slots_counts_for_four() -> None:
-    four = seen([(0.0, 4 * 43 * 5)])
+    four = make_signals([(0.0, 4 * 43 * 5)])
     assert ahead(replace(four, limits=replace(four.limits, slots=4))).fewest == 5
 
 
 def test_the_first_deadline_that_is_missed_is_told() -> None:
-    missed = ahead(seen([(30.0, 130), (0.0, 300)], Fleet(9))).shortfall
+    missed = ahead(make_signals([(30.0, 130), (0.0, 300)], Fleet(9))).shortfall
     assert missed is not None
     assert (missed.seconds, missed.due, missed.started) == (12.0, 130.0, 117.0)
-    assert ahead(seen([(30.0, 130), (0.0, 300)], Fleet(10))).shortfall is None
+    assert ahead(make_signals([(30.0, 130), (0.0, 300)], Fleet(10))).shortfall is None
 
 
 def test_the_more_service_times_differ_the_more_workers() -> None:
-    found = [ahead(replace(seen([(0.0, 860)]), dispersion=one), z_service=2.0).fewest for one in (0.0, 0.5, 1.0, 4.0)]
+    found = [
+        ahead(replace(make_signals([(0.0, 860)]), dispersion=one), z_service=2.0).fewest for one in (0.0, 0.5, 1.0, 4.0)
+    ]
     assert found == sorted(found)
     assert found[0] == 20
     assert found[-1] == ceiling(860 / (1 + 42 / 1.25)), "a quarter slower, at most"
 
 
 def test_young_tasks_do_not_make_old_ones_easier() -> None:
-    """A hundred more to start do not make it any less likely that the first hundred are long ones."""
-    old = replace(seen([(30.0, 100)]), dispersion=1.0)
-    more = replace(seen([(30.0, 100), (0.0, 100)]), dispersion=1.0)
+    """A hundred more tasks do not make it less likely that the first hundred are long."""
+    old = replace(make_signals([(30.0, 100)]), dispersion=1.0)
+    more = replace(make_signals([(30.0, 100), (0.0, 100)]), dispersion=1.0)
     assert ahead(more, z_service=2.0).fewest == ahead(old, z_service=2.0).fewest
 
 
-def test_what_is_late_before_anybody_could_help_gets_half_a_promise_more() -> None:
-    late = ahead(seen([(60.0, 1000)], latency=10.0))
-    assert late.fewest == 54, "until 26 s 1 + 17 each, and 16 / 16.5 of them must have been started"
-    assert ahead(seen([(60.0, 1000)], Fleet(20), latency=10.0)).fewest < 54
+def test_tasks_that_no_worker_can_save_get_half_a_promise_more() -> None:
+    late = ahead(make_signals([(60.0, 1000)], latency=10.0))
+    assert late.fewest == 54, "until 26 s each starts 1 + 17, and 16 / 16.5 of the tasks must have been started"
+    assert ahead(make_signals([(60.0, 1000)], Fleet(20), latency=10.0)).fewest < 54
 
 
-def test_nobody_needs_more_than_64_times_what_is_allowed() -> None:
-    assert ahead(seen([(0.0, 2**62)])).fewest == 64_000
+def test_no_need_is_above_64_times_what_is_allowed() -> None:
+    assert ahead(make_signals([(0.0, 2**62)])).fewest == 64_000
 
 
-# -- Whatever there is -------------------------------------------------------------------------------------------------
+# -- Properties --------------------------------------------------------------------------------------------------------
 
 
 @st.composite

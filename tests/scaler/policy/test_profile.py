@@ -1,4 +1,4 @@
-"""What history says of this hour: it raises a forecast and never lowers one; what is old or unknown is not asked."""
+"""The profile of this hour raises a forecast and never lowers it; old profiles and unknown hours are ignored."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LIMITS = Limits(sla=30.0, min_workers=0, max_workers=500, interval=5.0, start_la
 
 
 def stored(**changes: Any) -> dict[str, Any]:
-    """600 a minute from nine to ten on Mondays, else 60."""
+    """A stored profile: 600 tasks a minute from nine to ten on Mondays, otherwise 60."""
     p50 = [60.0] * HOURS
     p50[9] = 600.0
     return {"hours": {"p50": p50, "minutes": [240] * HOURS}, "dispersion": 2.0, "level": 63.2, **changes}
@@ -59,7 +59,7 @@ def test_the_week_begins_on_monday_in_utc(text: str, hour: int) -> None:
 
 
 def test_before_the_busy_hour_workers_are_there_already() -> None:
-    """A worker that is asked for at 8:59:50 is up in the busy hour; at 8:58 it would be too early."""
+    """A worker that is asked for at 8:59:50 is up in the busy hour; 8:58 would be too early."""
     known = profile()
     late, early = decide(NINE - 10, 1.0, known), decide(NINE - 120, 1.0, known)
     assert late.wanted >= 10 > early.wanted
@@ -73,13 +73,13 @@ def test_today_may_be_twice_or_half_of_a_usual_day() -> None:
     assert unusual_factor(known, stream(1.0, NINE - 10)) == pytest.approx(1.0, abs=0.05)
     assert unusual_factor(known, stream(2.0, NINE - 10)) == pytest.approx(2.0, abs=0.1)
     assert unusual_factor(known, stream(0.0, NINE - 10)) < 0.05
-    assert unusual_factor(known, stream(100.0, NINE - 10)) == 4.0  # more is not believed
+    assert unusual_factor(known, stream(100.0, NINE - 10)) == 4.0  # a larger factor is not believed
     assert unusual_factor(known, ()) == 1.0
     assert decide(NINE - 10, 0.0, known).wanted <= 2  # a holiday
 
 
 def test_few_tasks_say_little_about_today() -> None:
-    """One or none in five minutes where one is usual: that is chance."""
+    """One or no task in five minutes in which one is usual is chance."""
     sparse = profile(hours={"p50": [0.2] * HOURS, "minutes": [240] * HOURS})
     assert 0.8 < unusual_factor(sparse, stream(0.0, NINE)) < 1.0
 
@@ -87,7 +87,7 @@ def test_few_tasks_say_little_about_today() -> None:
 def test_without_a_profile_nothing_changes() -> None:
     plain = decide(NINE - 10, 1.0, None)
     same = decide(NINE - 120, 20.0, None)
-    usual = decide(NINE - 120, 20.0, profile())  # more comes than the profile knows of
+    usual = decide(NINE - 120, 20.0, profile())  # more arrive than in the profile
     assert "profile" not in plain.rules
     assert "profile" not in plain.reason
     assert (usual.workers, usual.reason, usual.rules) == (same.workers, same.reason, same.rules)

@@ -1,4 +1,5 @@
-"""Minimums first, then each worker where it saves most; nobody gets more than wanted, and nothing is left lying."""
+"""Minimums go first, then each worker to the queue where it saves most. No queue gets more than it wants, and no worker
+is left over."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from penstock.scaler.policy.share import Shares, Want, share
 
 
 def late(tasks: float, each: float, workers: int) -> float:
-    """So many are late, and each worker saves the same, until none is."""
+    """Returns how many tasks are late if each worker saves `each` of them."""
     return max(0.0, tasks - each * workers)
 
 
@@ -20,7 +21,7 @@ def test_there_is_enough_for_all() -> None:
     assert share([Want("a", 3), Want("b", 0), Want("c", 5, min_workers=2)], 8) == Shares({"a": 3, "b": 0, "c": 5}, {})
 
 
-def test_nobody_gets_more_than_wanted_however_many_there_are() -> None:
+def test_no_queue_gets_more_than_it_wants() -> None:
     assert share([Want("a", 3), Want("b", 1, min_workers=4)], 99).given == {"a": 3, "b": 4}
 
 
@@ -37,11 +38,11 @@ def test_the_next_worker_goes_where_it_saves_most_late_starts() -> None:
     assert share(wants, 1).given == {"slow": 0, "quick": 1}
     assert share(wants, 3).given == {"slow": 0, "quick": 3}
     assert share(wants, 5) == Shares({"slow": 2, "quick": 3}, {"slow": 8, "quick": 7})
-    assert share(wants, 13).given == {"slow": 10, "quick": 3}, "three save all of them"
+    assert share(wants, 13).given == {"slow": 10, "quick": 3}, "three workers save all of its tasks"
     assert share(wants, 15).given == {"slow": 10, "quick": 5}
 
 
-def test_among_equals_to_whoever_has_the_smallest_part() -> None:
+def test_among_equals_the_queue_with_the_smallest_part_goes_first() -> None:
     assert share([Want("a", 2), Want("b", 4), Want("c", 4)], 5).given == {"a": 1, "b": 2, "c": 2}
 
 
@@ -50,11 +51,11 @@ def test_nothing_to_share() -> None:
     assert share([Want("a", 2, min_workers=1)], 0) == Shares({"a": 0}, {"a": 2})
 
 
-SAVED = st.lists(st.integers(0, 20), max_size=5)  # by each worker
+SAVED = st.lists(st.integers(0, 20), max_size=5)  # tasks saved by each worker
 
 
 def saves(saved: list[int]) -> Want:
-    """Each saves no more than the one before."""
+    """A want in which each worker saves no more than the one before."""
     falling = sorted(saved, reverse=True)
     return Want("", len(falling), late=lambda workers: float(sum(falling[workers:])))
 
@@ -70,7 +71,7 @@ def wants(draw: st.DrawFn) -> list[Want]:
 
 @settings(max_examples=200, deadline=None)
 @given(wants(), st.integers(0, 40))
-def test_all_are_given_away_and_what_is_missing_is_told(wanted: list[Want], capacity: int) -> None:
+def test_all_are_given_away_and_the_rest_is_reported(wanted: list[Want], capacity: int) -> None:
     shares = share(wanted, capacity)
     assert sum(shares.given.values()) == min(capacity, sum(max(one.wanted, one.min_workers) for one in wanted))
     assert all(0 <= shares.given[one.queue] <= max(one.wanted, one.min_workers) for one in wanted)
@@ -97,6 +98,6 @@ def test_no_other_way_to_share_saves_more(saved: list[list[int]], capacity: int)
 
 
 @given(wants(), st.integers(0, 30))
-def test_one_worker_more_takes_nothing_from_anybody(wanted: list[Want], capacity: int) -> None:
+def test_one_worker_more_takes_nothing_from_any_queue(wanted: list[Want], capacity: int) -> None:
     few, more = share(wanted, capacity).given, share(wanted, capacity + 1).given
     assert all(few[queue] <= more[queue] for queue in few)

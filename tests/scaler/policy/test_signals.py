@@ -1,4 +1,4 @@
-"""What a policy sees is sound or refused by name; what a policy says keeps limits and guards."""
+"""Signals are valid or refused by name, and decisions keep limits and guards."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from penstock.scaler.policy.signals import Fleet, Limits, Sample, Signals, rate_
 LIMITS = Limits(sla=60.0, min_workers=0, max_workers=20)
 
 
-def seen(*samples: Sample, now: float | None = None, **rest: Any) -> Signals:
+def make_signals(*samples: Sample, now: float | None = None, **rest: Any) -> Signals:
     at = samples[-1].at if samples else 0.0
     return Signals(at if now is None else now, rest.pop("limits", LIMITS), samples, **rest)
 
 
-# -- Sound or refused --------------------------------------------------------------------------------------------------
+# -- Valid or refused --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def seen(*samples: Sample, now: float | None = None, **rest: Any) -> Signals:
         ("slots", True),
     ],
 )
-def test_limits_that_can_not_be_kept_are_refused(field: str, value: Any) -> None:
+def test_limits_that_cannot_be_kept_are_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"^{field}: .* is not a "):
         Limits(**{"sla": 30.0, field: value})
 
@@ -66,7 +66,7 @@ def test_min_above_max_is_refused() -> None:
     ("field", "value"),
     [("at", math.nan), ("pending", -1), ("active", 1.0), ("oldest_age", -1), ("arrived", 2**63), ("finished", None)],
 )
-def test_a_look_that_can_not_be_is_refused(field: str, value: Any) -> None:
+def test_an_impossible_sample_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"^{field}: "):
         Sample(**{"at": 0.0, "pending": 0, field: value})
 
@@ -83,41 +83,41 @@ def test_a_look_that_can_not_be_is_refused(field: str, value: Any) -> None:
         ("dispersion", math.inf),
     ],
 )
-def test_a_view_that_can_not_be_is_refused(field: str, value: Any) -> None:
+def test_impossible_signals_are_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"^{field}: "):
         Signals(**{"now": 0.0, "limits": LIMITS, field: value})
 
 
-# -- What follows from it ----------------------------------------------------------------------------------------------
+# -- Derived values ----------------------------------------------------------------------------------------------------
 
 
 def test_nothing_seen_is_nothing_waiting_and_stale() -> None:
-    signals = seen()
+    signals = make_signals()
     assert (signals.latest, signals.pending, signals.active, signals.oldest_age) == (None, 0, 0, 0.0)
     assert signals.stale
 
 
 def test_a_look_is_stale_after_three_intervals() -> None:
     look = Sample(100.0, 1)
-    assert not seen(look, now=115.0).stale
-    assert seen(look, now=115.001).stale
+    assert not make_signals(look, now=115.0).stale
+    assert make_signals(look, now=115.001).stale
 
 
-def test_who_waits_goes_on_getting_older() -> None:
-    assert seen(Sample(100.0, 1, oldest_age=7.0), now=112.0).oldest_age == 19.0
-    assert seen(Sample(100.0, 0, oldest_age=7.0), now=112.0).oldest_age == 0.0, "nobody waits"
-    assert seen(Sample(100.0, 1, oldest_age=7.0), now=90.0).oldest_age == 7.0, "a clock that was set back"
+def test_a_waiting_task_goes_on_getting_older() -> None:
+    assert make_signals(Sample(100.0, 1, oldest_age=7.0), now=112.0).oldest_age == 19.0
+    assert make_signals(Sample(100.0, 0, oldest_age=7.0), now=112.0).oldest_age == 0.0, "no task waits"
+    assert make_signals(Sample(100.0, 1, oldest_age=7.0), now=90.0).oldest_age == 7.0, "the clock was set back"
 
 
 def test_what_was_measured_goes_before_what_was_configured() -> None:
-    assert seen().latency == 20.0
-    assert seen(start_latency=3.0).latency == 3.0
-    assert seen(start_latency=0.0).latency == 0.0
+    assert make_signals().latency == 20.0
+    assert make_signals(start_latency=3.0).latency == 3.0
+    assert make_signals(start_latency=0.0).latency == 0.0
 
 
 def test_a_worker_is_as_fast_as_its_slots() -> None:
-    assert seen().rate is None
-    assert seen(service=2.0, limits=Limits(sla=60.0, slots=4)).rate == 2.0
+    assert make_signals().rate is None
+    assert make_signals(service=2.0, limits=Limits(sla=60.0, slots=4)).rate == 2.0
 
 
 def test_workers_are_those_that_are_ready_and_those_that_start() -> None:
@@ -153,19 +153,19 @@ def test_a_steady_counter_has_its_rate_however_one_looks(gaps: list[float], seco
     assert rate_between(looks, "finished", seconds) == pytest.approx(300)
 
 
-# -- What every decision keeps -----------------------------------------------------------------------------------------
+# -- Every decision ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("age", "name"), [(0, 0), (35.9, 0), (36, 1), (47.9, 1), (48, 2), (54, 3), (59.9, 3), (60, 4), (1e8, 4)]
 )
 def test_urgency_goes_by_how_much_of_the_promise_is_used(age: float, name: int) -> None:
-    assert urgency(seen(Sample(0.0, 1, oldest_age=age))) == URGENCIES[name]
-    assert urgency(seen(Sample(0.0, 0, oldest_age=age))) == "NORMAL"
+    assert urgency(make_signals(Sample(0.0, 1, oldest_age=age))) == URGENCIES[name]
+    assert urgency(make_signals(Sample(0.0, 0, oldest_age=age))) == "NORMAL"
 
 
-def test_a_rule_is_heard_within_the_limits() -> None:
-    signals = seen(Sample(0.0, 5), limits=Limits(sla=60.0, min_workers=2, max_workers=20))
+def test_a_rule_decides_within_the_limits() -> None:
+    signals = make_signals(Sample(0.0, 5), limits=Limits(sla=60.0, min_workers=2, max_workers=20))
     assert [clamp(signals, wanted) for wanted in (0, 2, 7, 20, 21)] == [2, 2, 7, 20, 20]
     more, fewer, just = (conclude(signals, wanted, "rule", {"rule": wanted}, "said") for wanted in (30, 1, 7))
     assert (more.workers, more.bound_by, more.capacity_short) == (20, "max", 10)
@@ -176,30 +176,30 @@ def test_a_rule_is_heard_within_the_limits() -> None:
 
 @pytest.mark.parametrize(("pending", "active", "workers"), [(0, 0, 0), (1, 0, 1), (0, 1, 1)])
 def test_one_stays_while_anything_waits_or_runs(pending: int, active: int, workers: int) -> None:
-    decision = conclude(seen(Sample(0.0, pending, active)), 0, "rule", {}, "said")
+    decision = conclude(make_signals(Sample(0.0, pending, active)), 0, "rule", {}, "said")
     assert (decision.workers, decision.bound_by) == (workers, "not to zero" if workers else "rule")
 
 
-def test_old_metrics_are_no_reason_to_send_anybody_home() -> None:
+def test_old_metrics_are_no_reason_to_dismiss_a_worker() -> None:
     fleet = Fleet(ready=6)
-    old = conclude(seen(Sample(0.0, 0), now=16.0, fleet=fleet), 2, "rule", {}, "said")
+    old = conclude(make_signals(Sample(0.0, 0), now=16.0, fleet=fleet), 2, "rule", {}, "said")
     assert (old.workers, old.bound_by) == (6, "stale")
     assert old.reason == "6: said; held, because there are no new metrics (the last are 16 s old)"
-    assert "there are none" in conclude(seen(fleet=fleet), 2, "rule", {}, "said").reason
-    assert conclude(seen(Sample(0.0, 0), now=16.0, fleet=fleet), 9, "rule", {}, "said").workers == 9
-    assert conclude(seen(Sample(0.0, 0), now=15.0, fleet=fleet), 2, "rule", {}, "said").workers == 2
+    assert "there are none" in conclude(make_signals(fleet=fleet), 2, "rule", {}, "said").reason
+    assert conclude(make_signals(Sample(0.0, 0), now=16.0, fleet=fleet), 9, "rule", {}, "said").workers == 9
+    assert conclude(make_signals(Sample(0.0, 0), now=15.0, fleet=fleet), 2, "rule", {}, "said").workers == 2
 
 
 def test_a_breach_is_foreseen_where_the_oldest_gets_older() -> None:
     growing = [Sample(5.0 * n, 10 * n, oldest_age=5.0 * n) for n in range(1, 6)]
-    assert drain_rate(seen(*growing)) == -2.0, "five looks span four intervals"
-    assert time_to_breach(seen(*growing)) == predicted_breach(seen(*growing)) == 35.0
+    assert drain_rate(make_signals(*growing)) == -2.0, "five looks span four intervals"
+    assert time_to_breach(make_signals(*growing)) == predicted_breach(make_signals(*growing)) == 35.0
     slower = [Sample(5.0 * n, 10 * n, oldest_age=2.5 * n) for n in range(1, 6)]
-    assert predicted_breach(seen(*slower)) == (60 - 12.5) / 0.5
+    assert predicted_breach(make_signals(*slower)) == (60 - 12.5) / 0.5
     gone = [Sample(5.0 * n, 60 - 10 * n, oldest_age=5.0 * n) for n in range(1, 6)]
-    assert predicted_breach(seen(*gone)) is None, "empty in 5 s"
-    assert predicted_breach(seen(Sample(0.0, 3, oldest_age=61.0))) == 0.0
-    assert predicted_breach(seen(Sample(0.0, 3, oldest_age=1.0))) is None
+    assert predicted_breach(make_signals(*gone)) is None, "the queue is empty in 5 s"
+    assert predicted_breach(make_signals(Sample(0.0, 3, oldest_age=61.0))) == 0.0
+    assert predicted_breach(make_signals(Sample(0.0, 3, oldest_age=1.0))) is None
 
 
 @given(st.integers(0, 2**31 - 1), st.sampled_from([0.0, 1e-10, -1e-10]))

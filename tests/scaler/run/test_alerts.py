@@ -1,4 +1,4 @@
-"""When people are told about a promise, and that telling them never holds anything up."""
+"""When alerts about a promise are sent, and that sending them never holds up the scaler."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WELL, NEAR, LATE, FORESEEN = decision(None), decision(55.0), decision(61.0, 0.0)
 
 
 def played(*said: tuple[float, Decision], terms: AlertTerms | None = None) -> list[tuple[float, str]]:
-    """What is told, of decisions and their moments."""
+    """Returns the alerts that follow from decisions at given times."""
     alerts = Alerts(lambda _: True, terms or AlertTerms())
     found = [alerts.note("mail", one, now, sla=SLA) for now, one in said]
     return [(one.at, one.level) for one in found if one is not None]
@@ -50,7 +50,7 @@ def every(seconds: float, until: float, one: Decision, since: float = 0.0) -> li
     return [(since + n * seconds, one) for n in range(int((until - since) / seconds))]
 
 
-def test_near_is_told_once_and_again_after_a_while() -> None:
+def test_near_is_sent_once_and_again_after_a_while() -> None:
     assert played(*every(1, 299, NEAR)) == [(0.0, "near")]
     assert played(*every(1, 601, NEAR)) == [(0.0, "near"), (300.0, "near"), (600.0, "near")]
     assert played(*every(1, 60, decision(53.9))) == []
@@ -69,7 +69,7 @@ def test_recovered_after_calm_and_only_after_an_alert() -> None:
     assert played((0, NEAR), (30, WELL), (50, NEAR), (80, WELL), (111, WELL)) == [(0, "near"), (111, "recovered")]
 
 
-def test_a_queue_that_flaps_is_not_told_of_each_time() -> None:
+def test_a_queue_that_flaps_is_not_reported_each_time() -> None:
     flaps = [one for n in range(4) for one in ((n * 70.0, NEAR), (n * 70.0 + 5, WELL), (n * 70.0 + 66, WELL))]
     assert played(*flaps) == [(0.0, "near"), (66.0, "recovered")]
     assert played(*flaps, (280.0, LATE)) == [(0.0, "near"), (66.0, "recovered"), (280.0, "breach")]
@@ -95,7 +95,7 @@ LOOKS = st.sampled_from([WELL, NEAR, LATE, FORESEEN, decision(30.0)])
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.floats(0.1, 120), LOOKS), max_size=60))
 def test_whatever_happens(looks: list[tuple[float, Decision]]) -> None:
-    """No level twice within five minutes; recovered only after something was told; a breach never goes untold."""
+    """No level is sent twice within five minutes, recovered only after another alert, and a breach is always sent."""
     terms, state, now, told = AlertTerms(), AlertState(), 0.0, list[Alert]()
     for seconds, one in looks:
         now += seconds
@@ -112,7 +112,7 @@ def test_whatever_happens(looks: list[tuple[float, Decision]]) -> None:
 
 
 @pytest.mark.parametrize("at", [0.0, 1.1, float("nan"), "much"])
-def test_terms_that_are_none(at: Any) -> None:
+def test_terms_that_are_not_valid(at: Any) -> None:
     with pytest.raises(ConfigError, match="alert_at"):
         AlertTerms(at=at)
 
@@ -120,8 +120,8 @@ def test_terms_that_are_none(at: Any) -> None:
 # --- in the loop ------------------------------------------------------------------------------------------------------
 
 
-def test_the_loop_tells_of_a_promise_that_breaks_and_is_kept_again(dsn: str, app: Penstock, tmp_path: Path) -> None:
-    """A real scaler that starts nobody: tasks wait, the webhook hears of it, and nothing else stops."""
+def test_the_loop_reports_a_promise_that_breaks_and_is_kept_again(dsn: str, app: Penstock, tmp_path: Path) -> None:
+    """A real scaler starts no worker: tasks wait, the webhook is told, and nothing else stops."""
     queue = app.create_queue("work", sla="1s", lease="10s")
     queue.push_many([{}] * 5)
     write_app(tmp_path, "@app.task(queue='work')\ndef handle(payload):\n    pass\n")
@@ -143,7 +143,7 @@ def test_the_loop_tells_of_a_promise_that_breaks_and_is_kept_again(dsn: str, app
     assert bodies[-1]["queue"] == "work"
     assert bodies[-1]["usage"] >= 1
     assert bodies[-1]["text"].startswith("work breaks its promise")
-    assert [one["level"] for one in bodies].count("breach") == 1, "not with every look"
+    assert [one["level"] for one in bodies].count("breach") == 1, "one alert, not one with every look"
     assert b"alert: work breaks its promise" in err
 
 
@@ -155,7 +155,7 @@ def test_the_loop_tells_of_a_promise_that_breaks_and_is_kept_again(dsn: str, app
         (("--alert-at", "1.5"), "alert_at"),
     ],
 )
-def test_what_can_not_be_told(dsn: str, options: tuple[str, ...], said: str) -> None:
+def test_alerts_that_cannot_be_sent(dsn: str, options: tuple[str, ...], said: str) -> None:
     ran = penstock("scale", "jobs:app", *options, dsn=dsn)
     assert (ran.code, is_one_block(ran.err)) == (3, True), ran.err
     assert said in ran.err
@@ -184,7 +184,7 @@ class Receiver(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
-        """Nothing on standard error."""
+        """Prints nothing on standard error."""
 
 
 @contextmanager
@@ -224,7 +224,7 @@ def test_a_webhook_gets_json_and_is_tried_again() -> None:
     assert bodies[0]["text"].startswith("mail is about to break its promise: the oldest task has used 92 % of its 60 s")
 
 
-def test_what_is_refused_is_not_tried_again_and_no_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_alert_is_not_tried_again_and_no_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with receiving(404) as (url, bodies), caplog.at_level(logging.WARNING, "penstock.scaler"):
         outbox = Outbox([Webhook(url)], between=0.01)
         outbox.send(an_alert())
@@ -234,15 +234,15 @@ def test_what_is_refused_is_not_tried_again_and_no_secret_is_logged(caplog: pyte
     assert "secret" not in caplog.text
 
 
-def test_a_slow_channel_holds_nobody_up() -> None:
-    """The line fills, what does not fit is counted, and the next alert says how many were dropped."""
+def test_a_slow_channel_does_not_hold_up_the_scaler() -> None:
+    """Its queue fills, alerts that do not fit are counted, and the next alert says how many were dropped."""
     with receiving(slow=1.0) as (url, bodies):
         outbox = Outbox([Webhook(url, timeout=0.3)], most=2, tries=1)
         alerts = Alerts(outbox.send)
         began = time.monotonic()
         for n in range(20):
             alerts.note(f"q{n}", NEAR, float(n), sla=SLA)
-        assert time.monotonic() - began < 4.0  # the channel takes six
+        assert time.monotonic() - began < 4.0  # the channel takes six seconds
         assert alerts.dropped >= 10
         eventually(outbox._waiting.empty)
         found = alerts.note("last", NEAR, 0.0, sla=SLA)
@@ -295,12 +295,12 @@ def test_commands_that_fail() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "  ", "'unclosed"])
-def test_commands_that_are_none(text: str) -> None:
+def test_commands_that_are_not_valid(text: str) -> None:
     with pytest.raises(ConfigError, match="alert_command"):
         Command.of(text)
 
 
 @pytest.mark.parametrize("url", ["", "example.com", "ftp://example.com/", "file:///etc/passwd", "http://"])
-def test_addresses_that_are_none(url: str) -> None:
+def test_addresses_that_are_not_valid(url: str) -> None:
     with pytest.raises(ConfigError, match="alert_webhook"):
         Webhook(url)

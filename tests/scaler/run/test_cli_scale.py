@@ -1,4 +1,4 @@
-"""`penstock scale`: one decision, with its sentence. Needs no database."""
+"""`penstock scale` with given numbers: one decision and its sentence, without a database."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def decide(arguments: str) -> tuple[str, ...]:
     return ("scale", "decide", *arguments.split())
 
 
-def test_the_example_of_the_page() -> None:
+def test_the_example_of_the_article() -> None:
     value, shown = each(
         decide(f"--policy backlog-drain {PAGE} --json"),
         decide(f"--policy backlog-drain {PAGE}"),
@@ -45,8 +45,8 @@ def test_the_example_of_the_page() -> None:
     ]
 
 
-def test_what_is_known_beside_the_backlog() -> None:
-    """Arrivals raise Little's law, planned tasks the deadline policy; with few workers allowed, the rest are short."""
+def test_arrivals_and_planned_tasks_are_used() -> None:
+    """Arrivals raise Little's law, and planned tasks the deadline policy. A low maximum leaves some workers missing."""
     quiet = "--pending 0 --sla 1m --rate 0.5 --workers 1 --max-workers 200"
     arriving, planned, short, late = each(
         decide(f"--policy littles-law {quiet} --arrivals 30 --json"),
@@ -61,7 +61,7 @@ def test_what_is_known_beside_the_backlog() -> None:
     assert "the oldest task is 30s late" in late.out
 
 
-def test_without_a_rate_nobody_knows_how_long_a_task_takes() -> None:
+def test_without_a_rate_the_service_time_is_unknown() -> None:
     ran = penstock(*decide("--policy backlog-drain --pending 9 --sla 60 --max-workers 20"))
     assert "the service time is not known yet" in ran.out
 
@@ -101,7 +101,7 @@ def test_every_policy_has_an_answer_and_a_sentence_about_it() -> None:
     ],
 )
 def test_what_is_refused(arguments: str, code: int, field: str) -> None:
-    """Field, value and limit. What stands later on a command line wins."""
+    """The error has field, value and limit. A later option on the command line wins."""
     with pytest.raises(PenstockError, match=re.escape(field)) as refused:
         tree()([*decide(f"{PAGE} {arguments}")], standalone_mode=False)
     assert (refused.value.exit_code, refused.value.message.startswith(field)) == (code, True)
@@ -129,7 +129,7 @@ def test_help() -> None:
     assert "Example: penstock scale decide" in helped.out
 
 
-# -- In here ----------------------------------------------------------------------------------------------------------
+# -- Functions --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

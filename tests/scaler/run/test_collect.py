@@ -1,4 +1,4 @@
-"""What is made of looks: rates, ages, what is known to come. Pure."""
+"""Signals that are made from looks: rates, ages, and tasks that are known to come. No I/O."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMITS = Limits(sla=30.0, max_workers=4, slots=2, interval=1.0)
 NOW = 1_700_000_000.0
 
 
-def seen(pending: int = 0, active: int = 0, ended: int = 0, **more: object) -> SeenQueue:
+def make_seen(pending: int = 0, active: int = 0, ended: int = 0, **more: object) -> SeenQueue:
     return SeenQueue("q", False, 30.0, 0, pending, active, ended, 0, **more)  # type: ignore[arg-type]
 
 
@@ -38,14 +38,15 @@ def followed(*looks: SeenQueue, slots: int = 2, every: float = 1.0) -> QueueTrac
 
 
 def test_service_is_what_slots_were_busy_by_what_ended() -> None:
-    """Two slots busy for ten seconds, five attempts ended: four seconds each. What was claimed ahead does not count."""
-    track = followed(*(seen(100, 40, ended=n // 2) for n in range(11)))
+    """Two slots were busy for ten seconds and five attempts ended: four seconds each. Tasks claimed ahead do not
+    count."""
+    track = followed(*(make_seen(100, 40, ended=n // 2) for n in range(11)))
     assert track.service.seconds == pytest.approx(4.0, rel=0.02)
-    assert followed(seen(5, 2), seen(5, 2)).service.seconds is None
+    assert followed(make_seen(5, 2), make_seen(5, 2)).service.seconds is None
 
 
 def test_an_outage_is_no_work() -> None:
-    """Slots stay taken while PostgreSQL is away, and nothing can end: that says nothing about how long tasks take."""
+    """Slots stay busy while PostgreSQL is away and no task can end, which says nothing about service times."""
     collector = Collector({"q": LIMITS})
     worker = SeenWorker("w", ("q",), 2, 2, None, False, silent=0.0, began=NOW, latency=1.0)
     at = NOW
@@ -53,12 +54,12 @@ def test_an_outage_is_no_work() -> None:
         at += passed
         if passed > 60:
             collector.skip_gap()
-        collector.take(ScalerSnapshot(at, (seen(100, 2, ended=n),), (worker,), 5, 100), {}, {"q": 1})
+        collector.take(ScalerSnapshot(at, (make_seen(100, 2, ended=n),), (worker,), 5, 100), {}, {"q": 1})
     assert collector.tracks["q"].service.seconds == pytest.approx(2.0, rel=0.1)
 
 
 def test_a_worker_that_could_not_beat_is_counted_on() -> None:
-    """It was there when PostgreSQL went away, for a minute. Nobody knows of one that was silent before."""
+    """It was there when PostgreSQL went away for a minute. A worker that was silent before is not counted."""
     there = SeenWorker("w", ("q",), 2, 2, None, False, silent=62.0, began=NOW, latency=1.0)
     gone = replace(there, name="v", silent=90.0)
     assert [is_present(one) for one in (there, gone)] == [False, False]
@@ -69,15 +70,19 @@ def test_a_worker_that_could_not_beat_is_counted_on() -> None:
 def test_arrivals_are_what_has_come_through_and_announced_are_told_apart() -> None:
     second = int(NOW) + 2
     track = followed(
-        seen(0, ahead=((second, 5),)), seen(3, ahead=((second, 5),)), seen(8, 0), seen(2, 2, 4), seen(0, 0, 4)
+        make_seen(0, ahead=((second, 5),)),
+        make_seen(3, ahead=((second, 5),)),
+        make_seen(8, 0),
+        make_seen(2, 2, 4),
+        make_seen(0, 0, 4),
     )
     signals = track.signals(NOW + 4, Fleet(1), None)
     latest = signals.samples[-1]
-    assert (latest.arrived, latest.announced, latest.finished) == (8, 5, 4)  # what was cancelled is no arrival
+    assert (latest.arrived, latest.announced, latest.finished) == (8, 5, 4)  # cancelled tasks are no arrivals
 
 
 def test_five_minutes_are_kept_however_often_one_looks() -> None:
-    track = followed(*(seen(1, ended=n) for n in range(600)))
+    track = followed(*(make_seen(1, ended=n) for n in range(600)))
     samples = track.signals(NOW + 600, Fleet(1), None).samples
     assert len(samples) <= SAMPLES
     assert samples[-1].at == NOW + 599
@@ -86,18 +91,18 @@ def test_five_minutes_are_kept_however_often_one_looks() -> None:
     assert min(steps) >= SPACING
 
 
-def test_those_behind_what_was_looked_at_lie_between_it_and_the_newest() -> None:
-    found = [*estimate_waiting(seen(105, waiting=((20.0, 3), (18.0, 2)), newest=8.0))]
+def test_tasks_beyond_the_sampled_rows_lie_between_these_and_the_newest() -> None:
+    found = [*estimate_waiting(make_seen(105, waiting=((20.0, 3), (18.0, 2)), newest=8.0))]
     assert found[:2] == [(20.0, 3), (18.0, 2)]
     assert sum(count for _, count in found) == 105
     ages = [age for age, _ in found]
     assert ages == sorted(ages, reverse=True)
     assert ages[2] == 18.0
     assert ages[-1] == pytest.approx(9.0)
-    assert [*estimate_waiting(seen(0))] == []
+    assert [*estimate_waiting(make_seen(0))] == []
 
 
-def test_a_paused_queue_needs_nobody() -> None:
+def test_a_paused_queue_needs_no_worker() -> None:
     track = QueueTrack(LIMITS)
     track.take(NOW, SeenQueue("q", True, 30.0, 5, 9, 0, 0, 0, ((3.0, 9),)), slots=0, workers=0, ticks=())
     signals = track.signals(NOW, Fleet(), None)
@@ -109,13 +114,13 @@ def test_a_promise_may_change_at_any_time() -> None:
     track.take(NOW, SeenQueue("q", False, 7.0, 0, 0, 0, 0, 0), slots=0, workers=0, ticks=())
     assert track.limits.sla == 7.0
     track.take(NOW, SeenQueue("q", False, None, 0, 0, 0, 0, 0), slots=0, workers=0, ticks=())
-    assert track.limits.sla == 7.0  # taken away: what was promised last
+    assert track.limits.sla == 7.0  # the promise was removed, so the last one counts
 
 
-def test_only_so_many_are_looked_at_as_could_change_the_answer() -> None:
+def test_only_rows_that_could_change_the_answer_are_read() -> None:
     few, many = Collector({"q": LIMITS}), Collector({f"q{n}": LIMITS for n in range(100)})
     (asked,) = few.requests()
-    assert asked.rows == 4 * 2 * int(1 + asked.horizon)  # a task is thought to take a second
+    assert asked.rows == 4 * 2 * int(1 + asked.horizon)  # a task is assumed to take a second
     assert asked.horizon == 20.0 + 1.0 + 60.0
     assert sum(one.rows for one in many.requests()) <= 5000
     assert min(one.rows for one in many.requests()) == 50
@@ -127,18 +132,18 @@ def test_start_latency_is_that_of_nine_starts_of_ten() -> None:
         SeenWorker(f"w{n}", ("q",), 2, 0, f"h#{n}", leaving=False, silent=0.1, began=NOW + n, latency=float(n))
         for n in range(1, 11)
     ]
-    stranger = SeenWorker("s", ("q",), 2, 0, None, leaving=False, silent=0.1, began=NOW, latency=99.0)
-    look = ScalerSnapshot(NOW, (seen(),), (*workers, stranger), 1, 100)
+    other_worker = SeenWorker("s", ("q",), 2, 0, None, leaving=False, silent=0.1, began=NOW, latency=99.0)
+    look = ScalerSnapshot(NOW, (make_seen(),), (*workers, other_worker), 1, 100)
     collector.take(look, {}, {})
-    collector.take(look, {}, {})  # seen again is not started again
+    collector.take(look, {}, {})  # a second look is no second start
     assert collector.latency == 9.0
     assert slots_of(look.workers, "q") == 22
     assert collector.latency_of("q") == 9.0
 
 
-def test_what_was_learned_survives_its_scaler() -> None:
+def test_learned_values_survive_their_scaler() -> None:
     collector = Collector({"q": LIMITS})
-    collector.tracks["q"] = followed(*(seen(100, 2, ended=n) for n in range(11)))
+    collector.tracks["q"] = followed(*(make_seen(100, 2, ended=n) for n in range(11)))
     told = collector.remember("q", "deadline", {"needs": []})
     heir = Collector({"q": LIMITS})
     assert heir.recall("q", "deadline", told) == {"needs": []}
@@ -153,20 +158,22 @@ def test_ticks_of_cron_lines_are_known_to_come() -> None:
     found = ticks_ahead([one], at.timestamp(), 150.0)
     assert [tick - at.timestamp() for tick in found["q"]] == [30.0, 90.0, 150.0]
     track = QueueTrack(LIMITS)
-    track.take(at.timestamp(), seen(), slots=0, workers=0, ticks=found["q"])
+    track.take(at.timestamp(), make_seen(), slots=0, workers=0, ticks=found["q"])
     assert track.signals(at.timestamp(), Fleet(), None).planned == ((30.0, 1), (90.0, 1), (150.0, 1))
-    track.take(at.timestamp() + 31, seen(1), slots=0, workers=0, ticks=found["q"][1:])
+    track.take(at.timestamp() + 31, make_seen(1), slots=0, workers=0, ticks=found["q"][1:])
     assert track.signals(at.timestamp() + 31, Fleet(), None).samples[-1].announced == 1
 
 
 def test_a_decision_without_a_run_time_says_how_many_have_finished() -> None:
-    """A scaler that was started again knows no run time yet, but the queue has a past."""
+    """A restarted scaler knows no run time yet, but the queue has finished tasks before."""
 
     def said(*looks: SeenQueue, every: float = 1.0) -> str:
         track = followed(*looks, every=every)
         return Deadline().decide(track.signals(NOW + len(looks) * every, Fleet(1), None)).reason
 
-    assert "7 waiting, 2 running, no run time measured yet: at most twice" in said(seen(7, 2))
-    assert "7 waiting, 2 running, 100,017 finished, none since this scaler started" in said(seen(7, 2, ended=100_017))
-    long_ago = [seen(7, 2, ended=16), *[seen(7, 2, ended=17)] * 3]
+    assert "7 waiting, 2 running, no run time measured yet: at most twice" in said(make_seen(7, 2))
+    assert "7 waiting, 2 running, 100,017 finished, none since this scaler started" in said(
+        make_seen(7, 2, ended=100_017)
+    )
+    long_ago = [make_seen(7, 2, ended=16), *[make_seen(7, 2, ended=17)] * 3]
     assert "17 finished, none lately" in said(*long_ago, every=6000.0)

@@ -1,4 +1,4 @@
-"""Workers of a scaler: processes, commands, advice; and how many there may be."""
+"""Workers of a scaler: processes, commands and advice, and how many there may be."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock import Penstock, Queue
 from penstock.client import scaling
 from penstock.client.database import Database
 from penstock.errors import ConfigError
-from penstock.model import Asked, ScalerSnapshot, SeenWorker
+from penstock.model import QueueQuestion, ScalerSnapshot, SeenWorker
 from penstock.scaler.run.budget import CONNECTIONS, SPARE, Budget, bytes_of
 from penstock.scaler.run.fleet import AdvisedWorkers, CommandedWorkers, LocalWorkers, Recipe, command_words
 from penstock.scaler.run.hold import is_dead, new_holder
@@ -37,7 +37,7 @@ def queue(app: Penstock) -> Queue:
 
 
 class Yard:
-    """Local workers, looked at as a scaler does."""
+    """Local workers and the counts that a scaler sees."""
 
     def __init__(self, dsn: str, home: Path, holder: str = "here:1") -> None:
         self.database = Database(dsn)
@@ -49,7 +49,7 @@ class Yard:
         scaling.dismiss(self.database, names)
 
     def look(self) -> tuple[int, int, int]:
-        fleet = self.workers.current(scaling.scaler_snapshot(self.database, [Asked("work")]), 5.0)
+        fleet = self.workers.current(scaling.scaler_snapshot(self.database, [QueueQuestion("work")]), 5.0)
         return fleet.ready, len(fleet.starting), fleet.draining
 
     def end(self) -> None:
@@ -84,7 +84,7 @@ def test_workers_come_are_replaced_and_go_when_their_task_is_done(yard: Yard, qu
     rows = sql.execute("select started_by, started_at > requested_at from penstock.worker order by 1").fetchall()
     assert rows == [("here:1#1", True), ("here:1#2", True)]
 
-    # One that dies is missed, and another is started, though not at once.
+    # If one dies another is started, but not at once.
     victim = yard.workers.children[0].process.pid
     for pid in (victim, *runners(victim)):
         os.kill(pid, signal.SIGKILL)
@@ -95,7 +95,7 @@ def test_workers_come_are_replaced_and_go_when_their_task_is_done(yard: Yard, qu
     yard.workers.resize(2, "")
     eventually(lambda: yard.look()[0] >= 2)
 
-    # On the way down: the idle one first, and nobody who works is interrupted.
+    # On the way down the idle worker goes first, and no running task is interrupted.
     queue.push({"name": "go"}, kind="wait")
     eventually(lambda: noted(yard.home))
     eventually(lambda: yard.look()[0] >= 2 and any(child.busy for child in yard.workers.children))
@@ -128,7 +128,7 @@ def test_a_new_scaler_takes_over_and_sends_away_through_postgresql(
     heir.end()
 
 
-def test_others_that_serve_the_queue_count_and_are_never_sent_away() -> None:
+def test_other_workers_of_the_queue_count_and_are_never_dismissed() -> None:
     asked: list[str] = []
     workers = LocalWorkers("work", "h", Recipe("a:b", "", 10), asked.extend)
     two = (WORKER, replace(WORKER, name="v", queues=("work", "other"), slots=20))
@@ -148,7 +148,7 @@ def test_others_that_serve_the_queue_count_and_are_never_sent_away() -> None:
 
 
 def test_a_command_is_run_word_by_word_until_it_succeeds(tmp_path: Path) -> None:
-    """No shell reads it: what a reason says is one word."""
+    """No shell reads it, so a reason is one word."""
     script = tmp_path / "scale.py"
     script.write_text(
         "import os, sys\nfrom pathlib import Path\n"
@@ -184,7 +184,7 @@ def over(workers: CommandedWorkers) -> bool:
     return not workers.running
 
 
-def test_those_that_were_asked_for_start_until_they_are_there() -> None:
+def test_requested_workers_count_as_starting_until_they_are_there() -> None:
     workers = AdvisedWorkers("work", 10)
     assert workers.current(LOOK, 5.0).workers == 0
     workers.resize(2, "")
@@ -198,7 +198,7 @@ def test_those_that_were_asked_for_start_until_they_are_there() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x {nothing}", "x {}", "x {queue.name}", "x '", "x {"])
-def test_a_command_that_can_not_be_run_is_refused(text: str) -> None:
+def test_a_command_that_cannot_be_run_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="command: "):
         command_words(text)
 
@@ -217,7 +217,7 @@ def test_the_least_of_all_limits_counts() -> None:
 
 
 def test_however_many_connections_workers_have_it_is_never_above_the_server() -> None:
-    """Whatever of its connections each worker has opened yet."""
+    """This holds however many of its connections each worker has opened."""
     for others in (0, 10, 40):
         for opened in (2, 5, CONNECTIONS):
             ready = 0
@@ -233,18 +233,18 @@ def test_bad_limits_are_named() -> None:
         Budget(max_connections=3)
 
 
-def test_what_a_process_holds_is_measured() -> None:
+def test_the_memory_of_a_process_is_measured() -> None:
     assert (bytes_of([os.getpid()]) or 0) > 1 << 20
     assert bytes_of([]) is None
 
 
-def test_a_dead_holder_is_told_from_one_that_lives_or_may() -> None:
+def test_a_dead_holder_is_distinguished_from_one_that_may_live() -> None:
     ours = new_holder()
     host, place, pid, word = ours.split(":")
     assert not is_dead(ours)
     assert is_dead(f"{host}:{place}:{2**22 + 1}:{word}")
     assert not is_dead(f"elsewhere:{place}:{2**22 + 1}:{word}")
     assert not is_dead(f"{host}:1:{2**22 + 1}:{word}")
-    assert not is_dead("somebody")
+    assert not is_dead("unknown")
     assert int(pid) == os.getpid()
     assert len(word) >= 16, "eight random bytes"

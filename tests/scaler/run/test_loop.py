@@ -1,4 +1,4 @@
-"""The scaler at work: real processes, real PostgreSQL."""
+"""The scaler at work, with real processes and a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def queue(app: Penstock) -> Queue:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever a test did to a scaler, its workers do not outlive the test."""
+    """Ends the workers of a scaler after each test, whatever the test did to it."""
     sql = request.getfixturevalue("sql")
     yield
     end_workers(sql)
@@ -56,14 +56,14 @@ def workers(sql: Connection) -> int:
     return len(registered(sql))
 
 
-# --- what it is for ---------------------------------------------------------------------------------------------------
+# --- scaling ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_quiet_queue_gets_five_thousand_tasks_at_once(
     tmp_path: Path, dsn: str, queue: Queue, sql: Connection
 ) -> None:
-    """One worker would take forty seconds. It begins with the fewest, asks for more while there is time, and every task
-    is started within its promise, or on a busy machine five seconds later."""
+    """One worker would take forty seconds. The scaler begins with the fewest and asks for more in time: every task
+    starts within its promise, or on a busy machine five seconds later."""
     queue.set(sla="25s")
     with scaling(tmp_path, dsn, "--max-workers", "6") as scaler:
         eventually(lambda: workers(sql) == 1)
@@ -86,7 +86,7 @@ def test_a_quiet_queue_gets_five_thousand_tasks_at_once(
 def test_it_scales_before_any_task_has_finished_and_not_beyond_its_connections(
     tmp_path: Path, dsn: str, app: Penstock, queue: Queue, sql: Connection
 ) -> None:
-    """Nobody knows how long tasks take: more workers come step by step, never more than connections allow."""
+    """The service time is unknown: more workers come step by step, never more than connections allow."""
     app.queue("work").set(sla="2s")
     queue.push_many([NewTask({"name": "go"}, kind="wait") for _ in range(12)])
     options = ("--max-workers", "12", "--concurrency", "1", "--max-connections", "35")
@@ -117,8 +117,9 @@ def test_a_quiet_queue_is_left_alone(tmp_path: Path, dsn: str, queue: Queue, sql
 
 
 @pytest.mark.slow
-def test_queues_share_what_there_is(tmp_path: Path, dsn: str, app: Penstock, queue: Queue, sql: Connection) -> None:
-    """Two queues want more than there may be: never more than that, each has its part, and both are served."""
+def test_queues_share_the_workers(tmp_path: Path, dsn: str, app: Penstock, queue: Queue, sql: Connection) -> None:
+    """Two queues want more workers than there may be: there are never more, each queue has its part, and both are
+    served."""
     code = JOBS + JOBS.replace('queue="work"', 'queue="other"').replace("def rest", "def rest_too").replace(
         "def wait", "def wait_too"
     )
@@ -140,10 +141,10 @@ def test_queues_share_what_there_is(tmp_path: Path, dsn: str, app: Penstock, que
 
 
 @pytest.mark.slow
-def test_a_batch_that_is_known_is_awaited(
+def test_workers_are_ready_for_a_planned_batch(
     tmp_path: Path, dsn: str, app: Penstock, queue: Queue, sql: Connection
 ) -> None:
-    """Its tasks are in our tables before they are due; so are the workers that it needs."""
+    """Its tasks are in the tables before they are due, so the workers are started before that too."""
     app.queue("work").set(sla="3s")
     with scaling(tmp_path, dsn, "--max-workers", "4", "--concurrency", "1", "--start-latency", "8s"):
         queue.push_many(rests(4, 1.0))
@@ -172,14 +173,14 @@ def test_a_killed_scaler_is_replaced_and_its_workers_go_on(
         first.process.wait()
         with scaling(tmp_path, dsn, *options, name="second") as second:
             time.sleep(3)
-            assert registered(sql) == names  # not doubled, and none was replaced
+            assert registered(sql) == names  # none was doubled or replaced
             (tmp_path / "go").touch()
             eventually(lambda: done(queue, 2))
             epochs = sql.execute("select distinct epoch from penstock.decision order by 1").fetchall()
             assert epochs == [(1,), (2,)]
             second.signal(signal.SIGTERM)
             assert second.wait() == 0
-            eventually(lambda: workers(sql) == 0)  # those that it took over are sent away too
+            eventually(lambda: workers(sql) == 0)  # the workers that it took over are dismissed too
     outcomes = sql.execute("select outcome, attempt from penstock.history").fetchall()
     assert outcomes == [("done", 1)] * 2
 
@@ -204,9 +205,7 @@ def test_two_scalers_never_fight(tmp_path: Path, dsn: str, queue: Queue, sql: Co
 
 
 @pytest.mark.slow
-def test_a_scaler_that_was_frozen_has_nothing_more_to_say(
-    tmp_path: Path, dsn: str, queue: Queue, sql: Connection
-) -> None:
+def test_a_scaler_that_was_frozen_decides_nothing_more(tmp_path: Path, dsn: str, queue: Queue, sql: Connection) -> None:
     with scaling(tmp_path, dsn, "--min-workers", "2") as first:
         eventually(lambda: workers(sql) == 2)
         names = registered(sql)
@@ -225,7 +224,7 @@ def test_a_scaler_that_was_frozen_has_nothing_more_to_say(
 @pytest.mark.slow
 @pytest.mark.unbalanced
 def test_while_postgresql_is_frozen_everything_stays(tmp_path: Path, sql: Connection) -> None:
-    """Then it goes on by itself."""
+    """Afterwards the scaler goes on by itself."""
     server = Server.start(tmp_path / "pg", environ=os.environ)
     try:
         with Penstock(server.dsn) as app:
@@ -250,7 +249,7 @@ def test_while_postgresql_is_frozen_everything_stays(tmp_path: Path, sql: Connec
                 queue = app.queue("work")
                 queue.push_many(rests(5, 0.01))
                 eventually(lambda: done(queue, 5))
-            time.sleep(8)  # longer than it waits for workers to say that they live
+            time.sleep(8)  # longer than it waits for the beat of a worker
             assert scaler.workers == before
             server.kill()
             time.sleep(2)
@@ -277,7 +276,7 @@ def test_while_postgresql_is_frozen_everything_stays(tmp_path: Path, sql: Connec
 def test_a_hold_that_was_lost_with_an_old_primary_is_taken_again(
     loss: str, tmp_path: Path, dsn: str, queue: Queue, sql: Connection
 ) -> None:
-    """An asynchronous standby may not have received it. No other scaler has the queue, so this one goes on."""
+    """An asynchronous standby may not have received the hold. No other scaler has the queue, so this one goes on."""
     with scaling(tmp_path, dsn, "--min-workers", "1") as scaler:
         eventually(lambda: workers(sql) == 1)
         before = scaler.workers
@@ -292,7 +291,7 @@ def test_a_hold_that_was_lost_with_an_old_primary_is_taken_again(
 
 
 def test_it_decides_at_once_when_postgresql_is_back(dsn: str, queue: Queue, sql: Connection) -> None:
-    """A look that comes late is one after an outage; nobody is waited for."""
+    """A late look comes after an outage, and the scaler waits for no worker."""
     plan = ScalingPlan(
         {"work": Limits(sla=30.0, min_workers=0, max_workers=10)}, find("deadline"), Budget(10), interval=0.1
     )
@@ -314,13 +313,13 @@ def looked(dsn: str) -> int:
 
 
 def backends(postmaster: int) -> list[int]:
-    """All of a server, its postmaster first: nobody shall be started meanwhile."""
+    """Returns all processes of a server, the postmaster first, so that it starts no other meanwhile."""
     below = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text("ascii").split()
     return [postmaster, *map(int, below)]
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path, dsn: str, queue: Queue, sql: Connection) -> None:
-    """What ran goes back, no attempt burned."""
+    """Running tasks go back without losing an attempt."""
     queue.push_many([NewTask({"name": "never"}, kind="wait")])
     with scaling(tmp_path, dsn) as scaler:
         eventually(lambda: noted(tmp_path))
@@ -335,13 +334,13 @@ def test_a_second_signal_does_not_wait(tmp_path: Path, dsn: str, queue: Queue, s
     assert (status.pending + status.planned, status.active, status.totals["failed"]) == (1, 0, 0)
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refusals, and other cases ----------------------------------------------------------------------------------------
 
 
-def test_what_can_not_be_is_said_before_anything_starts(
+def test_wrong_settings_are_refused_before_anything_starts(
     tmp_path: Path, dsn: str, app: Penstock, queue: Queue, sql: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B45 among others: each a wrong setting, named, and nothing is written."""
+    """B45 among others: each wrong setting is named, and nothing is written."""
     write_app(tmp_path, JOBS)
     monkeypatch.chdir(tmp_path)
     app.create_queue("other")
@@ -393,7 +392,9 @@ def test_a_rehearsal_writes_nothing_and_advice_starts_nothing(
     assert sql.execute("select penstock.target_workers('work')").fetchone() == (1,)
 
 
-def test_what_is_another_is_noted_in_full_and_the_rest_only_counts(dsn: str, queue: Queue, sql: Connection) -> None:
+def test_a_changed_decision_is_recorded_in_full_and_the_rest_only_counts(
+    dsn: str, queue: Queue, sql: Connection
+) -> None:
     limits = Limits(sla=30.0, min_workers=0, max_workers=10, interval=1.0)
     plan = ScalingPlan({"work": limits}, find("deadline"), Budget(10))
     database, advised = Database(dsn), {"work": AdvisedWorkers("work", 1)}
@@ -410,8 +411,8 @@ def test_what_is_another_is_noted_in_full_and_the_rest_only_counts(dsn: str, que
     assert all(reason.startswith(f"{target}: {pending} waiting") and rules for target, reason, pending, rules in rows)
 
 
-def test_what_the_pipeline_learnt_is_read(tmp_path: Path, dsn: str, queue: Queue, sql: Connection) -> None:
-    """One of another version is said, and does without."""
+def test_the_profile_of_the_pipeline_is_read(tmp_path: Path, dsn: str, queue: Queue, sql: Connection) -> None:
+    """A profile of another version is reported, and the scaler works without it."""
     write_app(tmp_path, JOBS)
     hours = {"p50": [6.0] * 168, "minutes": [60] * 168}
     for version, said in ((1, False), (9, True)):
@@ -426,7 +427,7 @@ def test_what_the_pipeline_learnt_is_read(tmp_path: Path, dsn: str, queue: Queue
 
 
 def test_an_adopted_table_is_a_queue_too(tmp_path: Path, dsn: str, app: Penstock, sql: Connection) -> None:
-    """What drains it is somebody else's: its target is noted."""
+    """Another program drains the table, so only its target is recorded."""
     write_app(tmp_path, JOBS)
     sql.execute("create table orders (id int primary key, status text not null, created timestamptz not null)")
     sql.execute(

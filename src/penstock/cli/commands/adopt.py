@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
 
 from penstock import validate
-from penstock.backlog.propose import TableInspection, inspect
-from penstock.cli.terminal.formatting import escape, format_age, format_cell, format_count, format_length
+from penstock.backlog.indexes import Index
+from penstock.backlog.propose import QueryPlan, TableInspection, inspect
+from penstock.backlog.terms import explain_unused_zone
+from penstock.cli.terminal.formatting import escape, format_age, format_cell, format_length
 from penstock.cli.terminal.options import Shell, with_shell
 from penstock.cli.terminal.output import print_interrupted, print_json, print_line, print_table
 from penstock.errors import ValidationError, shown
+from penstock.formatting import format_count
 
 RepeatedText = list[str] | None
 
@@ -59,7 +63,10 @@ def adopt(
     sla: Annotated[str | None, make_option("The promise: no record waits longer than this; none: no promise.")] = None,
     name: Annotated[str | None, make_option("The name of the backlog; default: the table's name.")] = None,
     tz: Annotated[
-        str | None, make_option("The time zone of moments without one, as Europe/Rome; default: the session's.")
+        str | None,
+        make_option(
+            "The time zone of moments without one, as Europe/Rome; default: the agreed one, else the session's."
+        ),
     ] = None,
     takes: Annotated[str, typer.Option(help="How long one record takes, for the estimate.")] = "100ms",
     apply: Annotated[bool, typer.Option("--apply", help="Adopt the table and make the indexes.")] = False,
@@ -96,6 +103,8 @@ def adopt(
     )
     seconds = validate.positive(takes, "takes").total_seconds()
     found = inspect_table(shell, table, terms, apply=apply, index=index)
+    if tz is not None and not found.terms.naive:
+        sys.stderr.write(f"{explain_unused_zone(found.terms)}\n")
     if shell.json:
         print_json(inspection_json(found, seconds))
     elif not shell.quiet:
@@ -142,24 +151,26 @@ def inspection_json(found: TableInspection, takes: float) -> dict[str, Any]:
         "writable": found.writable,
         "drain_seconds": {str(n): found.drain_seconds(takes, n) for n in (1, 8)},
         "kept": sorted(found.kept),
-        "indexes": [
-            {
-                "name": one.name,
-                "statement": one.statement,
-                "exists": one.exists,
-                "state": one.state,
-                "replaces": one.replaces,
-                "partitions": one.partitions,
-                "steps": list(one.steps),
-            }
-            for one in found.indexes
-        ],
-        "plans": [
-            {"what": one.what, "before": list(one.before), "after": None if one.after is None else list(one.after)}
-            for one in found.plans
-        ],
+        "indexes": [index_json(one) for one in found.indexes],
+        "plans": [plan_json(one) for one in found.plans],
         "applied": found.applied,
     }
+
+
+def index_json(one: Index) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "statement": one.statement,
+        "exists": one.exists,
+        "state": one.state,
+        "replaces": one.replaces,
+        "partitions": one.partitions,
+        "steps": list(one.steps),
+    }
+
+
+def plan_json(one: QueryPlan) -> dict[str, Any]:
+    return {"what": one.what, "before": list(one.before), "after": None if one.after is None else list(one.after)}
 
 
 def print_inspection(found: TableInspection, takes: float) -> None:

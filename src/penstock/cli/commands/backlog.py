@@ -12,11 +12,14 @@ import typer
 from penstock.app import Penstock
 from penstock.backlog import Backlog, BacklogStatus, PassReport, RecordFailure
 from penstock.backlog import forget as forget_backlog
-from penstock.backlog.drain import Counts
-from penstock.cli.terminal.formatting import escape, format_age, format_cell, format_count, format_time
-from penstock.cli.terminal.options import DryRun, PageSize, Shell, with_shell
+from penstock.backlog.drain import PassCounts
+from penstock.cli.terminal.formatting import escape, format_age, format_cell, format_time
+from penstock.cli.terminal.listing import print_traceback
+from penstock.cli.terminal.options import DryRun, NoTracebacks, PageSize, Shell, with_shell
 from penstock.cli.terminal.output import print_json, print_line, print_table, progress_bar
-from penstock.errors import AuthError, NotFound, ValidationError
+from penstock.errors import AuthError, NotFound, ValidationError, shown
+from penstock.formatting import format_count
+from penstock.handlers.registry import find_registered
 from penstock.worker import loading, logs
 
 app = typer.Typer(help="Drain adopted tables, and show their state.", no_args_is_help=True)
@@ -29,6 +32,12 @@ BacklogName = Annotated[
 ]
 HandlerOption = Annotated[
     str, typer.Option("--handler", metavar="MODULE:FUNCTION", help="The function that is called for each record.")
+]
+RecordKey = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key", help="The key of one record; repeat the option for each column of the key.", show_default=False
+    ),
 ]
 MaxAge = Annotated[str | None, typer.Option(help="Only records younger than this, as 360d.", show_default=False)]
 NewestFirst = Annotated[bool, typer.Option("--newest-first", help="Handle the newest ready records first.")]
@@ -45,9 +54,10 @@ def one_pass(
     *,
     handler: HandlerOption,
     max_age: MaxAge = None,
-    max_records: Annotated[int | None, typer.Option(help="The largest number of records.", show_default=False)] = None,
+    limit: Annotated[int | None, typer.Option(help="The largest number of records.", show_default=False)] = None,
     newest_first: NewestFirst = False,
     concurrency: HandlerThreads = 1,
+    no_tracebacks: NoTracebacks = False,
     dry_run: DryRun = False,
 ) -> None:
     """Handle the records that are ready or due again, once, and stop. Use it from cron.
@@ -55,12 +65,13 @@ def one_pass(
     The function is called with the record, a dict of its columns. If it has a second parameter, `transaction`, it gets
     the psycopg connection that holds the row. The exit code is 0 even if records fail: they are tried again.
 
-    Example: penstock backlog pass backlog --handler myproject.jobs:handle --max-age 360d --max-records 1000
+    Example: penstock backlog pass backlog --handler myproject.jobs:handle --max-age 360d --limit 1000
     """
-    function = load_handler(handler)
+    function, tracebacks = load_handler(handler)
     logs.set_up("text", quiet=shell.quiet)
     with shell.connect() as penstock:
         backlog = penstock.backlog(name)
+        backlog.tracebacks = tracebacks and not no_tracebacks
         if dry_run:
             status = backlog.status()
             shell.answer(
@@ -68,7 +79,7 @@ def one_pass(
                 f"would handle {format_count(status.ready + status.due, 'record')}",
             )
             return
-        limits = {"max_age": max_age, "max_records": max_records, "newest_first": newest_first}
+        limits = {"max_age": max_age, "limit": limit, "newest_first": newest_first}
         report = run_pass(shell, backlog, function, concurrency, limits)
     shell.answer(report_json(report), format_report(report))
     print_warnings(backlog.name, report)
@@ -79,11 +90,11 @@ def run_pass(shell: Shell, backlog: Backlog, function: Any, concurrency: int, li
     watched = not quiet and sys.stderr.isatty()
     status = backlog.status() if watched else None
     total = None if status is None else status.ready + status.due
-    most = limits["max_records"]
-    expected = total if total is None or most is None else min(total, most)
+    limit = limits["limit"]
+    expected = total if total is None or limit is None else min(total, limit)
     with progress_bar(f"pass {backlog.name}", expected, quiet=quiet) as show:
 
-        def progress(counts: Counts) -> None:
+        def progress(counts: PassCounts) -> None:
             show(counts.handled, expected)
 
         return backlog.process(function, concurrency=concurrency, progress=progress if watched else None, **limits)
@@ -99,15 +110,17 @@ def run(
     max_age: MaxAge = None,
     newest_first: NewestFirst = False,
     concurrency: HandlerThreads = 8,
+    no_tracebacks: NoTracebacks = False,
 ) -> None:
     """Run pass after pass, until SIGTERM (exit code 0) or Ctrl-C (exit code 130). Running handlers finish first.
 
     Example: penstock backlog run backlog --handler myproject.jobs:handle --concurrency 8
     """
-    function = load_handler(handler)
+    function, tracebacks = load_handler(handler)
     logs.set_up("text", quiet=shell.quiet)
     with shell.connect() as penstock:
         backlog = penstock.backlog(name)
+        backlog.tracebacks = tracebacks and not no_tracebacks
         if not shell.json:
             print_line(f"{concurrency} at once for {backlog.name}", quiet=shell.quiet)
         report = backlog.run(function, concurrency=concurrency, max_age=max_age, newest_first=newest_first)
@@ -140,19 +153,23 @@ def status(
 
 @app.command("failures")
 @with_shell
-def show_failures(shell: Shell, name: BacklogName, *, limit: PageSize = 100) -> None:
+def show_failures(shell: Shell, name: BacklogName, *, limit: PageSize = 100, key: RecordKey = None) -> None:
     """List why records failed, the newest first: one line for each record whose last attempt failed.
 
-    The newest 1,000 of each table are kept; a record that succeeds leaves the list.
+    The newest 1,000 of each table are kept; a record that succeeds leaves the list. With --key, show one of them with
+    its traceback; --json has the tracebacks of all.
 
-    Example: penstock backlog failures backlog --limit 20
+    Example: penstock backlog failures backlog --key 33
     """
     with shell.connect() as penstock:
-        found = penstock.backlog(name).failures(limit)
+        backlog = penstock.backlog(name)
+        found = backlog.failures(limit) if key is None else [find_failure(backlog, key)]
     if shell.json:
         print_json({"failures": [one.to_json() for one in found]})
     elif not found:
         print_line("no failures", quiet=shell.quiet)
+    elif not shell.quiet and key is not None:
+        print_failure(found[0])
     elif not shell.quiet:
         print_failures(found)
 
@@ -168,8 +185,8 @@ def forget(shell: Shell, name: BacklogName, *, dry_run: DryRun = False) -> None:
     """
     with shell.connect() as penstock:
         found = forget_backlog(penstock.dsn, penstock.dsn_source, name, dry_run=dry_run)
-    told = {"name": found, "forgotten": not dry_run} | ({"dry_run": True} if dry_run else {})
-    shell.answer(told, f"{found} {'would be forgotten' if dry_run else 'is forgotten'}")
+    answer = {"name": found, "forgotten": not dry_run} | ({"dry_run": True} if dry_run else {})
+    shell.answer(answer, f"{found} {'would be forgotten' if dry_run else 'is forgotten'}")
 
 
 def find_backlogs(penstock: Penstock) -> list[BacklogStatus]:
@@ -215,10 +232,39 @@ def print_errors(status: BacklogStatus, last: RecordFailure) -> None:
         named["others"] = sum(count for _, count in rest)
     failed = format_count(sum(status.errors.values()), "record")
     print_line(f"{status.name}: {failed} failed: {format_counts(named)}")
-    why = f"{last.error_class}: {last.message}" if last.message else last.error_class
     record = f"{format_cell(', '.join(last.key))}, at {format_time(last.last_at)}"
-    print_line(f"  the last one, {record}: {escape(why, most=MAX_ERROR_WIDTH)}")
+    print_line(f"  the last one, {record}: {escape(last.why, most=MAX_ERROR_WIDTH)}")
     print_line(f"  all of them: penstock backlog failures {status.name}")
+
+
+def find_failure(backlog: Backlog, key: list[str]) -> RecordFailure:
+    found = backlog.failure(*key)
+    if found is None:
+        raise NotFound(
+            f"no failure of record {shown(', '.join(key))} of {backlog.name} is kept",
+            hint=f"`penstock backlog failures {backlog.name}` lists them.",
+        )
+    return found
+
+
+def print_failure(one: RecordFailure) -> None:
+    """Prints everything about the failure of one record."""
+    facts = {
+        "key": ", ".join(one.key),
+        "error_class": one.error_class,
+        "message": one.message,
+        "times": f"{one.times:,}",
+        "first": format_time(one.first_at),
+        "last": format_time(one.last_at),
+        "then": format_future(one),
+    }
+    for name, value in facts.items():
+        print_line(f"{name:<12} {escape(value)}")
+    print_traceback(one.traceback, one.why)
+
+
+def format_future(one: RecordFailure) -> str:
+    return "status not written" if one.unwritten else "dead" if one.dead else "tried again"
 
 
 def print_failures(found: list[RecordFailure]) -> None:
@@ -229,8 +275,8 @@ def print_failures(found: list[RecordFailure]) -> None:
                 format_cell(", ".join(one.key)),
                 f"{one.times:,}",
                 format_time(one.last_at),
-                "status not written" if one.unwritten else "dead" if one.dead else "tried again",
-                escape(f"{one.error_class}: {one.message}" if one.message else one.error_class, most=MAX_ERROR_WIDTH),
+                format_future(one),
+                escape(one.why, most=MAX_ERROR_WIDTH),
             )
             for one in found
         ],
@@ -238,10 +284,11 @@ def print_failures(found: list[RecordFailure]) -> None:
     )
 
 
-def load_handler(target: str) -> Any:
+def load_handler(target: str) -> tuple[Any, bool]:
+    """Returns the function, and whether its application stores tracebacks."""
     found = loading.resolve(target)
-    spec = getattr(found, "spec", None)
-    return found if spec is None else spec.function
+    spec = find_registered(found)
+    return found, spec is None or spec.tracebacks
 
 
 def report_json(report: PassReport) -> dict[str, Any]:
@@ -268,7 +315,7 @@ def print_warnings(name: str, report: PassReport) -> None:
             f"{format_count(report.unwritten, 'record')} kept the old status, since the new one could not be written;"
             f" why: penstock backlog failures {name}\n"
         )
-    if not report.alone:
+    if not report.walked_ticks:
         sys.stderr.write("another run walks the ticks: failed records were left to it\n")
 
 

@@ -20,7 +20,6 @@ from penstock.cli.commands.dead_canary import (
     redrive_named_canaries,
 )
 from penstock.cli.terminal.consent import Yes, ask, check_consent
-from penstock.cli.terminal.formatting import format_count
 from penstock.cli.terminal.listing import find_dead, print_page
 from penstock.cli.terminal.named_tasks import (
     Names,
@@ -52,6 +51,7 @@ from penstock.cli.terminal.options import (
 from penstock.cli.terminal.removal import remove
 from penstock.client.queue import Queue
 from penstock.errors import ValidationError
+from penstock.formatting import format_count
 from penstock.model import TaskInfo
 
 app = typer.Typer(
@@ -242,10 +242,12 @@ def check_choice(*, named: bool, chosen: DeadFilter, every: bool) -> None:
     """Requires exactly one of named tasks, a filter and --all."""
     check_apart(named=named, chosen=chosen)
     if every and (named or chosen.given()):
-        raise ValidationError("all: ids, subjects and filters choose less than all", hint="Leave out one of them.")
+        raise ValidationError(
+            "all: --all cannot be combined with ids, subjects or filters", hint="Leave out --all, or the others."
+        )
     if not (every or named or chosen.given()):
         raise ValidationError(
-            "ids: neither ids nor a filter are given",
+            "ids: no tasks are chosen",
             hint="Name tasks, give --kind, --error or --since, or add --all.",
         )
 
@@ -254,5 +256,5 @@ def check_apart(*, named: bool, chosen: DeadFilter) -> None:
     beside = chosen.given() + ([] if chosen.limit is None else ["--limit"])
     if named and beside:
         raise ValidationError(
-            f"ids: tasks are named, so {beside[0]} has nothing to choose", hint="Leave out one of them."
+            f"ids: {beside[0]} cannot be combined with named tasks", hint=f"Leave out {beside[0]}, or the names."
         )

@@ -149,10 +149,10 @@ def print_dry_run(shell: Shell, canary: Canary, would: Mapping[int, str], unknow
     """Prints what would be redriven, and which tasks would go first."""
     canaries = canary.among(would)
     if shell.json:
-        told = {"succeeded": [], "failed": {}, "waiting": [], "would": canaries}
+        answer = {"succeeded": [], "failed": {}, "waiting": [], "would": canaries}
         print_json(
             {
-                "canary": told,
+                "canary": answer,
                 "tasks": {},
                 "would": stringify_keys(would),
                 "dry_run": True,
@@ -206,7 +206,7 @@ class CanaryTrial:
     def json(self) -> dict[str, object]:
         return {"succeeded": self.succeeded, "failed": stringify_keys(self.failed), "waiting": self.waiting}
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Looks at the tasks whose attempt is not over."""
         outcomes = {id_: find_outcome(self.queue, id_, self.began) for id_ in self.waiting}
         self.waiting = [id_ for id_, found in outcomes.items() if found is None]
@@ -243,13 +243,13 @@ def watch_canaries(shell: Shell, canary: Canary, trial: CanaryTrial, *, more: bo
     done = "the canaries are redriven" + (", the rest is not" if more else "")
     with describe_partial_work(done), progress_bar("canaries", trial.size, quiet=quiet) as bar:
         while True:
-            trial.look()
+            trial.update()
             bar(trial.size - len(trial.waiting))
             left = until - time.monotonic()
             if trial.over or left <= 0:
                 break
             time.sleep(min(POLL_SECONDS, left))
-        trial.look()  # others may have ended since the failure was seen
+        trial.update()  # others may have ended since the failure was seen
 
 
 @contextmanager

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.terminal.formatting import escape, format_count
+from penstock.cli.terminal.formatting import escape
 from penstock.cli.terminal.options import Shell, with_shell
 from penstock.cli.terminal.output import print_json, print_line
 from penstock.client.database import Database
 from penstock.doctor import Finding, examine
+from penstock.formatting import format_count
 
 SIGNS = {"ok": "✓", "info": "i", "warning": "!", "error": "✗"}
 
@@ -27,8 +28,8 @@ def doctor(
         typer.Option("--quick", help="Leave out the checks that read whole tables: the recount and unknown kinds."),
     ] = False,
 ) -> None:
-    """Check the connection, the schema, the server, our tables, queues and counters, and print how to fix
-    what is wrong.
+    """Check the connection, the schema, the server, the tables, the queues and the counters, and print how to
+    fix what is wrong.
 
     It changes nothing. It exits with 1 if any finding is an error.
 

@@ -11,7 +11,7 @@ from penstock import validate
 from penstock.cli.terminal.options import QueueName, Shell, parse_seconds, with_shell
 from penstock.cli.terminal.output import print_json, print_line
 from penstock.errors import ValidationError, shown
-from penstock.scaler.policy.signals import MOST_WORKERS
+from penstock.scaler.policy.signals import MAX_WORKERS
 
 app = typer.Typer(
     help="Write manifests for other tools, which act on the decisions of the scaler.", no_args_is_help=True
@@ -60,17 +60,17 @@ def keda(
     queue = validate.queue_name(queue)
     if (app is None) != (image is None):
         raise ValidationError("app, image: a Deployment needs both", field="app" if app is None else "image")
-    least = validate.whole(min_workers, "min_workers", 0, MOST_WORKERS)
-    most = validate.whole(max_workers, "max_workers", max(1, least), MOST_WORKERS)
+    least = validate.whole(min_workers, "min_workers", 0, MAX_WORKERS)
+    most = validate.whole(max_workers, "max_workers", max(1, least), MAX_WORKERS)
     away = max(1, least) if fallback is None else validate.whole(fallback, "fallback", 0, most)
     name = check_name(deployment or f"penstock-{make_kubernetes_name(queue)}", "deployment")
-    place, secret = check_name(namespace, "namespace"), check_name(secret, "secret")
+    namespace, secret = check_name(namespace, "namespace"), check_name(secret, "secret")
     documents = [
-        make_authentication(name, place, secret),
+        make_authentication(name, namespace, secret),
         make_scaled_object(
             queue,
             name,
-            place,
+            namespace,
             minReplicaCount=least,
             maxReplicaCount=most,
             pollingInterval=parse_whole_seconds(polling, "polling"),
@@ -79,7 +79,8 @@ def keda(
         ),
     ]
     if app is not None and image is not None:
-        documents.insert(0, make_deployment(queue, name, place, secret, told=(check_app(app), check_image(image))))
+        target, image = check_app(app), check_image(image)
+        documents.insert(0, make_deployment(queue, name, namespace, secret, target=target, image=image))
     if shell.json:
         print_json(documents)
     else:
@@ -172,9 +173,8 @@ def make_scaled_object(queue: str, name: str, namespace: str, **spec: Any) -> di
     }
 
 
-def make_deployment(queue: str, name: str, namespace: str, secret: str, *, told: tuple[str, str]) -> dict[str, Any]:
+def make_deployment(queue: str, name: str, namespace: str, secret: str, *, target: str, image: str) -> dict[str, Any]:
     """Makes the Deployment. KEDA sets its replicas. A worker that is stopped has time to finish."""
-    target, image = told
     labels = {"app.kubernetes.io/name": name}
     container = {
         "name": "worker",

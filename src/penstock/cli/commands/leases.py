@@ -87,8 +87,8 @@ def settle(
 
     Example: penstock settle mail 0d7cdb5c-8a1e-4c7b-9d4e-6a2f0c1b9e55 42 --outcome failed --error "no route to host"
     """
-    told = parse_outcome(outcome, due=due, delay=delay, error=error, payload=payload)
-    outcomes = dict.fromkeys(validate.ids(ids), told)
+    parsed = parse_outcome(outcome, due=due, delay=delay, error=error, payload=payload)
+    outcomes = dict.fromkeys(validate.ids(ids), parsed)
     lease = validate.token(token)
     with shell.connect(rehearse=dry_run) as penstock:
         target = penstock.queue(queue)
@@ -157,10 +157,12 @@ def parse_outcome(word: str, **given: str | None) -> Outcome:
     if strange:
         allowed = ", ".join(f"--{name}" for name in ALLOWED_OPTIONS[word]) or "nothing else"
         raise ValidationError(
-            f"{strange[0]}: the outcome {word} has none", hint=f"It accepts {allowed}.", field=strange[0]
+            f"{strange[0]}: --{strange[0]} cannot be given with the outcome {word}",
+            hint=f"It accepts {allowed}.",
+            field=strange[0],
         )
     if given["due"] is not None and given["delay"] is not None:
-        raise ValidationError("due: give either --due or --delay", field="due")
+        raise ValidationError("due: --due cannot be combined with --delay", field="due")
     return Outcome(
         word,
         due=parse_moment(given["due"], "due"),
@@ -177,7 +179,7 @@ def parse_payload(given: str | None) -> dict[str, Any] | None:
         value = parse_json(given.encode("utf-8", "surrogateescape"))
     except PayloadError as error:
         raise PayloadError(f"payload: {error.bare}", field="payload") from None
-    validate.payload(value, validate.LARGEST_EVER)
+    validate.payload(value, validate.MAX_PAYLOAD)
     return dict(value)
 
 

@@ -15,11 +15,12 @@ from rich.status import Status
 
 from penstock import validate
 from penstock.cli.commands.pipeline_backtest import backtest
-from penstock.cli.terminal.formatting import escape, format_age, format_cell, format_count
+from penstock.cli.terminal.formatting import escape, format_age, format_cell
 from penstock.cli.terminal.options import Shell, parse_moment, with_shell
 from penstock.cli.terminal.output import print_interrupted, print_table
 from penstock.errors import ConfigError, PenstockError, ValidationError
-from penstock.spark import needed as spark_needed
+from penstock.formatting import format_count
+from penstock.spark import require_pyspark as spark_needed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,7 +139,7 @@ def forget(
         str | None, typer.Option("--lake", help="The lake of the reader, instead of its name.", metavar="DIR")
     ] = None,
 ) -> None:
-    """Stop keeping history for a reader that will not read again. If its lake is used again, the reader is known again.
+    """Stop keeping history for a reader that will not read again. It is registered again if its lake is used.
 
     Example: penstock pipeline forget --lake /srv/old-lake
     """
@@ -158,8 +159,8 @@ app.command("backtest")(backtest)
 def rebase(shell: Shell, *, lake: LakeDir, master: Master = None) -> None:
     """Make the lake equal to its database again, after a failover that lost rows or after a restore.
 
-    It reads days that differ again: it removes rows that no longer exist, and adds missing rows. It refuses the backup
-    of another cluster if that is older than the lake.
+    It reads again the days that differ: it removes rows that no longer exist, and adds missing rows. It refuses a
+    database that was restored from a backup of another cluster and is older than the lake.
 
     Example: penstock pipeline rebase --lake /srv/lake
     """
@@ -192,17 +193,17 @@ def find_stages(*names: str) -> list[Stage]:
 
 def make_release_stage() -> Stage:
     from penstock.pipeline.run import Stage  # noqa: PLC0415 - Spark is an extra
-    from penstock.pipeline.stages.release import released  # noqa: PLC0415 - Spark is an extra
+    from penstock.pipeline.stages.release import run_release  # noqa: PLC0415 - Spark is an extra
 
-    return Stage("release", released)
+    return Stage("release", run_release)
 
 
-def find_reader(place: str) -> str:
-    """Returns the name under which a lake reads history. Raises if there is no lake."""
+def find_reader(lake: str) -> str:
+    """Returns the name under which the lake in a directory reads history. Raises if there is no lake."""
     spark_needed()
     from penstock.pipeline.lake import Lake  # noqa: PLC0415 - Spark is an extra
 
-    return Lake(place).state.reader
+    return Lake(lake).state.reader
 
 
 @contextmanager
@@ -268,9 +269,9 @@ def start_quiet_spark(master: str | None) -> SparkSession:
 
 
 @contextmanager
-def silence_children(really: bool) -> Iterator[None]:
+def silence_children(silent: bool) -> Iterator[None]:
     """Starts child processes without standard error."""
-    if not really:
+    if not silent:
         yield
         return
     kept = os.dup(2)

@@ -16,20 +16,15 @@ import typer
 from penstock import validate
 from penstock.cli.commands.simulate import LEGEND
 from penstock.cli.commands.simulate_options import MAX_SEEDS, check_trace_options, check_writable
-from penstock.cli.terminal.formatting import (
-    escape,
-    format_age,
-    format_count,
-    format_percent,
-    format_seconds,
-)
+from penstock.cli.terminal.formatting import escape, format_age, format_seconds
 from penstock.cli.terminal.options import AsJson, Debug, join_lines, parse_moment, parse_seconds
 from penstock.cli.terminal.output import print_json, print_line, print_table, progress_bar
 from penstock.errors import ValidationError, shown
+from penstock.formatting import format_count, format_percent
 from penstock.scaler.judge import chart, judge, traces
 from penstock.scaler.policy import policies
-from penstock.scaler.policy.signals import MOST_WORKERS, Limits
-from penstock.spark import needed as spark_needed
+from penstock.scaler.policy.signals import MAX_WORKERS, Limits
+from penstock.spark import require_pyspark as spark_needed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -129,9 +124,9 @@ def backtest(
         recordings = load_traces(trace or (), made, given.seeds)
         answer = play(master, given, contenders, lambda _: recordings, quiet=json)
     else:
-        place = open_lake(lake)
+        found = open_lake(lake)
         answer = play(
-            master, given, contenders, lambda spark: load_lake(spark, place, queue, bounds, given.seeds), quiet=json
+            master, given, contenders, lambda spark: load_lake(spark, found, queue, bounds, given.seeds), quiet=json
         )
     charts = [] if drawing is None else draw_charts(answer, drawing)
     if json:
@@ -144,8 +139,8 @@ backtest.__doc__ = join_lines(
     """Play recorded history against other promises, policies and knobs: one Spark task for each, on all cores.
 
     It prints for each promise the cost of the cheapest policy that keeps it (at most 0.5 % late). From a lake it plays
-    every attempt, with its due moment and its run time. It samples half hours of a long recording, including all that
-    look hardest; ± is the 95 % interval of that sample.
+    every attempt, with its due moment and its run time. From a long recording it plays
+    the half hours that look hardest and a sample of the others; ± is the 95 % interval of that sample.
 
     Example: penstock pipeline backtest --lake lake --queue mail --sla 10s,30s,60s --grid deadline:z=0.5,1,2
     """
@@ -338,13 +333,13 @@ def draw_charts(answer: Answer, path: Path) -> list[Path]:
         by_label: dict[str, list[judge.Score]] = {}
         for one in own:
             by_label.setdefault(one.score.policy, []).append(one.score)
-        place = path.with_name(f"{path.stem}-{sla:g}s{path.suffix}") if several else path
+        file = path.with_name(f"{path.stem}-{sla:g}s{path.suffix}") if several else path
         names = [*dict.fromkeys(one.score.trace for one in own)]
         what = names[0] if len(names) == 1 else f"all {len(names)} traces"
         title = f"{what}: late tasks and cost, {format_age(sla)} promised"
-        scores = [judge.merged(names[0], each) for each in by_label.values()]
-        place.write_text(chart.frontier(scores, title), encoding="utf-8")
-        made.append(place)
+        scores = [judge.merge_scores(names[0], each) for each in by_label.values()]
+        file.write_text(chart.draw_frontier(scores, title), encoding="utf-8")
+        made.append(file)
     return made
 
 
@@ -394,24 +389,24 @@ def print_answer(answer: Answer, pictures: Sequence[Path]) -> None:
                 print_line(promise.sentence)
         print_line("")
     print_line(LEGEND)
-    for picture in pictures:
-        print_line(f"chart: {escape(str(picture))}")
+    for one_chart in pictures:
+        print_line(f"chart: {escape(str(one_chart))}")
 
 
 def format_rows(verdicts: Sequence[Verdict]) -> Iterator[tuple[str, ...]]:
-    from penstock.pipeline.backtest import cost, late  # noqa: PLC0415 - it brings Spark
+    from penstock.pipeline.backtest import format_cost, format_late  # noqa: PLC0415 - it brings Spark
 
-    best = judge.frontier([one.score for one in verdicts])
+    best = judge.find_frontier([one.score for one in verdicts])
     for one in sorted(verdicts, key=lambda one: (one.score.breach_rate, one.workers)):
         score = one.score
         yield (
             "*" if score in best else "",
             score.policy,
-            late(one) if one.late_margin else format_percent(score.breach_rate),
-            cost(one),
+            format_late(one) if one.late_margin else format_percent(score.breach_rate),
+            format_cost(one),
             "–" if score.cost_ratio is None else f"{score.cost_ratio:.2f}",
             f"{score.peak_workers} of {score.max_workers}"
-            if score.max_workers < MOST_WORKERS
+            if score.max_workers < MAX_WORKERS
             else str(score.peak_workers),
             f"{score.starts:,.0f}",
             f"{score.flips_per_hour:.1f}",

@@ -12,16 +12,17 @@ import typer
 from penstock import validate
 from penstock.cli.commands.pipeline import Master, StageProgress, app, find_reader, open_work, start_quiet_spark
 from penstock.cli.commands.retry import list_tiers, list_waits
-from penstock.cli.terminal.formatting import escape, format_age, format_cell, format_count, format_seconds, to_iso
+from penstock.cli.terminal.formatting import escape, format_age, format_cell, format_seconds, to_iso
 from penstock.cli.terminal.options import OneOrAll, Shell, parse_moment, with_shell
 from penstock.cli.terminal.output import print_interrupted, print_json, print_line, print_table
 from penstock.cli.terminal.queue_settings import format_strategy
 from penstock.client import profiles
 from penstock.client.database import Database
 from penstock.errors import ConfigError, Unavailable, ValidationError
+from penstock.formatting import format_count
 from penstock.model import StoredProfile
 from penstock.retry import Progressive
-from penstock.spark import needed as spark_needed
+from penstock.spark import require_pyspark as spark_needed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -139,20 +140,20 @@ def report(
 
 
 @contextmanager
-def open_lake(shell: Shell, place: str, master: str | None) -> Iterator[tuple[SparkSession, Lake, StageProgress]]:
+def open_lake(shell: Shell, directory: str, master: str | None) -> Iterator[tuple[SparkSession, Lake, StageProgress]]:
     """Opens a lake for reading, which other processes may change, and starts Spark."""
     spark_needed()
     from penstock.pipeline.lake import Lake  # noqa: PLC0415 - Spark is an extra
-    from penstock.pipeline.work import own, sparks_errors  # noqa: PLC0415 - Spark is an extra
+    from penstock.pipeline.work import make_own_session, sparks_errors  # noqa: PLC0415 - Spark is an extra
 
-    found = Lake(place)
+    found = Lake(directory)
     found.refresh()  # raises if there is no lake, before Spark is started
     spark: SparkSession | None = None
     try:
         with StageProgress(shell) as watch, sparks_errors():
             watch.tell("Spark starts")
             spark = start_quiet_spark(master)
-            yield own(spark), found, watch
+            yield make_own_session(spark), found, watch
     except KeyboardInterrupt:
         print_interrupted("nothing was written")
         raise

@@ -99,9 +99,19 @@ def init_project(
     if "Makefile" not in written:
         print_line(f"{directory / 'Makefile'} is left as it is; you can add these lines:\n\n{MAKEFILE}", quiet=quiet)
     enter = "" if directory == Path() else f"cd {directory}\n  "
-    steps = (
-        "penstock up        # starts a PostgreSQL for this directory",
-        "python tasks.py    # pushes a task",
-        "make work          # runs it",
-    )
+    steps = list_steps(own_makefile="Makefile" in written)
     print_line(f"next:\n  {enter}" + "\n  ".join(steps), quiet=quiet)
+
+
+def list_steps(*, own_makefile: bool) -> list[str]:
+    """Returns what to do next, a command and its meaning in each line. The Makefile of another program has no targets
+    of ours: then these are the commands of our targets."""
+    work, test = ("make work", "make test") if own_makefile else ("penstock work tasks:app --dev", "python -m pytest")
+    steps = {
+        "penstock up": "starts a PostgreSQL for this directory",
+        "python tasks.py": "pushes a task",
+        work: "runs it",
+        test: "runs the test, on a PostgreSQL of its own",
+    }
+    width = max(map(len, steps))
+    return [f"{command:<{width}}    # {meaning}" for command, meaning in steps.items()]

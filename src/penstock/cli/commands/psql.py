@@ -33,8 +33,8 @@ def psql(
 ) -> None:
     """Open psql on the database: the embedded server's own psql, or the one on PATH. The exit code is psql's.
 
-    All other options go to psql, and so do all short ones: -h and -v are those of psql. After `--` everything goes to
-    psql.
+    Penstock reads its long options (--dsn, --verbose, --debug, --help) and passes all other options to psql. So -h and
+    -v have their meaning in psql. Everything after `--` goes to psql.
 
     Example: penstock psql -v ON_ERROR_STOP=1 -c "select * from penstock.status()"
     """

@@ -61,8 +61,8 @@ def push(
 ) -> None:
     """Push tasks. A line is {"payload": {…}, "subject"?: …, "kind"?: …, "due"?: …, "delay"?: "5m", "priority"?: 0-9}.
 
-    If a line is wrong, the error names it and nothing is written. A subject that exists is skipped unless you set
-    --on-conflict, even if its task is dead: the answer counts those.
+    If a line is wrong, the error names it and nothing is written. A task is skipped if its subject exists, unless you
+    set --on-conflict. The answer says how many of the existing tasks are dead.
 
     Example: penstock push mail --file tasks.jsonl --on-conflict update
     """
@@ -128,11 +128,12 @@ def check_lines(lines: Lines) -> dict[str, int]:
 
 
 def push_lines(shell: Shell, queue: str, lines: Lines, on_conflict: OnConflict, batch: UUID) -> PushReport:
-    told = 0
+    """Pushes the lines. After Ctrl-C it says how to repeat the push without writing a task twice."""
+    written = 0
 
     def progress(tasks: int) -> None:
-        nonlocal told
-        told = tasks
+        nonlocal written
+        written = tasks
         bar(tasks)
 
     try:
@@ -145,7 +146,8 @@ def push_lines(shell: Shell, queue: str, lines: Lines, on_conflict: OnConflict, 
             return target.push_many(lines, on_conflict=on_conflict, batch_id=batch, progress=progress)
     except KeyboardInterrupt:
         by_parts = lines.named and on_conflict != "error"
-        if lines.ended and (by_parts or told == lines.tasks):  # otherwise the only transaction has not been committed
+        # Otherwise the only transaction has not been committed.
+        if lines.ended and (by_parts or written == lines.tasks):
             print_interrupted(
                 f"some tasks may be written: repeat it with --batch-id {batch}, and no task is pushed twice"
             )
@@ -202,7 +204,7 @@ class Lines:
         self.ended = True
 
     def _task(self, line: bytes) -> NewTask:
-        value = self._parsed(line)
+        value = self._parse(line)
         if type(value) is not dict:
             self._refuse(
                 "it is not a JSON object",
@@ -230,7 +232,7 @@ class Lines:
         except ValidationError as error:
             self._refuse(error.bare, hint=error.hint)
 
-    def _parsed(self, line: bytes) -> Any:
+    def _parse(self, line: bytes) -> Any:
         try:
             return parse_json(line)
         except PayloadError as error:

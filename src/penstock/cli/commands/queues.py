@@ -9,7 +9,7 @@ import typer
 from penstock.cli.commands.status import print_status
 from penstock.cli.terminal.board import NO_QUEUES, status_json
 from penstock.cli.terminal.consent import Yes, ask, check_consent
-from penstock.cli.terminal.formatting import format_count, format_length
+from penstock.cli.terminal.formatting import format_length
 from penstock.cli.terminal.options import DryRun, QueueName, Shell, check_one_of, read_only, with_shell
 from penstock.cli.terminal.output import print_json, print_line, print_table
 from penstock.cli.terminal.queue_settings import (
@@ -30,6 +30,7 @@ from penstock.cli.terminal.queue_settings import (
 from penstock.cli.terminal.removal import remove
 from penstock.client.queue import Queue
 from penstock.errors import Conflict, ValidationError
+from penstock.formatting import format_count
 from penstock.model import GAUGES
 from penstock.validate import queue_name
 
@@ -249,8 +250,8 @@ def drop(
             ask(f"Drop queue {queue} with {format_count(tasks)} in it?")
         if not dry_run:
             tasks = target.drop(force=force)
-    told = {"queue": queue, "dropped": not dry_run, "tasks": tasks} | ({"dry_run": True} if dry_run else {})
-    shell.answer(told, f"queue {queue} with {format_count(tasks)} {'would be dropped' if dry_run else 'dropped'}")
+    answer = {"queue": queue, "dropped": not dry_run, "tasks": tasks} | ({"dry_run": True} if dry_run else {})
+    shell.answer(answer, f"queue {queue} with {format_count(tasks)} {'would be dropped' if dry_run else 'dropped'}")
 
 
 def change_settings(shell: Shell, queue: str, changes: dict[str, Any], *, dry_run: bool) -> None:
@@ -259,8 +260,8 @@ def change_settings(shell: Shell, queue: str, changes: dict[str, Any], *, dry_ru
         before = target.settings()
         after = apply_changes(before, changes) if dry_run else target.set(**changes)
     old, new = format_settings(before), format_settings(after)
-    told = ", ".join(f"{name} {old[name]} -> {new[name]}" for name in new if new[name] != old[name])
-    said = f"queue {queue}{' would be' if dry_run else ''}: {told or 'as it was'}"
+    changed = ", ".join(f"{name} {old[name]} -> {new[name]}" for name in new if new[name] != old[name])
+    said = f"queue {queue}{' would be' if dry_run else ''}: {changed or 'as it was'}"
     shell.answer(settings_json(after) | ({"dry_run": True} if dry_run else {}), said)
 
 

@@ -10,14 +10,15 @@ import typer
 
 from penstock import validate
 from penstock.cli.commands.scale_run import RunByDefault, run
-from penstock.cli.terminal.formatting import format_age, format_count
+from penstock.cli.terminal.formatting import format_age
 from penstock.cli.terminal.options import AsJson, Debug, join_lines, parse_seconds
 from penstock.cli.terminal.output import print_json, print_line, print_table
 from penstock.errors import ValidationError, shown
+from penstock.formatting import format_count
 from penstock.scaler.judge.trace import check_between
 from penstock.scaler.policy import policies
 from penstock.scaler.policy.decision import Decision
-from penstock.scaler.policy.signals import LONGEST, MOST_WORKERS, Fleet, Limits, Sample, Signals, check_number
+from penstock.scaler.policy.signals import LONGEST, MAX_WORKERS, Fleet, Limits, Sample, Signals, check_number
 
 app = typer.Typer(
     help="Run the scaler: `penstock scale MODULE:APP` keeps the promise of every queue. Or ask what it would decide.",
@@ -80,7 +81,7 @@ def decide(
         start_latency=parse_seconds(start_latency, "start_latency"),
     )
     chosen = policies.find(policy)
-    validate.whole(workers, "workers", 0, MOST_WORKERS)
+    validate.whole(workers, "workers", 0, MAX_WORKERS)
     service = None if rate is None else slots / check_between(rate, "rate", 1e-6, 1e6)
     if active is None:
         active = workers * slots if pending > 0 else 0

@@ -21,7 +21,7 @@ from penstock.schedule import Cron, cron_of, in_words, meaning, schedule_name, z
 app = typer.Typer(help="Manage cron schedules, which push tasks at fixed times.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="The schedule.")]
-Tz = Annotated[str, typer.Option(help="The time zone of the cron line, as Europe/Rome.")]
+Tz = Annotated[str, typer.Option(help="The time zone of the cron expression, as Europe/Rome.")]
 SHOWN_RUNS = 5
 
 
@@ -58,7 +58,7 @@ def add(
     backfill: Annotated[str, typer.Option(help="Which missed ticks are pushed later: none, last or all.")] = "last",
     dry_run: DryRun = False,
 ) -> None:
-    """Add a schedule, or change one. A new line or time zone applies from now on.
+    """Add a schedule, or change one. A new cron expression or time zone applies from now on.
 
     Example: penstock schedules add nightly '0 6 * * *' --tz Europe/Rome --queue reports --kind report
     """
@@ -93,8 +93,8 @@ def rm(shell: Shell, name: Name, *, yes: Yes = False, dry_run: DryRun = False) -
             find_schedule(penstock, name)
             ask(f"Remove schedule {escape(name)}?")
         penstock.drop_schedule(name)
-    told = {"name": name, "removed": not dry_run} | ({"dry_run": True} if dry_run else {})
-    shell.answer(told, f"schedule {escape(name)} {'would be removed' if dry_run else 'removed'}")
+    answer = {"name": name, "removed": not dry_run} | ({"dry_run": True} if dry_run else {})
+    shell.answer(answer, f"schedule {escape(name)} {'would be removed' if dry_run else 'removed'}")
 
 
 @app.command("pause")
@@ -129,36 +129,38 @@ def next_(
     shell: Shell,
     name: Annotated[str | None, typer.Argument(help="A schedule.", show_default=False)] = None,
     *,
-    cron: Annotated[str | None, typer.Option(help="A cron line; it needs no database.", show_default=False)] = None,
+    cron: Annotated[
+        str | None, typer.Option(help="A cron expression; it needs no database.", show_default=False)
+    ] = None,
     tz: Tz = "UTC",
 ) -> None:
-    """Describe a schedule or a cron line in words, and print its next five runs.
+    """Describe a schedule or a cron expression in words, and print its next five runs.
 
     Example: penstock schedules next --cron '0 6 * * *' --tz Europe/Rome
     """
     if (name is None) == (cron is None):
-        raise ValidationError("name: give a schedule, or a line with --cron", hint="Write --cron '0 6 * * *'.")
+        raise ValidationError("name: give a schedule, or an expression with --cron", hint="Write --cron '0 6 * * *'.")
     paused, now = False, datetime.now(UTC)
     if name is not None:
         with shell.connect() as penstock:
             found = find_schedule(penstock, name)
-        line, paused, now = cron_of(found.cron, found.tz), found.paused, found.at
+        parsed, paused, now = cron_of(found.cron, found.tz), found.paused, found.at
     else:
-        line = cron_of(cron or "", tz)
-    told = {
-        "cron": line.line,
-        "tz": line.tz,
-        "meaning": meaning(line),
+        parsed = cron_of(cron or "", tz)
+    answer = {
+        "cron": parsed.expression,
+        "tz": parsed.tz,
+        "meaning": meaning(parsed),
         "paused": paused,
-        "next": [tick.astimezone(line.zone).isoformat() for tick in islice(line.ticks(now), SHOWN_RUNS)],
+        "next": [tick.astimezone(parsed.zone).isoformat() for tick in islice(parsed.ticks(now), SHOWN_RUNS)],
     }
-    shell.answer(told, ("paused; it would run " if paused else "") + format_runs(line, now))
+    shell.answer(answer, ("paused; it would run " if paused else "") + format_runs(parsed, now))
 
 
-def format_runs(line: Cron, now: datetime, runs: int = SHOWN_RUNS) -> str:
-    """Describes a cron line, and lists its next runs, each on a line of its own."""
-    words = [in_words(tick, line.zone, now) for tick in islice(line.ticks(now), runs)]
-    return f"{meaning(line)}; next: {words[0]}" if runs == 1 else "\n  ".join([meaning(line), *words])
+def format_runs(parsed: Cron, now: datetime, runs: int = SHOWN_RUNS) -> str:
+    """Describes a cron expression, and lists its next runs, each on a line of its own."""
+    words = [in_words(tick, parsed.zone, now) for tick in islice(parsed.ticks(now), runs)]
+    return f"{meaning(parsed)}; next: {words[0]}" if runs == 1 else "\n  ".join([meaning(parsed), *words])
 
 
 def find_schedule(penstock: Penstock, name: str) -> Schedule:

@@ -14,16 +14,11 @@ import typer
 
 from penstock.cli.commands.scale import print_catalogue
 from penstock.cli.commands.simulate_options import SimulationOptions, with_setup
-from penstock.cli.terminal.formatting import (
-    escape,
-    format_age,
-    format_count,
-    format_percent,
-    format_seconds,
-)
+from penstock.cli.terminal.formatting import escape, format_age, format_seconds
 from penstock.cli.terminal.options import AsJson, Debug
 from penstock.cli.terminal.output import print_json, print_line, print_table, progress_bar
 from penstock.errors import ConfigError, ValidationError
+from penstock.formatting import format_count, format_percent
 from penstock.scaler.judge import chart, judge, traces
 from penstock.scaler.judge.judge import Case, Score
 from penstock.scaler.judge.simulate import Result
@@ -31,7 +26,7 @@ from penstock.scaler.judge.simulate import simulate as run
 from penstock.scaler.judge.traces import Trace
 from penstock.scaler.policy import policies
 from penstock.scaler.policy.decision import Policy
-from penstock.scaler.policy.signals import MOST_WORKERS, Limits
+from penstock.scaler.policy.signals import MAX_WORKERS, Limits
 
 Watch = Callable[[float], None]
 
@@ -72,7 +67,7 @@ def one_policy(
     took = time.perf_counter() - began
     score = judge.score(chosen.name, cases, results)
     if setup.plot is not None:
-        setup.plot.write_text(chart.timeline(results[0], cases[0].limits, format_heading(score)), encoding="utf-8")
+        setup.plot.write_text(chart.draw_timeline(results[0], cases[0].limits, format_heading(score)), encoding="utf-8")
     speed = sum(result.tasks for result in results) / max(took, 1e-9)
     if setup.json:
         print_json(
@@ -139,7 +134,7 @@ def compare(
     drawn = together or blocks[0]
     if setup.plot is not None:
         said = f"{drawn.trace}: late tasks and cost, {format_age(setup.limits.sla)} promised"
-        setup.plot.write_text(chart.frontier(drawn.scores, said), encoding="utf-8")
+        setup.plot.write_text(chart.draw_frontier(drawn.scores, said), encoding="utf-8")
     if setup.json:
         each = [block.to_json() for block in blocks]
         print_json({"inputs": setup.inputs(), "traces": each, "overall": together and together.to_json()})
@@ -191,7 +186,7 @@ def warn_once(text: str) -> None:
 
 def estimate_max_workers(limits: Limits, trace: Trace) -> int:
     load = sum(trace.service) / trace.duration / limits.slots
-    return min(MOST_WORKERS, max(1, math.ceil(SPARE_FACTOR * load)))
+    return min(MAX_WORKERS, max(1, math.ceil(SPARE_FACTOR * load)))
 
 
 def summarise_bound(cases: Sequence[Case]) -> dict[str, Any] | None:
@@ -231,7 +226,7 @@ def print_score(
     sla, hours = setup.limits.sla, statistics.fmean(result.hours for result in results)
     average = score.worker_seconds / 3600 / hours if hours else 0.0
     seeds = f", mean of {format_count(score.seeds, 'seed')}" if score.seeds > 1 else ""
-    print_line(f"{score.policy} on {escape(score.trace)}, {format_duration(cases)}{seeds}")
+    print_line(f"{score.policy} on {escape(score.trace)}, {format_length(cases)}{seeds}")
     late = format_percent(score.breach_rate)
     lines = [
         ("late", f"{late} of {format_count(score.tasks)} waited longer than {sla:g} s{format_unavoidable(cases)}"),
@@ -256,7 +251,7 @@ def format_ratio(score: Score) -> str:
     return "" if score.cost_ratio is None else f", {score.cost_ratio:.2f} × the least possible"
 
 
-def format_duration(cases: Sequence[Case]) -> str:
+def format_length(cases: Sequence[Case]) -> str:
     return format_seconds(round(cases[0].trace.duration))
 
 
@@ -278,7 +273,7 @@ class TraceScores:
     bound: dict[str, Any] | None
 
     def to_json(self) -> dict[str, Any]:
-        best = judge.frontier(self.scores)
+        best = judge.find_frontier(self.scores)
         scores = [{**one.to_json(), "frontier": one in best} for one in self.scores]
         return {"trace": self.trace, "bound": self.bound, "scores": scores}
 
@@ -316,7 +311,7 @@ def rank_scores(scores: Iterable[Score]) -> list[Score]:
 def describe_trace(setup: SimulationOptions, score: Score, cases: Sequence[Case]) -> str:
     seeds = f", {format_count(setup.seeds, 'seed')}" if setup.seeds > 1 else ""
     parts = [
-        f"{format_count(score.tasks)} in {format_duration(cases)}{seeds}",
+        f"{format_count(score.tasks)} in {format_length(cases)}{seeds}",
         f"{setup.limits.sla:g} s promised",
         f"at most {format_count(score.max_workers, 'worker')}",
     ]
@@ -336,7 +331,10 @@ def merge_traces(blocks: Sequence[TraceScores]) -> TraceScores:
             by_policy.setdefault(one.policy, []).append(one)
     name = f"all {len(blocks)} traces"
     return TraceScores(
-        name, "means; the longest waits", rank_scores(judge.merged(name, each) for each in by_policy.values()), None
+        name,
+        "means; the longest waits",
+        rank_scores(judge.merge_scores(name, each) for each in by_policy.values()),
+        None,
     )
 
 
@@ -355,7 +353,7 @@ def print_scores(setup: SimulationOptions, blocks: Sequence[TraceScores]) -> Non
 
 
 def format_rows(scores: Sequence[Score]) -> Iterator[tuple[str, ...]]:
-    best = judge.frontier(scores)
+    best = judge.find_frontier(scores)
     for one in scores:
         yield (
             "*" if one in best else "",

@@ -35,8 +35,8 @@ def status(
     """Print the state of queues: exact counts of tasks, the age of the oldest waiting task, and totals.
 
     Planned tasks are not yet due, pending tasks can run, and active tasks are running. The SLA is the promise for the
-    oldest age. The column done counts the done tasks that are kept (keep_done), and finished counts all that there
-    ever were. With --watch and --json, each line is one JSON value.
+    oldest age. The column done counts the done tasks that the queue keeps (keep_done), and finished counts all tasks
+    that were ever done. With --watch and --json, each line is one JSON value.
 
     Example: penstock status mail --json
     """
@@ -52,8 +52,8 @@ def status(
         found = [penstock.queue(queue).status()] if queue is not None else penstock.status()
         adopted = find_backlogs(penstock) if queue is None else []
     if shell.json:
-        told = {"queues": [status_json(one) for one in found]}
-        print_json(told | ({"backlogs": [one.to_json() for one in adopted]} if adopted else {}))
+        answer = {"queues": [status_json(one) for one in found]}
+        print_json(answer | ({"backlogs": [one.to_json() for one in adopted]} if adopted else {}))
     elif not shell.quiet:
         if found or not adopted:
             print_status(found)
@@ -70,10 +70,10 @@ def verify(
     repair: Annotated[bool, typer.Option("--repair", help="Repair what is wrong, then check again.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Recount all tasks and compare them with the counters. Exits with 1 if anything is wrong (after --repair: still).
+    """Recount all tasks and compare them with the counters. Exits with 1 if it finds an error that remains.
 
-    Drift: a counter differs from a recount. Orphans: a live task is in neither agenda nor lease, or in both. History:
-    a total differs from history. Balance: the pushed tasks are not all accounted for.
+    It looks for drift (a counter differs from a recount), orphans (a live task is in neither agenda nor lease, or in
+    both), history (a total differs from history) and balance (the pushed tasks are not all accounted for).
 
     Example: penstock verify mail --repair
     """

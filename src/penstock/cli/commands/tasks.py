@@ -8,7 +8,6 @@ import typer
 
 from penstock import validate
 from penstock.cli.terminal.consent import Yes, ask, check_consent
-from penstock.cli.terminal.formatting import format_count
 from penstock.cli.terminal.listing import print_page, print_task
 from penstock.cli.terminal.named_tasks import (
     SUCCESSES,
@@ -37,6 +36,7 @@ from penstock.cli.terminal.options import (
 from penstock.cli.terminal.output import print_line
 from penstock.client.statements.texts import to_storable
 from penstock.errors import ValidationError
+from penstock.formatting import format_count
 
 app = typer.Typer(help="List and show tasks, and change them by id or subject.", no_args_is_help=True)
 
@@ -149,7 +149,7 @@ def reschedule(
     at = parse_moment(due, "due")
     wait = None if after is None else validate.duration(after, "in")
     if (at is None) == (wait is None):
-        raise ValidationError("due: give either --due or --in", field="due")
+        raise ValidationError("due: give one of --due and --in", field="due")
     with shell.connect() as penstock:
         target = penstock.queue(queue)
         now = target.status().at  # due moments are compared with the database's clock

@@ -33,7 +33,7 @@ from penstock.cli.terminal.board import (
 )
 from penstock.cli.terminal.formatting import escape, format_age, pad
 from penstock.cli.terminal.options import OneOrAll, Shell, parse_seconds, read_only, with_shell
-from penstock.client.conninfo import described
+from penstock.client.conninfo import describe_dsn
 from penstock.errors import PenstockError, ValidationError
 from penstock.model import Board, BoardWorker, StoredDecision
 
@@ -76,17 +76,17 @@ def top(
             f"top: a terminal of the type {os.environ.get('TERM', '')!r} cannot be drawn on", hint=hint
         )
     penstock = shell.connect()
-    eyes = BoardPoller(lambda: penstock.board(queue, decisions=MAX_DECISIONS, samples=SAMPLES), every)
-    eyes.look()  # an error of the first look is raised
-    place = described(penstock.dsn)
+    poller = BoardPoller(lambda: penstock.board(queue, decisions=MAX_DECISIONS, samples=SAMPLES), every)
+    poller.poll()  # an error of the first look is raised
+    database = describe_dsn(penstock.dsn)
     with open_terminal() as keys, Live(console=Console(), screen=True, auto_refresh=False) as live:
-        eyes.start()
+        poller.start()
         size = None
         while not keys.quit:
-            view, size = eyes.view, live.console.size
-            live.update(draw_screen(view, place, width=size.width, height=size.height), refresh=True)
-            keys.wait(REDRAW_INTERVAL, eyes.changed)
-    if not eyes.stop():
+            view, size = poller.view, live.console.size
+            live.update(draw_screen(view, database, width=size.width, height=size.height), refresh=True)
+            keys.wait(REDRAW_INTERVAL, poller.changed)
+    if not poller.stop():
         exit_at_once(keys)
     penstock.close()
     if keys.interrupted:
@@ -120,7 +120,7 @@ class BoardPoller:
         self._ask, self._every = ask, every
         self._memory = RecentBoards()
         self._view: View | None = None
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="penstock-top", daemon=True)
         self.changed, self._tell = os.pipe()  # wakes up `KeyReader.wait`
 
@@ -129,7 +129,7 @@ class BoardPoller:
         assert self._view is not None
         return self._view
 
-    def look(self) -> None:
+    def poll(self) -> None:
         board = self._ask()
         patience = max(MAX_SILENCE, 3 * self._every)
         self._view = View(board, self._memory.see(board), time.monotonic(), patience=patience)
@@ -139,19 +139,19 @@ class BoardPoller:
 
     def stop(self) -> bool:
         """Stops the thread. Returns False if it still waits for an answer."""
-        self._over.set()
+        self._stopped.set()
         self._thread.join(0.5)
         return not self._thread.is_alive()
 
     def _watch(self) -> None:
-        while not self._over.wait(self._every):
+        while not self._stopped.wait(self._every):
             try:
-                self.look()
+                self.poll()
             except PenstockError as error:  # PostgreSQL does not answer, or the queue was dropped
-                self._failed(error.message)
+                self._note_error(error.message)
             os.write(self._tell, b".")
 
-    def _failed(self, why: str) -> None:
+    def _note_error(self, why: str) -> None:
         self._view = replace(self.view, error=why)
 
 
@@ -202,9 +202,9 @@ def open_terminal() -> Iterator[KeyReader]:
 # --- the screen -------------------------------------------------------------------------------------------------------
 
 
-def draw_screen(view: View, place: str, *, width: int, height: int) -> Group:
+def draw_screen(view: View, database: str, *, width: int, height: int) -> Group:
     """Draws queues, workers and decisions into so many lines of so many cells, however small."""
-    lines = [draw_head(view, place, width)]
+    lines = [draw_head(view, database, width)]
     left = height - len(lines)
     queues = fit_lines([*draw_queues(view, width)], left if left < 8 else max(4, left // 2), "queues")
     left -= len(queues)
@@ -228,14 +228,14 @@ def fit_lines(lines: list[Text], most: int, what: str) -> list[Text]:
     return [*kept, Text(f"  and {len(lines) - len(kept)} more {what}", style="dim")][:most]
 
 
-def draw_head(view: View, place: str, width: int) -> Text:
+def draw_head(view: View, database: str, width: int) -> Text:
     at = datetime.fromtimestamp(view.board.at, UTC)
     silent = time.monotonic() - view.seen
     if view.error is not None or silent > view.patience:
         why = "" if view.error is None else f": {view.error}"
         return Text(escape(f"no answer for {format_age(silent)}, trying again{why}"), style="bold white on red")
     keys = "q quits"
-    said = f"penstock · {escape(place)}"
+    said = f"penstock · {escape(database)}"
     clock = f"{at:%H:%M:%S}Z  {keys}"
     room = width - len(clock) - 2
     return Text(f"{set_cell_size(said, room)}  {clock}" if room > 8 else clock, style="bold reverse")

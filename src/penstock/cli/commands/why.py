@@ -11,10 +11,11 @@ import typer
 from penstock.app import Penstock
 from penstock.cli.commands.scale import decision_json, format_facts
 from penstock.cli.terminal.board import RecentBoards, SlaStanding, count_ended, make_sample, make_signals
-from penstock.cli.terminal.formatting import escape, format_age, format_count, format_time, to_iso
+from penstock.cli.terminal.formatting import escape, format_age, format_time, to_iso
 from penstock.cli.terminal.options import QueueName, Shell, parse_moment, read_only, with_shell
 from penstock.cli.terminal.output import print_json, print_line, print_table
 from penstock.errors import NotFound
+from penstock.formatting import format_count
 from penstock.model import Board, Sampled, Scaled, StoredDecision
 from penstock.scaler.policy import policies
 from penstock.scaler.policy.decision import Decision
@@ -85,7 +86,7 @@ def print_decision(shell: Shell, found: Sequence[StoredDecision], scaled: Scaled
     )
     for line in (
         escape(one.reason.removeprefix(f"{one.workers}: ")),
-        f"{format_count(one.actual, 'worker')} there were; {format_noted_facts(one)}",
+        f"{format_count(one.actual, 'worker')} at that moment; {format_noted_facts(one)}",
         f"policy {one.policy}, epoch {one.epoch}" + format_holder(scaled, board),
         format_changes(since, before, one),
     ):
@@ -99,7 +100,7 @@ def format_holder(scaled: Scaled | None, board: Board | None) -> str:
     if scaled is None or board is None:
         return ""
     if scaled.alive:
-        return f"; {escape(scaled.holder)} scales it, and looked {format_age(scaled.decided)} ago"
+        return f"; {escape(scaled.holder)} scales it, and decided {format_age(scaled.decided)} ago"
     return "; no scaler runs now: this is what the last one wanted"
 
 
@@ -132,8 +133,8 @@ def format_changes(since: Mapping[str, Sequence[Any]], before: StoredDecision | 
     ago = format_age(max(0.0, (one.at - before.at).total_seconds()))
     if not since:
         return f"as in the decision before, {ago} earlier"
-    told = ", ".join(f"{FIELD_LABELS.get(name, name)} {old} → {new}" for name, (old, new) in since.items())
-    return f"since the decision before, {ago} earlier: {told}"
+    changes = ", ".join(f"{FIELD_LABELS.get(name, name)} {old} → {new}" for name, (old, new) in since.items())
+    return f"since the decision before, {ago} earlier: {changes}"
 
 
 def noted_json(one: StoredDecision) -> dict[str, Any]:
@@ -203,7 +204,8 @@ def decide_now(board: Board, standing: SlaStanding) -> Decision:
     slots = max((worker.slots for worker in own), default=DEFAULT_SLOTS)
     limits = Limits(standing.status.sla or 1.0, min_workers=0, max_workers=max(10, 2 * len(own)), slots=slots)
     points = [*board.samples.get(standing.status.queue, ()), make_sample(board, standing.status)]
-    signals = make_signals(points, board.at, limits, fleet=Fleet(len(own)), service=estimate_service(points))
+    fleet, service, ended = Fleet(len(own)), estimate_service(points), count_ended(points[-1])
+    signals = make_signals(points, board.at, limits, fleet=fleet, service=service, ended=ended)
     return policies.find(policies.DEFAULT).decide(signals)
 
 

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import signal
 import sys
-import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from penstock import validate
-from penstock.cli.terminal.formatting import format_count
 from penstock.cli.terminal.options import (
+    NoTracebacks,
     QueueName,
     Shell,
-    check_one_of,
     check_text,
     parse_moment,
-    parse_size,
     with_shell,
 )
 from penstock.cli.terminal.output import print_line, progress_bar
-from penstock.client.conninfo import described
-from penstock.errors import Unavailable, ValidationError, shown
+from penstock.client.conninfo import describe_dsn
+from penstock.errors import ValidationError, shown
+from penstock.formatting import format_count
 from penstock.handlers import Registry
 from penstock.model import QueueStatus
-from penstock.worker import loading, logs, waiting
-from penstock.worker.supervisor import SILENCE, UNSETTLED, Plan, Progress, WorkerReport
-from penstock.worker.supervisor import work as supervise
+from penstock.worker import loading, logs, start
+from penstock.worker.plan import SILENCE, Plan, WorkerOptions, WorkerReport, parse_weights
+from penstock.worker.progress import Progress
+from penstock.worker.shutdown import UNSETTLED
 
 Concurrency = Annotated[int, typer.Option("--concurrency", "-c", help="How many handlers run at once in each process.")]
 ProcessCount = Annotated[int, typer.Option("--processes", "-p", help="The number of processes.")]
@@ -69,7 +66,7 @@ Dev = Annotated[
     typer.Option(
         "--dev",
         help="For development: run one process, print whole tracebacks, and reload the code when a .py file of the "
-        "application below this directory changes.",
+        "application below this directory changes. For breakpoint() use drain_inline or run_worker.",
     ),
 ]
 RequestedAt = Annotated[str | None, typer.Option(hidden=True, help="When the scaler decided to start this worker.")]
@@ -117,28 +114,35 @@ def work(
     --wait, a worker that starts while there is no primary waits for one.
 
     With --dev, running handlers may finish within --grace when a file changes; then the new code runs. Code that cannot
-    be loaded is reported, and tried again when it changes. New queues and schedules need a restart.
+    be loaded is reported, and tried again when it changes. New queues and schedules need a restart. The process has no
+    terminal: to stop at a breakpoint(), run the task by app.drain_inline() or app.run_worker().
 
     Example: penstock work myproject.tasks:app --queues mail,invoices:3 --concurrency 20 --processes 2
     """
     patience = find_max_wait(wait, max_wait, os.environ)
     if dev and processes != 1:
         raise ValidationError("processes: --dev runs one process", hint="Leave out one of them.", field="processes")
+    options: WorkerOptions = {
+        "concurrency": concurrency,
+        "processes": processes,
+        "until_empty": until_empty,
+        "max_tasks": max_tasks,
+        "max_rss": max_rss,
+        "grace": grace,
+        "health": health,
+        "log_format": log_format or ("text" if dev else None),
+    }
     registry, own = loading.load(app)
-    weights = parse_weights(queues) if queues is not None else dict.fromkeys(registry.queues(), 1)
-    plan = Plan(
-        target=app,
-        dsn=find_dsn(shell, own if own_dsn else None),
-        queues=weights,
-        until_empty=until_empty,
-        health=health,
+    plan = Plan.of(
+        app,
+        choose_dsn(shell, own if own_dsn else None),
+        parse_weights(registry.queues() if queues is None else queues.split(",")),
+        options,
         requested_at=parse_moment(requested_at, "requested_at"),
         started_by=check_text(started_by, "started_by", 200),
         dev=dev,
         silence=silence,
-        **check_worker_options(
-            shell, concurrency, processes, max_tasks, max_rss, grace, log_format or ("text" if dev else "")
-        ),
+        quiet=shell.quiet,
     )
     report = run_worker(shell, plan, registry, patience)
     print_report(shell, report, until_empty=until_empty)
@@ -155,9 +159,7 @@ def drain(
     max_tasks: MaxTasks = None,
     max_rss: MaxRss = None,
     grace: Grace = "30s",
-    no_tracebacks: Annotated[
-        bool, typer.Option("--no-tracebacks", help="Store only class and message of errors, without tracebacks.")
-    ] = False,
+    no_tracebacks: NoTracebacks = False,
     wait: Wait = None,
     max_wait: MaxWait = None,
     log_format: LogFormat = "",
@@ -165,63 +167,34 @@ def drain(
     """Drain one queue with one function, show a progress bar, and stop.
 
     The keys of the payload are the named arguments of the function; if its only parameter is called `payload`, it gets
-    the whole payload. It does not wait for failed tasks that are tried later; the last line counts them.
+    the whole payload. It does not wait for failed tasks that are tried later; the last line counts them. The exit code
+    is 1 if nothing was done and something failed or died.
 
     Example: penstock drain mail --handler myproject.mail:send --concurrency 20
     """
     patience = find_max_wait(wait, max_wait, os.environ)
+    options: WorkerOptions = {
+        "concurrency": concurrency,
+        "processes": processes,
+        "until_empty": True,
+        "max_tasks": max_tasks,
+        "max_rss": max_rss,
+        "grace": grace,
+        "log_format": log_format,
+    }
     registry, own = loading.load(handler, queue)
-    plan = Plan(
-        target=handler,
-        dsn=find_dsn(shell, own),
-        queues={validate.queue_name(queue): 1},
-        until_empty=True,
+    plan = Plan.of(
+        handler,
+        choose_dsn(shell, own),
+        {validate.queue_name(queue): 1},
+        options,
         handler_of=queue,
         tracebacks=not no_tracebacks,
-        **check_worker_options(shell, concurrency, processes, max_tasks, max_rss, grace, log_format),
+        quiet=shell.quiet,
     )
     with show_progress(f"drain {queue}", quiet=shell.quiet or shell.json) as progress:
         report = run_worker(shell, plan, registry, patience, progress)
     print_report(shell, report, until_empty=True)
-
-
-def check_worker_options(  # noqa: PLR0917 - one for each option
-    shell: Shell,
-    concurrency: int,
-    processes: int,
-    max_tasks: int | None,
-    max_rss: str | None,
-    grace: str,
-    log_format: str,
-) -> dict[str, Any]:
-    """Checks the options that both commands have."""
-    words = check_one_of(log_format, ("text", "json"), "log_format") if log_format else None
-    return {
-        "concurrency": validate.whole(concurrency, "concurrency", 1, validate.MOST_CONCURRENT),
-        "processes": validate.whole(processes, "processes", 1, 1000),
-        "max_tasks": None if max_tasks is None else validate.whole(max_tasks, "max_tasks", 1, 2**31),
-        "max_rss": None if max_rss is None else parse_size(max_rss, "max_rss"),
-        "grace": validate.grace(grace),
-        "log_format": words or ("text" if sys.stderr.isatty() else "json"),
-        "quiet": shell.quiet,
-    }
-
-
-def parse_weights(text: str) -> dict[str, int]:
-    """Reads queues with weights, such as `a,b:3`."""
-    found: dict[str, int] = {}
-    for part in text.split(","):
-        name, colon, weight = part.strip().partition(":")
-        if colon and not (weight.isdecimal() and 1 <= int(weight) <= 1000):
-            raise ValidationError(
-                f"queues: {shown(part)}: a weight is a whole number from 1 to 1000",
-                hint="Write mail,invoices:3.",
-                field="queues",
-            )
-        if validate.queue_name(name) in found:
-            raise ValidationError(f"queues: {name!r} is named twice", field="queues")
-        found[name] = int(weight) if colon else 1
-    return found
 
 
 EXIT_NOTHING_DONE = 1  # exit code of a drain in which every task failed or has no handler
@@ -244,11 +217,11 @@ def find_max_wait(wait: bool | None, max_wait: str | None, environ: Mapping[str,
     return math.inf if wait else None
 
 
-def find_dsn(shell: Shell, own: str | None) -> str:
+def choose_dsn(shell: Shell, own: str | None) -> str:
     """Returns the DSN of --dsn, or the application's, or the default of all commands."""
     if shell.dsn is None and own is not None:
         if shell.verbose:
-            sys.stderr.write(f"database: {described(own)}, from the application\n")
+            sys.stderr.write(f"database: {describe_dsn(own)}, from the application\n")
         return own
     with shell.connect() as penstock:
         return penstock.dsn
@@ -257,33 +230,16 @@ def find_dsn(shell: Shell, own: str | None) -> str:
 def run_worker(
     shell: Shell, plan: Plan, registry: Registry, patience: float | None, progress: Progress | None = None
 ) -> WorkerReport:
-    logs.set_up(plan.log_format, quiet=plan.quiet, dev=plan.dev)
-    until = None if patience is None else time.monotonic() + patience
-    has_begun = False
+    """Runs the worker until it ends, and logs in the chosen format."""
 
     def begun() -> None:
-        nonlocal has_begun
-        has_begun = True
         if not shell.json:
             queues = ", ".join(f"{name}:{weight}" if weight > 1 else name for name, weight in plan.queues.items())
-            count = "1 process" if plan.processes == 1 else f"{plan.processes} processes"
+            count = format_count(plan.processes, "process", "processes")
             print_line(f"{count} × {plan.concurrency} for {queues}", quiet=shell.quiet)
 
-    while True:
-        ended = None if until is None else wait_for_primary(plan.dsn, until, plan.health)
-        if ended is not None:
-            return WorkerReport(Counter(), 0.0, signal=ended)
-        try:
-            return supervise(plan, registry, progress, begun)
-        except Unavailable:
-            if has_begun or until is None or time.monotonic() > until:
-                raise
-
-
-def wait_for_primary(dsn: str, until: float, health: str | None = None) -> int | None:
-    """Waits until PostgreSQL accepts writes. Returns the signal that ended the wait, or None."""
-    at_most = max(0.0, until - time.monotonic())
-    return asyncio.run(waiting.wait_for_primary(dsn, at_most=at_most, probe_at=health))
+    logs.set_up(plan.log_format, quiet=plan.quiet, tracebacks=plan.dev)
+    return start.work(plan, registry, patience=patience, progress=progress, begun=begun)
 
 
 @contextmanager
@@ -306,14 +262,15 @@ def show_progress(label: str, *, quiet: bool) -> Iterator[Progress]:
 
 
 def print_report(shell: Shell, report: WorkerReport, *, until_empty: bool) -> None:
+    """Prints what the worker did, and exits with the code for it."""
     counts = report.counts
-    told = {
+    answer = {
         "done": report.done,
         "failed": report.failed,
         "dead": report.dead,
         "released": counts["release"],
         "unknown_kind": report.unknown,
-        "unsettled": counts["unsettled"],
+        "unsettled": report.unsettled,
         "planned": report.planned,
         "seconds": round(report.seconds, 3),
         "rate": round(report.done / report.seconds, 1) if report.seconds else 0.0,
@@ -321,10 +278,10 @@ def print_report(shell: Shell, report: WorkerReport, *, until_empty: bool) -> No
     later = f", {format_count(report.planned)} planned for later" if report.planned else ""
     died = f", {report.dead:,} dead" if report.dead else ""
     unknown = f", {report.unknown:,} put back (unknown kind)" if report.unknown else ""
-    unsettled = f", {counts['unsettled']:,} not settled (they run again)" if counts["unsettled"] else ""
-    took = f"in {report.seconds:.1f} s ({told['rate']:,.0f}/s)"
-    shell.answer(told, f"{report.done:,} done, {report.failed:,} failed{died}{unknown}{unsettled}{later} {took}")
-    if counts["unsettled"]:
+    unsettled = f", {report.unsettled:,} not settled (they run again)" if report.unsettled else ""
+    took = f"in {report.seconds:.1f} s ({answer['rate']:,.0f}/s)"
+    shell.answer(answer, f"{report.done:,} done, {report.failed:,} failed{died}{unknown}{unsettled}{later} {took}")
+    if report.unsettled:
         raise typer.Exit(UNSETTLED)
     if report.signal == signal.SIGINT:
         raise typer.Exit(130)

@@ -81,9 +81,9 @@ class RecentBoards:
         self._looks.append(board)
         while board.at - self._looks[0].at > MEMORY_SECONDS:
             self._looks.popleft()
-        return [self._standing(board, one) for one in board.queues]
+        return [self._make_standing(board, one) for one in board.queues]
 
-    def _standing(self, board: Board, one: QueueStatus) -> SlaStanding:
+    def _make_standing(self, board: Board, one: QueueStatus) -> SlaStanding:
         points = self.points(board, one.queue)
         signals = None if one.sla is None else make_signals(points, board.at, Limits(one.sla))
         return SlaStanding(

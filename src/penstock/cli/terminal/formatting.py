@@ -53,15 +53,6 @@ def format_size(count: int) -> str:
     return f"{count:,} bytes"
 
 
-def format_count(count: int, thing: str = "task") -> str:
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
-
-
-def format_percent(share: float) -> str:
-    """Writes a share in percent. A share above zero is never written as zero."""
-    return "< 0.01 %" if 0 < share < 0.00005 else f"{100 * share:.2f} %"
-
-
 def format_time(moment: datetime | None) -> str:
     """Writes a moment in UTC: 2030-01-31 06:00:00Z."""
     return "–" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"

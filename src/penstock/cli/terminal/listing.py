@@ -39,7 +39,7 @@ def print_page(
         found = penstock.queue(queue).tasks(
             state=state,
             kind=check_kind(kind),
-            subject=check_text(subject, "subject", validate.LARGEST_SUBJECT),
+            subject=check_text(subject, "subject", validate.MAX_SUBJECT),
             error=check_error_text(error),
             limit=limit,
             after=None if after is None else validate.whole(after, "after", 0, 2**63 - 1),
@@ -72,11 +72,17 @@ def print_task(shell: Shell, found: TaskDetails) -> None:
             print_line("removed         its row and its payload are deleted; this is its last attempt, from history")
         else:
             print_line(f"payload\n{cut_payload(format_json(task.payload))}")
-        if task.traceback is not None:
-            print_line("traceback")
-            for line in task.traceback.splitlines():
-                print_line(escape(line))
-            print_line(escape(f"{task.error_class}: {task.message}" if task.error_class else f"{task.message}"))
+        why = f"{task.error_class}: {task.message}" if task.error_class else f"{task.message}"
+        print_traceback(task.traceback, why)
+
+
+def print_traceback(traceback: str | None, why: str) -> None:
+    """Prints a stored traceback, if there is one, as Python does: class and message are its last line."""
+    if traceback is not None:
+        print_line("traceback")
+        for line in traceback.splitlines():
+            print_line(escape(line))
+        print_line(escape(why))
 
 
 def cut_payload(text: str) -> str:

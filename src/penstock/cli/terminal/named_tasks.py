@@ -29,9 +29,9 @@ Names = tuple[list[int], list[str]]
 
 def check_names(ids: list[int] | None, subjects: list[str] | None) -> Names:
     """Checks the given ids and subjects. At least one is required."""
-    found = validate.ids(ids or ()), [validate.text(one, "subject", validate.LARGEST_SUBJECT) for one in subjects or ()]
+    found = validate.ids(ids or ()), [validate.text(one, "subject", validate.MAX_SUBJECT) for one in subjects or ()]
     if found == ([], []):
-        raise ValidationError("ids: neither ids nor subjects are given", hint="Name tasks: ID… or --subject S.")
+        raise ValidationError("ids: no ids and no subjects are given", hint="Name tasks: ID… or --subject S.")
     return found
 
 

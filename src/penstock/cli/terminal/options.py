@@ -20,7 +20,7 @@ import typer
 from penstock import validate
 from penstock.app import Penstock
 from penstock.cli.terminal.output import print_json, print_line
-from penstock.client.conninfo import described
+from penstock.client.conninfo import describe_dsn
 from penstock.errors import ConfigError, NotFound, PayloadError, ValidationError, shown
 from penstock.model import GAUGES, State
 
@@ -59,6 +59,9 @@ ErrorText = Annotated[
         "case does not matter.",
         show_default=False,
     ),
+]
+NoTracebacks = Annotated[
+    bool, typer.Option("--no-tracebacks", help="Store only class and message of errors, without tracebacks.")
 ]
 PageSize = Annotated[int, typer.Option(help="The largest number of rows.")]
 After = Annotated[int | None, typer.Option(help="Only ids above this one, for the next page.", show_default=False)]
@@ -100,7 +103,7 @@ COMMON: Options = (
 
 def with_shell(command: Callable[Concatenate[Shell, P], None]) -> Callable[..., None]:
     """Adds the common options to a command, which receives them as a `Shell`, its first argument."""
-    return share_options(COMMON, lambda told: Shell(**told), command)
+    return share_options(COMMON, lambda values: Shell(**values), command)
 
 
 def share_options(
@@ -116,8 +119,8 @@ def share_options(
     @wraps(command)
     def run(**given: Any) -> None:
         given.pop("debug")  # `main` reads it from sys.argv
-        told = {name: given.pop(name) for name, _, _ in options}
-        command(make(told), **given)  # type: ignore[call-arg]  # the signature is set below
+        values = {name: given.pop(name) for name, _, _ in options}
+        command(make(values), **given)  # type: ignore[call-arg]  # the signature is set below
 
     run.__doc__ = join_lines(command.__doc__ or "")
     run.__signature__ = Signature([*own, *shared])  # type: ignore[attr-defined]  # typer reads it
@@ -154,7 +157,7 @@ def connect(dsn: str | None, *, verbose: bool = False, rehearse: bool = False) -
             name for name in ("PENSTOCK_DSN", "DATABASE_URL") if os.environ.get(name) and name != penstock.dsn_source
         ]
         beside = f"; {' and '.join(unused)} not used" if unused else ""
-        sys.stderr.write(f"database: {described(penstock.dsn)}, from {penstock.dsn_source}{beside}\n")
+        sys.stderr.write(f"database: {describe_dsn(penstock.dsn)}, from {penstock.dsn_source}{beside}\n")
     return penstock
 
 
@@ -174,26 +177,13 @@ def parse_seconds(value: str, field: str) -> float:
     return validate.duration(given, field).total_seconds()
 
 
-def parse_size(value: str, field: str) -> int:
-    """Reads a size such as 500M or 4G, in bytes: at least 1M."""
-    found = SIZE.fullmatch(value.strip())
-    if found is None or not 1 << 20 <= int(found[1]) * SIZE_UNITS[found[2].upper()] <= 1 << 50:
-        message = f"{field}: {shown(value)} is not a size of at least 1M"
-        raise ValidationError(message, hint="Write 500M or 4G.", field=field)
-    return int(found[1]) * SIZE_UNITS[found[2].upper()]
-
-
-SIZE = re.compile(r"(\d+)\s*([KMGT]?)i?B?", re.IGNORECASE)
-SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
 def check_text(value: str | None, field: str, most: int) -> str | None:
     """Checks a text. An empty one is refused, since as a filter it matches everything."""
     return None if value is None else validate.text(value, field, most)
 
 
 def check_kind(value: str | None) -> str | None:
-    return check_text(value, "kind", validate.LARGEST_KIND)
+    return check_text(value, "kind", validate.MAX_KIND)
 
 
 def check_error_text(value: str | None) -> str | None:

@@ -92,7 +92,7 @@ def format_strategy(stored: Mapping[str, Any]) -> str:
     match stored:
         case {"type": "progressive", "tiers": tiers}:
             words = [f"{format_seconds(until)}={format_seconds(every)}" for until, every in tiers]
-        case {"type": "schedule", "delays": delays}:
+        case {"type": "delays", "delays": delays}:
             words = [format_seconds(one) for one in delays]
         case _:
             words = [format_seconds(stored[name]) for name in ("unit", "base", "delay") if name in stored]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import typer
 
 from penstock.cli.terminal.consent import ask
-from penstock.cli.terminal.formatting import format_count
 from penstock.cli.terminal.options import Shell
 from penstock.client.queue import Queue
+from penstock.formatting import format_count
 
 
 def remove(
@@ -26,8 +26,8 @@ def remove(
     queue.status()  # raises for a missing queue before the question
     if dry_run:
         would = count()
-        told = {"queue": queue.name, "purged": 0, "would": would, "dry_run": True}
-        shell.answer(told, f"{format_count(would, thing)} of queue {queue.name} would be removed")
+        answer = {"queue": queue.name, "purged": 0, "would": would, "dry_run": True}
+        shell.answer(answer, f"{format_count(would, thing)} of queue {queue.name} would be removed")
         return would
     if not yes:
         would = count()

@@ -13,7 +13,7 @@ from uuid import UUID
 from penstock import validate
 from penstock.client.binary import IdArray, TextArray
 from penstock.client.statements.texts import encode, text_array, to_storable
-from penstock.errors import Conflict, LeaseLost, NotFound, ValidationError, shown
+from penstock.errors import Conflict, LeaseLost, NotFound, PenstockError, ValidationError, shown
 from penstock.model import Claim, Duration, Extended, Outcome, Task, from_micros
 
 Place = tuple[int, datetime | str, int]
@@ -93,13 +93,13 @@ class Wanted(NamedTuple):
     lease: Duration | None
     worker: str
     hint: Place | None
-    may_alone: bool
+    quarantined: bool
 
     def parameters(self) -> tuple[Any, ...]:
         """Checks the arguments and returns the parameters of CLAIM."""
-        limit = validate.whole(self.limit, "limit", 1, validate.LARGEST_CLAIM)
+        limit = validate.whole(self.limit, "limit", 1, validate.MAX_CLAIM)
         length, worker = validate.lease(self.lease), validate.worker(self.worker)
-        return (self.queue, limit, length, worker, *(self.hint or NO_PLACE), self.may_alone)
+        return (self.queue, limit, length, worker, *(self.hint or NO_PLACE), self.quarantined)
 
 
 def read_claim(queue: str, rows: list[tuple[Any, ...]]) -> Claim:
@@ -180,13 +180,18 @@ def settle_row(outcome: object) -> tuple[bytes | None, ...]:
         str(outcome.word).encode("utf-8", "backslashreplace"),
         None if outcome.due is None else validate.moment(outcome.due).astimezone(UTC).isoformat().encode(),
         None if delay is None else b"%d seconds %d microseconds" % (delay // SECOND, delay.microseconds),
-        None if outcome.payload is None else validate.payload(outcome.payload, validate.LARGEST_EVER),
+        None if outcome.payload is None else validate.payload(outcome.payload, validate.MAX_PAYLOAD),
         encode(to_storable(outcome.error)),
         encode(to_storable(outcome.error_class)),
     )
 
 
 SECOND = timedelta(seconds=1)
+
+
+def failure_of_settle(error: PenstockError) -> Outcome:
+    """Returns the outcome of a task whose own outcome PostgreSQL refused: it failed for that reason."""
+    return Outcome.failed(f"the outcome was refused: {error.message}", error_class=type(error).__name__)
 
 
 def read_settled(rows: list[tuple[str, list[int]]]) -> dict[int, str]:

@@ -13,7 +13,7 @@ from penstock.client.statements.texts import encode, to_storable
 from penstock.errors import ValidationError, shown
 
 ENTER_PARTITION = "select penstock.enter_partition(%s, %s, %s, %s, %s, %s::text, %s::uuid)::text"
-TAKE_PLACE = "select penstock.take_place(%s, %s)"
+TAKE_SLOT = "select penstock.take_job_slot(%s, %s)"
 SEAL_JOB = "select penstock.seal_job(%s, %s, %s, %s, %s::text, %s::jsonb)::text"
 JOB_REPORT = "select penstock.job_report(%s)::text"
 JUDGE = "select n, reason from penstock.judge_payloads(%s)"
@@ -63,7 +63,7 @@ class Entry(NamedTuple):
     series: UUID | None = None  # the jobs of a series follow one another; upkeep keeps the newest
 
 
-class NoPlace(Exception):
+class NoSlot(Exception):
     """As many parts are being written at once as are allowed. Only the caller that set the limit sees this error."""
 
 

@@ -146,7 +146,7 @@ def are_distinct(subjects: list[bytes | None] | None) -> bool:
 
 
 @contextmanager
-def counted_from(first: int) -> Iterator[None]:
+def renumber_items(first: int) -> Iterator[None]:
     """Renumbers items in errors: SQL counts an item from the start of a statement, and the error counts it from the
     start of the push."""
     try:

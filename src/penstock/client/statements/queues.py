@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 import orjson
 
 from penstock import validate
 from penstock.errors import ValidationError, shown
-from penstock.model import Duration, Finding, QueueSettings, QueueStatus, Verification
+from penstock.model import Duration, Mismatch, QueueSettings, QueueStatus, Verification
 from penstock.retry import Strategy, parse
 
 SETTINGS_OF = """
@@ -38,7 +38,27 @@ DROPPED = "select coalesce(pg_catalog.sum((totals->>'orphaned')::bigint), 0)::bi
 REPAIR = "select queue, what, rows from penstock.repair(%s)"
 
 
-def create_statement(name: str, exist_ok: bool, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+class QueueOptions(TypedDict, total=False):
+    """The settings that a new queue may have."""
+
+    lease: Duration
+    max_attempts: int | None
+    retry: Strategy | str
+    sla: Duration | None
+    keep_done: Duration | None
+    keep_dead: Duration | None
+    keep_cancelled: Duration | None
+    max_payload: int
+
+
+class QueueChanges(QueueOptions, total=False):
+    """The settings that `Queue.set` can change; those that are not given stay as they are."""
+
+    notify: bool
+    paused: bool
+
+
+def create_statement(name: str, exist_ok: bool, options: QueueOptions) -> tuple[str, dict[str, Any]]:
     """Returns the statement that creates a queue, and its parameters."""
     values = {f"p_{key}": value for key, value in check_options(options).items()}
     if "p_max_payload" in values:
@@ -83,7 +103,7 @@ CHECKS: Mapping[str, Any] = {
     "keep_done": check_retention,
     "keep_dead": check_retention,
     "keep_cancelled": check_retention,
-    "max_payload": lambda value, key: validate.whole(value, key, 2, validate.LARGEST_EVER),
+    "max_payload": lambda value, key: validate.whole(value, key, 2, validate.MAX_PAYLOAD),
     "notify": lambda value, _: bool(value),
     "paused": lambda value, _: bool(value),
 }
@@ -127,5 +147,5 @@ def read_verification(rows: list[tuple[Any, ...]], dropped: tuple[Any, ...] | No
         history=len(areas["history"]),
         balance=len(areas["balance"]),
         dropped=int(dropped[0]) if dropped else 0,
-        findings=tuple(Finding(row[1], f"{row[0]}: {row[2]}", row[3], row[4]) for row in rows),
+        findings=tuple(Mismatch(row[1], f"{row[0]}: {row[2]}", row[3], row[4]) for row in rows),
     )

@@ -11,9 +11,9 @@ import orjson
 from penstock.client.binary import TextArray
 from penstock.client.statements.texts import number_array
 from penstock.model import (
-    Asked,
     Board,
     BoardWorker,
+    QueueQuestion,
     QueueStatus,
     Sampled,
     Scaled,
@@ -51,7 +51,7 @@ def read_decisions(rows: list[tuple[Any, ...]]) -> list[StoredDecision]:
     return [StoredDecision(*(*row[:-2], orjson.loads(row[-2]), orjson.loads(row[-1]))) for row in rows]
 
 
-def snapshot_parameters(about: Sequence[Asked]) -> tuple[Any, ...]:
+def snapshot_parameters(about: Sequence[QueueQuestion]) -> tuple[Any, ...]:
     """Returns the parameters of SCALER_SNAPSHOT."""
     return (
         TextArray([one.queue.encode() for one in about]),

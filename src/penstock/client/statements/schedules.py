@@ -33,7 +33,7 @@ class ScheduleRun(NamedTuple):
 
 def schedule_parameters(new: NewSchedule) -> tuple[Any, ...]:
     """Returns the parameters of SET_SCHEDULE."""
-    payload = validate.payload(new.payload, validate.LARGEST_EVER).decode()
+    payload = validate.payload(new.payload, validate.MAX_PAYLOAD).decode()
     return (new.name, new.queue, new.cron, new.tz, new.kind, payload, new.priority, new.backfill)
 
 
@@ -42,6 +42,6 @@ def read_schedules(rows: list[tuple[Any, ...]]) -> list[Schedule]:
     return [Schedule(*(*row[:3], validate.decode_text(row[3]), *row[4:])) for row in rows]
 
 
-def fire_parameters(schedule: Schedule, told: Firing) -> tuple[Any, ...]:
+def fire_parameters(schedule: Schedule, firing: Firing) -> tuple[Any, ...]:
     """Returns the parameters of FIRE."""
-    return (schedule.name, schedule.mark, told.ticks, told.decided, told.next_at)
+    return (schedule.name, schedule.mark, firing.ticks, firing.decided, firing.next_at)

@@ -34,14 +34,14 @@ def choose_tasks(queue: str, ids: Iterable[int] | None, subjects: Iterable[str] 
     if subjects is not None:
         if isinstance(subjects, str):
             subjects = [subjects]
-        named = [validate.text(one, "subject", validate.LARGEST_SUBJECT) for one in subjects]
+        named = [validate.text(one, "subject", validate.MAX_SUBJECT) for one in subjects]
     return {"queue": queue, "ids": found, "subjects": named}
 
 
 def check_filters(**given: str | None) -> dict[str, str | None]:
     """Checks the texts that select tasks; each may be None. An empty text is refused, because it would select all
     tasks."""
-    most = {"kind": validate.LARGEST_KIND, "subject": validate.LARGEST_SUBJECT}
+    most = {"kind": validate.MAX_KIND, "subject": validate.MAX_SUBJECT}
     return {
         name: None if value is None else validate.text(value, name, most.get(name, 8192))
         for name, value in given.items()

@@ -9,10 +9,10 @@ import orjson
 LEASE = "select extract(epoch from lease)::float8 from penstock.the_queue(%s)"
 EXTEND_MANY = "select token::text, until, revoked from penstock.extend_many(%s::text[]::uuid[], %s)"
 BEAT = """
-    select queue, channel, alone, dismissed from penstock.beat(%s, %s::text[], %s, %s, %s, %s, %s, %s, %s)
+    select queue, channel, quarantined, dismissed from penstock.beat(%s, %s::text[], %s, %s, %s, %s, %s, %s, %s)
 """
 BEAT_ALL = """
-    select b.channels::text, b.alone, b.dismissed, b.known, b.leases::text,
+    select b.channels::text, b.quarantined, b.dismissed, b.known, b.leases::text,
            w.waiting, w.next_due, w.next_schedule, w.upkeep
     from penstock.beat_all(%s::jsonb, %s::text[], %s, %s, %s, %s, %s) as b, penstock.find_work(%s::text[]) as w
 """
@@ -38,20 +38,20 @@ class FoundWork(NamedTuple):
     upkeep: bool
 
 
-class Beaten(NamedTuple):
-    """The answer to a beat for several workers: the channel of each worker, the queues in which a task waits that must
-    run alone, the workers that should stop, and the leases of queues in seconds if they differ from those that `known`
+class BeatAnswer(NamedTuple):
+    """The answer to a beat for several workers: the channel of each worker, the queues in which a quarantined
+    task waits, the workers that should stop, and the leases of queues in seconds if they differ from those that `known`
     stands for."""
 
     channels: dict[str, str]
-    alone: list[str]
+    quarantined: list[str]
     dismissed: list[str]
     known: int
     leases: dict[str, float] | None
 
 
-def read_beat(row: tuple[Any, ...]) -> tuple[Beaten, FoundWork]:
+def read_beat(row: tuple[Any, ...]) -> tuple[BeatAnswer, FoundWork]:
     """Reads the answer of BEAT_ALL."""
-    channels, alone, dismissed, known, leases, *found = row
-    told = Beaten(orjson.loads(channels), alone, dismissed, known, leases and orjson.loads(leases))
-    return told, FoundWork(*found)
+    channels, quarantined, dismissed, known, leases, *found = row
+    beaten = BeatAnswer(orjson.loads(channels), quarantined, dismissed, known, leases and orjson.loads(leases))
+    return beaten, FoundWork(*found)

@@ -1,7 +1,16 @@
 """Backtests: what a promise would have cost with other policies and other knobs."""
 
 from penstock.pipeline.backtest.knobs import contenders
-from penstock.pipeline.backtest.question import Answer, Contender, Coverage, Promise, Question, Verdict, cost, late
+from penstock.pipeline.backtest.question import (
+    Answer,
+    Contender,
+    Coverage,
+    Promise,
+    Question,
+    Verdict,
+    format_cost,
+    format_late,
+)
 from penstock.pipeline.backtest.run import backtest
 from penstock.pipeline.backtest.stratified import Recording
 
@@ -15,6 +24,6 @@ __all__ = [
     "Verdict",
     "backtest",
     "contenders",
-    "cost",
-    "late",
+    "format_cost",
+    "format_late",
 ]

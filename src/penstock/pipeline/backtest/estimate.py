@@ -68,13 +68,7 @@ def estimate(
     hours, _ = total("hours")
     floor = None if least is None else total_by_work(least.worker_seconds)[0]
     unavoidable = 0.0 if least is None else estimate_unavoidable(sample, least, rows)
-    weights, p50, p99 = sample.weights(), 0.0, 0.0
-    if any(row["waits"] for row in rows):
-        waits = np.concatenate([np.asarray(row["waits"], dtype=float) for row in rows])
-        shares = np.concatenate(
-            [np.full(len(row["waits"]), weight * row["tasks"]) for row, weight in zip(rows, weights, strict=True)]
-        )
-        p50, p99 = weighted_quantile(waits, shares, 0.5), weighted_quantile(waits, shares, 0.99)
+    p50, p99 = estimate_waits(sample, rows)
     score = Score(
         trace=recording.name,
         policy=run.policy.name,
@@ -97,6 +91,16 @@ def estimate(
     return Estimate(score, paid / length, paid_error / length, late_error / tasks)
 
 
+def estimate_waits(sample: WindowSample, rows: Sequence[Row]) -> tuple[float, float]:
+    """Returns the median and the 99th percentile of the waits."""
+    if not any(row["waits"] for row in rows):
+        return 0.0, 0.0
+    waits = np.concatenate([np.asarray(row["waits"], dtype=float) for row in rows])
+    weights = zip(rows, sample.weights(), strict=True)
+    shares = np.concatenate([np.full(len(row["waits"]), weight * row["tasks"]) for row, weight in weights])
+    return weighted_quantile(waits, shares, 0.5), weighted_quantile(waits, shares, 0.99)
+
+
 def estimate_unavoidable(sample: WindowSample, least: LeastCost, rows: Sequence[Row]) -> float:
     """Returns the share of tasks that are late under any policy."""
     late_tasks = [share * row["tasks"] for share, row in zip(least.late_shares, rows, strict=True)]
@@ -106,7 +110,7 @@ def estimate_unavoidable(sample: WindowSample, least: LeastCost, rows: Sequence[
 
 def make_verdict(found: Sequence[Estimate], sla: float, one: Contender) -> Verdict:
     mean, scores = statistics.fmean, [each.score for each in found]
-    merged = replace(judge.merged(scores[0].trace, scores), seeds=len(found))
+    merged = replace(judge.merge_scores(scores[0].trace, scores), seeds=len(found))
     return Verdict(
         score=merged,
         sla=sla,
@@ -120,8 +124,8 @@ def make_verdict(found: Sequence[Estimate], sla: float, one: Contender) -> Verdi
 
 def make_promises(verdicts: Sequence[Verdict]) -> Iterator[Promise]:
     """Yields the cheapest contender of each recording and promise, the shortest promise first."""
-    places = dict.fromkeys((one.score.trace, one.sla) for one in verdicts)
-    for trace, sla in sorted(places, key=lambda place: place[1]):
+    pairs = dict.fromkeys((one.score.trace, one.sla) for one in verdicts)
+    for trace, sla in sorted(pairs, key=lambda pair: pair[1]):
         own = [one for one in verdicts if (one.score.trace, one.sla) == (trace, sla)]
         keeping = [one for one in own if one.kept]
         cheapest = min(keeping, key=lambda one: one.workers, default=None)
@@ -130,11 +134,11 @@ def make_promises(verdicts: Sequence[Verdict]) -> Iterator[Promise]:
 
 def measure_coverage(question: Question, samples: Sequence[WindowSample]) -> Iterator[Coverage]:
     """Yields the coverage of each recording once: its seeds are alike."""
-    told = set[str]()
+    reported = set[str]()
     for recording, sample in zip(question.recordings, samples, strict=True):
-        if recording.name in told:
+        if recording.name in reported:
             continue
-        told.add(recording.name)
+        reported.add(recording.name)
         cuts = [np.searchsorted(recording.due, [one.begin, one.end]) for one in sample.windows]
         yield Coverage(
             trace=recording.name,

@@ -145,12 +145,12 @@ def play_runs(
 ) -> list[list[Row]]:
     """Plays the runs, and returns the rows of each run's windows, in their order."""
     order = sorted(range(len(runs)), key=lambda n: -weight(runs[n]))
-    told = [*runs]
+    played = [*runs]
 
     def play(n: int) -> Iterator[dict[str, Any]]:
-        run = told[n]
-        for place, part in enumerate(sent.value[run.recording]):
-            yield {"run": n, "window": place, **measure(part, run)}
+        run = played[n]
+        for number, part in enumerate(sent.value[run.recording]):
+            yield {"run": n, "window": number, **measure(part, run)}
 
     rows = run_tasks(spark, len(runs), play, MEASURED, order=order, watch=watch)
     found: list[list[Row]] = [[] for _ in runs]
@@ -195,8 +195,8 @@ def run_tasks(
 
     def do(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for place in batch["id"].to_pylist():
-                yield pa.RecordBatch.from_pylist([*work(turn[place])], schema=arrow)
+            for number in batch["id"].to_pylist():
+                yield pa.RecordBatch.from_pylist([*work(turn[number])], schema=arrow)
 
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - it brings pandas
 

@@ -39,6 +39,7 @@ class Question:
 
     @property
     def runs(self) -> int:
+        """The number of simulations."""
         return len(self.recordings) * len(self.slas) * len(self.contenders)
 
 
@@ -57,12 +58,14 @@ class Verdict:
 
     @property
     def kept(self) -> bool:
+        """Whether the promise was kept."""
         return self.score.excess_breach_rate <= MAX_LATE_SHARE
 
     def to_json(self) -> dict[str, Any]:
-        told = {"sla": self.sla, **self.score.to_json(), "label": self.score.policy, "policy": self.policy}
+        """Returns the verdict as JSON."""
+        facts = {"sla": self.sla, **self.score.to_json(), "label": self.score.policy, "policy": self.policy}
         return {
-            **told,
+            **facts,
             "knobs": dict(self.knobs),
             "workers": self.workers,
             "workers_margin": self.workers_margin,
@@ -83,20 +86,24 @@ class Promise:
 
     @property
     def sentence(self) -> str:
-        one = self.cheapest
+        """The answer in one sentence."""
+        one, best = self.cheapest, self.best
         if one is None:
             return (
                 f"a {self.sla:g} s promise would have been kept by none of {self.contenders}; "
-                f"{self.best.score.policy} came nearest, {late(self.best)} late with {cost(self.best)} workers"
+                f"{best.score.policy} came nearest, {format_late(best)} late with {format_cost(best)} workers"
             )
-        return f"a {self.sla:g} s promise would have cost {cost(one)} workers ({one.score.policy}, {late(one)} late)"
+        return (
+            f"a {self.sla:g} s promise would have cost {format_cost(one)} workers"
+            f" ({one.score.policy}, {format_late(one)} late)"
+        )
 
 
-def cost(one: Verdict) -> str:
+def format_cost(one: Verdict) -> str:
     return f"{one.workers:.1f}" + (f" ± {one.workers_margin:.1f}" if one.workers_margin >= 0.05 else "")
 
 
-def late(one: Verdict) -> str:
+def format_late(one: Verdict) -> str:
     margin = f" ± {100 * one.late_margin:.2f}" if one.late_margin >= 0.00005 else ""
     return f"{100 * one.score.breach_rate:.2f}{margin} %"
 
@@ -115,9 +122,11 @@ class Coverage:
 
     @property
     def whole(self) -> bool:
+        """Whether the recording was played as a whole, not by some of its windows."""
         return self.of_windows == 1
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the coverage as JSON."""
         return {**asdict(self), "whole": self.whole, "notes": [*self.notes]}
 
 

@@ -21,7 +21,7 @@ from penstock.pipeline.backtest.play import LeastCost, PlayedRun, Watch, cut_par
 from penstock.pipeline.backtest.question import Answer, Question
 from penstock.pipeline.backtest.stratified import LONG_WARM_UP, WARM_UP, WindowSample, draw_sample
 from penstock.scaler.judge import judge
-from penstock.scaler.policy.signals import MOST_WORKERS, Limits
+from penstock.scaler.policy.signals import MAX_WORKERS, Limits
 
 SPARE_FACTOR = 3  # times the mean load: the maximum of workers if the peak is unknown
 MAX_RUNS = 100_000
@@ -73,7 +73,7 @@ def set_limits(question: Question, n: int, sla: float, least: LeastCost | None) 
         most = math.ceil(judge.HEADROOM * least.peak)
     elif most is None:
         most = math.ceil(SPARE_FACTOR * float(recording.service.sum()) / recording.duration / question.limits.slots)
-    most = min(MOST_WORKERS, max(1, question.limits.min_workers, most))
+    most = min(MAX_WORKERS, max(1, question.limits.min_workers, most))
     return replace(question.limits, sla=sla, max_workers=most)
 
 

@@ -41,6 +41,7 @@ class Recording:
 
     @classmethod
     def of(cls, trace: Trace) -> Recording:
+        """Returns the recording of a trace."""
         due, service, known = (np.asarray(one, dtype=float) for one in (trace.due, trace.service, trace.known))
         return cls(trace.name, due, service, known, trace.duration, trace.outages)
 
@@ -155,8 +156,8 @@ def measure_hardness(recording: Recording, count: int) -> Floats:
     """Returns for each window the greatest rise of load from one minute to the next, in workers. The load itself
     decides between windows without a rise."""
     glances = math.ceil(recording.duration / GLANCE)
-    place = np.minimum((recording.due / GLANCE).astype(np.int64), glances - 1)
-    load = np.bincount(place, recording.service, minlength=glances) / GLANCE
+    glance = np.minimum((recording.due / GLANCE).astype(np.int64), glances - 1)
+    load = np.bincount(glance, recording.service, minlength=glances) / GLANCE
     minute = np.convolve(load, np.full(4, 0.25), mode="full")[:glances]  # the mean of the last four
     before = np.concatenate([np.zeros(4), minute[:-4]])[:glances] if glances > 4 else np.zeros(glances)
     before[:4] = minute[:4]  # the beginning does not count as a rise

@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 from penstock.pipeline.lake.lake import Lake
 from penstock.pipeline.lake.schemas import ATTEMPTS, BREACHES, CHANCES, ERRORS, KINDS, MINUTES
-from penstock.pipeline.lake.state import State
+from penstock.pipeline.lake.state import LakeState
 
 TABLES_READ = (ATTEMPTS, MINUTES, BREACHES, KINDS, ERRORS, CHANCES)
 VERSION = 1  # increase it when a report or a profile contains something new
@@ -25,6 +25,6 @@ def make_signature(*parts: Collection[str] | int) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def list_paths(state: State, table: str, days: Collection[str]) -> list[str]:
+def list_paths(state: LakeState, table: str, days: Collection[str]) -> list[str]:
     """Returns the paths of the files of some days of a table."""
     return [file.path for file in state.files(table, days)]

@@ -33,7 +33,7 @@ from pyspark.sql import functions as f
 from penstock.errors import ConfigError, Conflict, NotFound, SchemaVersionError, ValidationError, shown
 from penstock.pipeline.lake.schemas import DAY, TABLES, LakeTable
 from penstock.pipeline.lake.schemas import find_table as named
-from penstock.pipeline.lake.state import FORMAT, RESTORE, File, Files, State, make_newer_error, parse_state
+from penstock.pipeline.lake.state import FORMAT, RESTORE, File, Files, LakeState, make_newer_error, parse_state
 
 LOG = "lake.json"
 WHOLE_TABLE = ""  # the only "day" of a table without days
@@ -44,22 +44,23 @@ class Lake:
     """A directory of tables. Every process that works with it, Spark's executors included, must reach it by the same
     path."""
 
-    def __init__(self, place: Path | str) -> None:
-        self.place = check_directory(place)
-        self._state: State | None = None
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = check_directory(directory)
+        self._state: LakeState | None = None
 
     @property
     def exists(self) -> bool:
-        return (self.place / LOG).exists()
+        """Whether the lake has been begun."""
+        return (self.directory / LOG).exists()
 
     @property
-    def state(self) -> State:
+    def state(self) -> LakeState:
         """The state when it was first read, or after our own last change: a reader sees one version of the lake."""
         if self._state is None:
             self._state = self._read()
         return self._state
 
-    def refresh(self) -> State:
+    def refresh(self) -> LakeState:
         """Reads the state again."""
         self._state = None
         return self.state
@@ -83,26 +84,26 @@ class Lake:
 
     def frame(self, spark: SparkSession, table: LakeTable, files: Iterable[File]) -> DataFrame:
         """Returns files of a table as a DataFrame, without checking them."""
-        paths = [to_uri(self.place / file.path) for file in files]
+        paths = [to_uri(self.directory / file.path) for file in files]
         if not paths:
             return spark.createDataFrame([], table.schema)
-        base = to_uri(self.place / table.name)
+        base = to_uri(self.directory / table.name)
         return spark.read.schema(table.schema).option("basePath", base).parquet(*paths)
 
     def _check_version(self, table: LakeTable) -> None:
         found = self.state.versions.get(table.name, table.version)
         if found > table.version:
             raise make_newer_error(
-                f"{table.name} of {self.place} is of version {found}, this Penstock knows {table.version}"
+                f"{table.name} of {self.directory} is of version {found}, this Penstock knows {table.version}"
             )
         if found < table.version:
             raise SchemaVersionError(
-                f"lake: {table.name} of {self.place} is of version {found}, this Penstock writes {table.version}",
-                hint=f"penstock pipeline {table.layer} --lake {self.place}",
+                f"lake: {table.name} of {self.directory} is of version {found}, this Penstock writes {table.version}",
+                hint=f"penstock pipeline {table.layer} --lake {self.directory}",
             )
 
     def _check(self, file: File) -> None:
-        path = self.place / file.path
+        path = self.directory / file.path
         try:
             size = path.stat().st_size
             found = hash_file(path) if size == file.bytes else f"{size:,} bytes, not {file.bytes:,}"
@@ -114,13 +115,13 @@ class Lake:
             said = found if size != file.bytes else "its content has changed"
             raise Conflict(f"lake: {path} is not what was written: {said}", hint=RESTORE)
 
-    def _read(self) -> State:
-        path = self.place / LOG
+    def _read(self) -> LakeState:
+        path = self.directory / LOG
         try:
             found = orjson.loads(path.read_bytes())
         except FileNotFoundError:
-            hint = f"penstock pipeline run --lake {self.place}"
-            raise NotFound(f"lake: there is none in {self.place}", hint=hint) from None
+            hint = f"penstock pipeline run --lake {self.directory}"
+            raise NotFound(f"lake: there is none in {self.directory}", hint=hint) from None
         except OSError as error:
             raise ConfigError(f"lake: {path} cannot be read: {error.strerror}") from None
         except orjson.JSONDecodeError as error:
@@ -133,17 +134,19 @@ class Lake:
     def writing(self) -> Iterator[None]:
         """Locks the lake for writing. First it removes what a killed process left behind."""
         try:
-            self.place.mkdir(parents=True, exist_ok=True)
-            own = (self.place / "_lock").open("a+")
+            self.directory.mkdir(parents=True, exist_ok=True)
+            own = (self.directory / "_lock").open("a+")
         except OSError as error:
-            raise ConfigError(f"lake: {self.place} cannot be written to: {error.strerror}") from None
+            raise ConfigError(f"lake: {self.directory} cannot be written to: {error.strerror}") from None
         with own:
             try:
                 fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 own.seek(0)
                 writer = own.read().strip() or "another process"
-                raise Conflict(f"lake: {writer} is writing to {self.place}", hint="Wait until it has ended.") from None
+                raise Conflict(
+                    f"lake: {writer} is writing to {self.directory}", hint="Wait until it has ended."
+                ) from None
             own.truncate(0)
             own.write(f"process {os.getpid()} on {socket.gethostname()}")
             own.flush()
@@ -151,36 +154,36 @@ class Lake:
             self._tidy()
             yield
 
-    def begin(self, state: State) -> None:
+    def begin(self, state: LakeState) -> None:
         """Writes the log of an empty lake."""
         self._write(replace(state, versions={name: table.version for name, table in TABLES.items()}))
 
     def stage(self, frame: DataFrame, table: LakeTable) -> dict[str, tuple[File, ...]]:
         """Writes the rows of a DataFrame to files, by day. No reader sees them before `commit`."""
-        room = self.place / "_staging" / uuid4().hex
+        staging = self.directory / "_staging" / uuid4().hex
         columns = [*table.names, DAY] if table.by_day else table.names
         typed = frame.select(*(f.col(name).cast(table.schema[name].dataType) for name in columns))
         writer = typed.write.mode("errorifexists")
-        (writer.partitionBy(DAY) if table.by_day else writer).parquet(to_uri(room))
+        (writer.partitionBy(DAY) if table.by_day else writer).parquet(to_uri(staging))
         staged: dict[str, list[File]] = {}
-        for found in sorted(room.rglob("*.parquet")):
+        for found in sorted(staging.rglob("*.parquet")):
             day = found.parent.name.removeprefix(f"{DAY}=") if table.by_day else WHOLE_TABLE
             rows = pq.read_metadata(found).num_rows
             if rows:  # Spark writes an empty file if there are no rows
-                staged.setdefault(day, []).append(self._placed(found, table, day, rows))
-        shutil.rmtree(room)
+                staged.setdefault(day, []).append(self._place_file(found, table, day, rows))
+        shutil.rmtree(staging)
         return {day: tuple(files) for day, files in staged.items()}
 
-    def _placed(self, found: Path, table: LakeTable, day: str, rows: int) -> File:
+    def _place_file(self, found: Path, table: LakeTable, day: str, rows: int) -> File:
         name = f"{self.state.number + 1:08}-{uuid4().hex[:12]}.parquet"
-        path = self.place / table.name / (f"{DAY}={day}" if table.by_day else "") / name
+        path = self.directory / table.name / (f"{DAY}={day}" if table.by_day else "") / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        size, content = found.stat().st_size, hash_file(found)
+        size, fingerprint = found.stat().st_size, hash_file(found)
         with found.open("rb") as written:
             os.fsync(written.fileno())
         found.rename(path)
         sync_directory(path.parent)
-        return File(str(path.relative_to(self.place)), rows, size, content)
+        return File(str(path.relative_to(self.directory)), rows, size, fingerprint)
 
     def commit(
         self,
@@ -205,33 +208,33 @@ class Lake:
         self._write(replace(self.state, number=self.state.number + 1, tables=tables, **changes))
         for file in retired:
             with suppress(OSError):
-                (self.place / file.path).unlink()
+                (self.directory / file.path).unlink()
 
-    def _write(self, state: State) -> None:
-        fresh = self.place / f"_{LOG}"
+    def _write(self, state: LakeState) -> None:
+        fresh = self.directory / f"_{LOG}"
         with fresh.open("wb") as out:
             out.write(orjson.dumps({"format": FORMAT, **asdict(state)}, default=list, option=orjson.OPT_INDENT_2))
             out.flush()
             os.fsync(out.fileno())
-        fresh.replace(self.place / LOG)
-        sync_directory(self.place)
+        fresh.replace(self.directory / LOG)
+        sync_directory(self.directory)
         self._state = state
 
     def _tidy(self) -> None:
         """Removes all files that the log does not name. Only the process that holds the lock may call it."""
-        shutil.rmtree(self.place / "_staging", ignore_errors=True)
+        shutil.rmtree(self.directory / "_staging", ignore_errors=True)
         known = {file.path for name in TABLES for file in self.state.files(name)} if self.exists else set()
         for name in TABLES:
-            for path in (self.place / name).rglob("*.parquet"):
-                if str(path.relative_to(self.place)) not in known:
+            for path in (self.directory / name).rglob("*.parquet"):
+                if str(path.relative_to(self.directory)) not in known:
                     path.unlink(missing_ok=True)
 
 
-def check_directory(place: Path | str) -> Path:
+def check_directory(directory: Path | str) -> Path:
     """Returns the absolute path of the lake. Raises ValidationError if it cannot be a lake."""
-    if not str(place).strip():
+    if not str(directory).strip():
         raise ValidationError("lake: the directory's name is empty", field="lake")
-    found = Path(place).expanduser().absolute()
+    found = Path(directory).expanduser().absolute()
     if FORBIDDEN_CHARACTERS & {*str(found)}:
         raise ValidationError(f"lake: {shown(str(found))} has one of * ? [ ] {{ }} \\ in it", field="lake")
     if found.exists() and not found.is_dir():

@@ -45,15 +45,17 @@ class LakeTable:
     name: str
     version: int
     meaning: str
-    columns: Columns
+    columns: tuple[tuple[str, str, str], ...]  # name, type, meaning
     by_day: bool = True
 
     @property
     def layer(self) -> str:
+        """The layer of the table: bronze, silver or gold."""
         return self.name.partition("/")[0]
 
     @property
     def names(self) -> list[str]:
+        """The names of the columns."""
         return [name for name, _, _ in self.columns]
 
     @property

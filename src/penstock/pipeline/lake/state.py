@@ -24,7 +24,8 @@ class File:
     digest: str
 
 
-Files = Mapping[str, tuple[File, ...]]  # by day, as 2026-11-15
+Files = Mapping[str, tuple[File, ...]]
+"""The files of a table by day, as 2026-11-15."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class LakeState:
     """The state of a lake.
 
     `passed`: the lake has history and samples up to that horizon. `began`: the horizon when the lake began. `made`: the
@@ -57,13 +58,16 @@ class State:
     reach: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def files(self, table: str, days: Collection[str] | None = None) -> list[File]:
+        """Returns the files of a table, of all days or of some."""
         there = self.tables.get(table, {})
         return [file for day in sorted(there) if days is None or day in days for file in there[day]]
 
     def days(self, table: str) -> list[str]:
+        """Returns the days of a table that have rows."""
         return sorted(day for day, files in self.tables.get(table, {}).items() if files)
 
     def rows(self, table: str, days: Collection[str] | None = None) -> int:
+        """Returns the number of rows of a table, of all days or of some."""
         return sum(file.rows for file in self.files(table, days))
 
     @property
@@ -72,7 +76,7 @@ class State:
         return f"lake {self.id}"
 
 
-def parse_state(found: Any, path: Path) -> State:
+def parse_state(found: Any, path: Path) -> LakeState:
     """Returns the state that was read from a log. Raises an error if the log is damaged or of another format."""
     try:
         form = found.pop("format")
@@ -81,7 +85,7 @@ def parse_state(found: Any, path: Path) -> State:
         if form < FORMAT:
             hint = "Begin a new lake in another directory."
             raise SchemaVersionError(f"lake: {path} is of format {form}, this Penstock reads {FORMAT}", hint=hint)
-        state = State(**found)
+        state = LakeState(**found)
         tables = {
             name: {day: tuple(File(**file) for file in files) for day, files in days.items()}
             for name, days in found["tables"].items()

@@ -99,14 +99,14 @@ def collect_attempts(own: DataFrame, begin: datetime, end: datetime) -> pa.Table
     """Returns three numbers for each attempt, which is all that a simulation needs."""
     before = Over.partitionBy("queue_id", "task_id").orderBy("finished_at", "id")
     arrival = f.least("due", "claimed_at")
-    heard = f.coalesce(f.lag("finished_at").over(before), f.col("created"))
+    known = f.coalesce(f.lag("finished_at").over(before), f.col("created"))
     origin = int(begin.timestamp() * 1e6)
     named = own.select(
         ((f.unix_micros(arrival) - f.lit(origin)) / 1e6).alias("due"),
         f.greatest("run_s", f.lit(MIN_SECONDS)).alias("service"),
-        ((f.unix_micros(heard) - f.lit(origin)) / 1e6).alias("heard"),
+        ((f.unix_micros(known) - f.lit(origin)) / 1e6).alias("known"),
     )
-    early = f.when(f.col("heard") < f.col("due") - MIN_NOTICE, f.col("heard")).otherwise(f.col("due"))
+    early = f.when(f.col("known") < f.col("due") - MIN_NOTICE, f.col("known")).otherwise(f.col("due"))
     inside = named.where((f.col("due") >= 0) & (f.col("due") < (end - begin).total_seconds()))
     return inside.select("due", "service", early.alias("known")).toArrow()
 

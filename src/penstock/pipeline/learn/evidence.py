@@ -22,7 +22,8 @@ from penstock.retry import from_json
 K = TypeVar("K", int, str)
 MAX_FINGERPRINTS = 10  # of a kind: those that occurred most often
 MAX_CELLS = 200  # of a kind, by attempt, age and fingerprint
-Plans = Mapping[tuple[str, str], RetryPlan]  # by queue and kind; kind "": the queue's own
+Plans = Mapping[tuple[str, str], RetryPlan]
+"""Retry plans by queue and kind. The kind "" is the queue's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Evidence:
     advice: Advice
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the evidence as JSON."""
         return {
             "queue": self.queue,
             "kind": self.kind,
@@ -110,8 +112,8 @@ def find_evidence(spark: SparkSession, lake: Lake, plans: Plans, *, queue: str |
 def check_queue_name(queue: str, known: set[str]) -> None:
     if queue not in known:
         near = get_close_matches(queue, sorted(known), 1)
-        hint = f"Did you mean {near[0]}?" if near else "Nothing of it was ever tried, or the lake is older than it."
-        raise NotFound(f"queue: there is nothing of {shown(queue)} in the lake", hint=hint)
+        hint = f"Did you mean {near[0]}?" if near else "No task of it has run, or the lake was last updated before."
+        raise NotFound(f"queue: the lake has no data of queue {shown(queue)}", hint=hint)
 
 
 def read_cells(spark: SparkSession, lake: Lake) -> dict[tuple[str, str], list[Cell]]:
@@ -148,6 +150,7 @@ def read_costs(spark: SparkSession, lake: Lake) -> dict[tuple[str, str], dict[st
 def weigh(
     queue: str, kind: str, cells: Sequence[Cell], costs: Mapping[str, tuple[str, float]], present: RetryPlan | None
 ) -> Evidence:
+    """Returns the evidence about the retries of one kind, with advice."""
     again = [one for one in cells if one.attempt > 1]
     ages = sum_chances((one.age, one.chance) for one in again)
     chances = Chances.by_age(

@@ -13,7 +13,7 @@ from pyspark.sql import functions as f
 
 from penstock.client import profiles
 from penstock.client.database import Database
-from penstock.model import Json, Latency, Running
+from penstock.model import Json, Latency, RunningTasks
 from penstock.pipeline.lake.fingerprint import fingerprint_lake
 from penstock.pipeline.lake.lake import Lake
 from penstock.pipeline.lake.schemas import ATTEMPTS, FAILURES, MINUTES, SUCCESSES
@@ -39,14 +39,14 @@ def make_profiles(
     spark: SparkSession, lake: Lake, database: Database, *, queues: Sequence[str] = (), weeks: int = WEEKS
 ) -> Learnt:
     """Learns profiles from the lake and writes them to PostgreSQL."""
-    running, latencies, made_of = (
+    running, latencies, fingerprint = (
         profiles.running_times(database),
         profiles.start_latencies(database),
         fingerprint_lake(lake),
     )
     learnt = learn_profiles(spark, lake, running, latencies, queues=queues, weeks=weeks)
     for one in learnt:
-        one["data"]["content"] = made_of
+        one["data"]["fingerprint"] = fingerprint
     written = profiles.set_profiles(database, learnt) if learnt else 0
     known = {one["queue"] for one in learnt}
     there = [one.queue for one in profiles.find_profiles(database) if not queues or one.queue in queues]
@@ -58,14 +58,14 @@ def up_to_date(lake: Lake, database: Database) -> bool:
     there = [
         (one.age, one.data) for one in profiles.find_profiles(database) if one.age is not None and one.data is not None
     ]
-    made_of = fingerprint_lake(lake)
-    return bool(there) and all(age < DAY and data.get("content") == made_of for age, data in there)
+    fingerprint = fingerprint_lake(lake)
+    return bool(there) and all(age < DAY and data.get("fingerprint") == fingerprint for age, data in there)
 
 
 def learn_profiles(
     spark: SparkSession,
     lake: Lake,
-    running: Iterable[Running] = (),
+    running: Iterable[RunningTasks] = (),
     latencies: Iterable[Latency] = (),
     *,
     queues: Sequence[str] = (),
@@ -158,7 +158,7 @@ def read_ended(rows: Iterable[Row]) -> list[Runs]:
     return [Runs(row.kind, row.bucket, row.ended, row.runs, row.seconds, row.squares) for row in rows]
 
 
-def read_running(rows: Iterable[Running]) -> list[Runs]:
+def read_running(rows: Iterable[RunningTasks]) -> list[Runs]:
     return [Runs(one.kind, one.bucket, False, one.tasks, one.seconds) for one in rows]
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from penstock.formatting import format_duration
 from penstock.pipeline.learn.wilson import wilson_interval
-from penstock.pipeline.report.formatting import format_duration
 from penstock.retry import Delays, Exponential, Fibonacci, Fixed, Progressive, Strategy, from_json
 
 MIN_RETRIES = 30  # with fewer, nothing is suggested
@@ -41,19 +41,22 @@ class Chance:
 
     @property
     def share(self) -> float:
+        """The share of the attempts that succeeded."""
         return self.successes / self.tries if self.tries else 0.0
 
     @property
     def interval(self) -> tuple[float, float]:
+        """The bounds between which the true share is with 95 % confidence."""
         return wilson_interval(self.successes, self.tries)
 
     def __add__(self, other: Chance) -> Chance:
         return Chance(self.tries + other.tries, self.successes + other.successes, self.seconds + other.seconds)
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the figures as JSON."""
         least, most = self.interval
-        told = {"tries": self.tries, "successes": self.successes, "share": self.share, "surely_between": [least, most]}
-        return told | {"run_seconds": self.seconds}
+        facts = {"tries": self.tries, "successes": self.successes, "share": self.share, "surely_between": [least, most]}
+        return facts | {"run_seconds": self.seconds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +85,10 @@ class Chances:
     def at(self, age: float) -> Chance | None:
         """Returns the chance at an age. None: no task was that young when it was retried. Ages above the oldest bucket
         have its chance."""
-        place = self.place(age)
-        return self.of[place] if place >= 0 else None
+        index = self.find_index(age)
+        return self.of[index] if index >= 0 else None
 
-    def place(self, age: float) -> int:
+    def find_index(self, age: float) -> int:
         """Returns the index of the bucket of an age; -1: it is below the first bucket."""
         return bisect_right(self.ages, age) - 1
 
@@ -122,6 +125,7 @@ class Prospect:
     known: bool  # attempts were seen at every age at which the plan retries
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the plan and its figures as JSON."""
         return {
             "code": format_code(self.plan.strategy),
             "strategy": self.plan.strategy.to_json(),
@@ -143,7 +147,7 @@ def predict(plan: RetryPlan, chances: Chances) -> Prospect:
         chance = chances.at(age)
         known = known and chance is not None and age < chances.end
         share, mean = (0.0, 0.0) if chance is None else (chance.share, chance.seconds / chance.tries)
-        fates[chances.place(age)] = share
+        fates[chances.find_index(age)] = share
         retries += failing
         recovered += failing * share
         until += failing * share * age
@@ -165,8 +169,9 @@ class Advice:
     said: str
 
     def to_json(self) -> dict[str, Any]:
-        told = {"present": self.present, "suggested": self.suggested}
-        return {name: None if one is None else one.to_json() for name, one in told.items()} | {"said": self.said}
+        """Returns both plans and the advice as JSON."""
+        facts = {"present": self.present, "suggested": self.suggested}
+        return {name: None if one is None else one.to_json() for name, one in facts.items()} | {"said": self.said}
 
 
 def advise(chances: Chances, present: RetryPlan | None) -> Advice:

@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from penstock.formatting import format_count, format_duration
 from penstock.pipeline.lake.schemas import AGES, URGENCIES
 from penstock.pipeline.learn.wilson import wilson_interval
 from penstock.pipeline.report.figures import MAX_ATTEMPTS, Breach, Figures, PointFigures, QueueFigures, TryFigures
-from penstock.pipeline.report.formatting import (
-    format_count,
-    format_duration,
-    format_hours,
-    format_minute,
-    format_second,
-)
+from penstock.pipeline.report.formatting import format_hours, format_minute, format_second
 from penstock.pipeline.report.svg import (
     ChartBar,
     Plot,
@@ -72,8 +67,8 @@ def make_sheet(spells: Sequence[PointFigures], **columns: Sequence[str]) -> Shee
     """Returns a table with a row for every point that has figures."""
     names = ("time", *(name.replace("_", " ") for name in columns))
     lines = enumerate(zip(spells, *columns.values(), strict=True))
-    told = ((n, (format_minute(spell.at), *cells)) for n, (spell, *cells) in lines)
-    return Sheet(names, tuple((n, cells) for n, cells in told if any(cell not in ("–", "0") for cell in cells[1:])))
+    rows = ((n, (format_minute(spell.at), *cells)) for n, (spell, *cells) in lines)
+    return Sheet(names, tuple((n, cells) for n, cells in rows if any(cell not in ("–", "0") for cell in cells[1:])))
 
 
 def chart_waits(one: QueueFigures, figures: Figures) -> Chart:
@@ -266,8 +261,8 @@ def chart_errors(one: QueueFigures) -> Chart:
         )
         for each in one.errors
     ]
-    told = sum(each.seconds for each in one.errors)
-    about = f"Runs that ended with one of these took {format_hours(told)}."
+    seconds = sum(each.seconds for each in one.errors)
+    about = f"Runs that ended with one of these took {format_hours(seconds)}."
     lines = tuple(
         (
             n,

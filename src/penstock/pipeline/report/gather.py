@@ -90,7 +90,7 @@ class LakeReader:
             if name not in known:
                 near = get_close_matches(name, sorted(one for one in known if one), 1)
                 hint = f"Did you mean {near[0]}?" if near else "It never had a task, or the lake is older than it."
-                raise NotFound(f"queue: there is nothing of {shown(name)} in the lake", hint=hint)
+                raise NotFound(f"queue: the lake has no data of queue {shown(name)}", hint=hint)
 
     def _table(self, name: str, moment: str | None = None) -> DataFrame:
         """Reads a table. Without `moment`, it is limited by whole days."""
@@ -137,6 +137,7 @@ class LakeReader:
     # --- over time ----------------------------------------------------------------------------------------------------
 
     def _spells(self, width: int) -> list[Any]:
+        """Reads the sums and peaks of each period of `width` seconds."""
         judged = f.when(f.col(URGENCIES[0]).isNotNull(), f.col("samples"))
         shares = [(f.sum(f.col(name) * judged) / f.sum(judged)).alias(name) for name in URGENCIES]
         return (
@@ -214,17 +215,19 @@ class LakeReader:
 
     def _attempts(self) -> list[Any]:
         at = f.least("attempt", f.lit(MAX_ATTEMPTS))
-        return self._added(KINDS.name, at, judged=f.col("done") + f.col("failed") + f.col("dead"), good=f.col("done"))
+        return self._sum_table(
+            KINDS.name, at, judged=f.col("done") + f.col("failed") + f.col("dead"), good=f.col("done")
+        )
 
     def _ages(self) -> list[Any]:
         """Reads retries by age. First attempts say nothing about when to retry."""
         frame = self._table(CHANCES.name).where(f.col("attempt") > 1)
-        return self._summed(frame, f.col("age_bucket_s"), f.col("tries"), f.col("successes"))
+        return self._sum_runs(frame, f.col("age_bucket_s"), f.col("tries"), f.col("successes"))
 
-    def _added(self, table: str, at: Column, *, judged: Column, good: Column) -> list[Any]:
-        return self._summed(self._table(table), at, judged, good)
+    def _sum_table(self, table: str, at: Column, *, judged: Column, good: Column) -> list[Any]:
+        return self._sum_runs(self._table(table), at, judged, good)
 
-    def _summed(self, frame: DataFrame, at: Column, judged: Column, good: Column) -> list[Any]:
+    def _sum_runs(self, frame: DataFrame, at: Column, judged: Column, good: Column) -> list[Any]:
         return (
             frame.groupBy("queue", at.alias("at"))
             .agg(f.sum(judged).alias("runs"), f.sum(good).alias("successes"), f.sum("run_s_total").alias("seconds"))
@@ -250,13 +253,13 @@ class LakeReader:
 
     def _kinds(self) -> list[Any]:
         quantiles = f.percentile("run_s", f.array(f.lit(0.5), f.lit(0.95))).alias("quantiles")
-        told = self.attempts.groupBy("queue", "kind").agg(
+        totals = self.attempts.groupBy("queue", "kind").agg(
             f.count("*").alias("runs"),
             quantiles,
             f.max("run_s").alias("longest"),
             f.sum("run_s").alias("seconds"),
         )
-        spread = told.select(
+        spread = totals.select(
             "queue",
             "kind",
             "runs",
@@ -277,10 +280,10 @@ def keep_first(frame: DataFrame, by: str) -> DataFrame:
     """Keeps the rows of each queue with the highest values of a column, the highest first."""
     order = Window.partitionBy("queue").orderBy(f.col(by).desc(), f.col(frame.columns[1]))
     return (
-        frame.withColumn("place", f.row_number().over(order))
-        .where(f.col("place") <= MAX_ROWS)
-        .orderBy("queue", "place")
-        .drop("place")
+        frame.withColumn("rank", f.row_number().over(order))
+        .where(f.col("rank") <= MAX_ROWS)
+        .orderBy("queue", "rank")
+        .drop("rank")
     )
 
 
@@ -314,16 +317,16 @@ def join_points(moments: Iterable[int], spells: Iterable[Any], waits: Iterable[A
 
 def summarize(sums: Any, starts: Any) -> QueueSummary:
     """Returns the summary of a queue. `starts` is None if no task was claimed yet."""
-    told = QueueSummary(
+    summary = QueueSummary(
         kept=sums.kept or 0,
         late=sums.late or 0,
         worker_seconds=sums.worker_seconds,
         slas=None if sums.most is None else (sums.least, sums.most),
     )
     if starts is None:
-        return told
+        return summary
     return replace(
-        told,
+        summary,
         attempts=starts.attempts,
         worst_wait=starts.worst_wait or 0.0,
         worst_late_by=starts.worst_late_by or 0.0,

@@ -11,18 +11,12 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 
+from penstock.formatting import format_count, format_duration, format_percent
 from penstock.pipeline.report.charts import Chart, make_charts
 from penstock.pipeline.report.figures import Figures, QueueFigures, QueueSummary
-from penstock.pipeline.report.formatting import (
-    format_count,
-    format_duration,
-    format_floor,
-    format_hours,
-    format_minute,
-    format_percent,
-)
+from penstock.pipeline.report.formatting import format_floor, format_hours, format_minute
 from penstock.pipeline.report.svg import render_sheet
-from penstock.scaler.judge.chart import plain
+from penstock.scaler.judge.chart import escape_text
 
 MAX_QUEUES = 20  # with charts; the others have a card only
 UNIT = re.compile(r"(\d) (ms|s|min|h|d|%)(?!\w)")
@@ -68,7 +62,7 @@ def render_header(figures: Figures) -> str:
         asked = f" of {', '.join(figures.scope)}" if figures.scope else ""
         return (
             "<header><h1>There is nothing to report yet</h1>"
-            f"<p>The lake holds no minute{plain(asked)} in which anything happened or was looked at. "
+            f"<p>The lake holds no minute{escape_text(asked)} in which anything happened or was looked at. "
             "When tasks have run, <code>penstock pipeline run</code> makes this page anew.</p></header>"
         )
     period = f"{format_minute(figures.begins)} to {format_minute(figures.ends)}"
@@ -92,7 +86,7 @@ def state_verdict(queues: Sequence[QueueFigures]) -> str:
     late = sum(one.summary.late for one in broken)
     names = ", ".join(one.queue for one in broken[:3]) + (" and others" if len(broken) > 3 else "")
     kept = f"; {len(promised) - len(broken)} of {len(promised)} queues kept it" if len(promised) > 1 else ""
-    return f"Not always. {late:,} of {started:,} starts were late ({format_percent(late, started)}), in {names}{kept}."
+    return f"Not always. {late:,} of {started:,} starts were late ({format_percent(late / started)}), in {names}{kept}."
 
 
 def render_main(figures: Figures) -> Iterator[str]:
@@ -103,16 +97,16 @@ def render_main(figures: Figures) -> Iterator[str]:
         yield render_section(n, one, figures)
     left = len(figures.queues) - MAX_QUEUES
     if left > 0:
-        yield f'<p class="none">{left} more queues have no pictures here; ask for them with --queues.</p>'
+        yield f'<p class="none">{left} more queues have no charts here; ask for them with --queues.</p>'
 
 
 def render_card(n: int, one: QueueFigures, figures: Figures) -> str:
-    told = one.summary
-    tone = "broken" if told.late else "kept" if told.kept else "unpromised"
-    name = f'<a href="#q{n}">{plain(one.queue)}</a>' if n < MAX_QUEUES else plain(one.queue)
-    said = "".join(f"<p>{keep_units(text)}</p>" for text in (describe_lateness(one), describe_cost(told)) if text)
-    answers = render_answer("promise-kept", *describe_promise(told)) + render_answer(
-        "paid", *describe_price(told, figures)
+    summary = one.summary
+    tone = "broken" if summary.late else "kept" if summary.kept else "unpromised"
+    name = f'<a href="#q{n}">{escape_text(one.queue)}</a>' if n < MAX_QUEUES else escape_text(one.queue)
+    said = "".join(f"<p>{keep_units(text)}</p>" for text in (describe_lateness(one), describe_cost(summary)) if text)
+    answers = render_answer("promise-kept", *describe_promise(summary)) + render_answer(
+        "paid", *describe_price(summary, figures)
     )
     return f'<article class="card {tone}"><h2>{name}</h2><div class="answers">{answers}</div>{said}</article>'
 
@@ -121,54 +115,54 @@ def render_answer(kind: str, big: str, beside: str) -> str:
     return f'<div><span class="big {kind}">{keep_units(big)}</span>{keep_units(beside)}</div>'
 
 
-def describe_promise(told: QueueSummary) -> tuple[str, str]:
-    if told.kept + told.late and told.slas is not None:
-        least, most = told.slas
+def describe_promise(summary: QueueSummary) -> tuple[str, str]:
+    if summary.kept + summary.late and summary.slas is not None:
+        least, most = summary.slas
         promise = (
             format_duration(most)
             if least == most
             else f"{format_duration(least)} to {format_duration(most)}, as promised at the time"
         )
-        return format_floor(told.kept, told.kept + told.late), f"started within {promise}"
-    if told.wait_p95 is not None:
-        return format_duration(told.wait_p95), "within which 95 % were started; nothing was promised"
+        return format_floor(summary.kept, summary.kept + summary.late), f"started within {promise}"
+    if summary.wait_p95 is not None:
+        return format_duration(summary.wait_p95), "within which 95 % were started; nothing was promised"
     return "–", "nothing was started"
 
 
-def describe_price(told: QueueSummary, figures: Figures) -> tuple[str, str]:
-    if told.worker_seconds is None:
-        return format_hours(told.run_seconds), "of work; no sample says how many workers there were"
-    average = told.worker_seconds / (figures.ends - figures.begins)
-    return format_hours(told.worker_seconds), f"of workers, {average:.1f} on average"
+def describe_price(summary: QueueSummary, figures: Figures) -> tuple[str, str]:
+    if summary.worker_seconds is None:
+        return format_hours(summary.run_seconds), "of work; no sample says how many workers there were"
+    average = summary.worker_seconds / (figures.ends - figures.begins)
+    return format_hours(summary.worker_seconds), f"of workers, {average:.1f} on average"
 
 
 def describe_lateness(one: QueueFigures) -> str:
-    told = one.summary
-    if not told.kept + told.late:
+    summary = one.summary
+    if not summary.kept + summary.late:
         return ""
-    if not told.late:
-        return f"None of {told.kept:,} starts was late; the longest wait was {format_duration(told.worst_wait)}."
+    if not summary.late:
+        return f"None of {summary.kept:,} starts was late; the longest wait was {format_duration(summary.worst_wait)}."
     alone = one.all_breaches == 1
     spans = (
         f", in {'one breach' if alone else f'{one.all_breaches:,} breaches'} of {format_duration(one.breach_seconds)}"
     )
     spans += "" if alone else " together"
-    late = f"{told.late:,} of {told.kept + told.late:,} starts were late"
-    late += f", the worst by {format_duration(told.worst_late_by)}"
+    late = f"{summary.late:,} of {summary.kept + summary.late:,} starts were late"
+    late += f", the worst by {format_duration(summary.worst_late_by)}"
     return late + (spans if one.all_breaches else "") + "."
 
 
-def describe_cost(told: QueueSummary) -> str:
-    if not told.attempts:
+def describe_cost(summary: QueueSummary) -> str:
+    if not summary.attempts:
         return ""
-    ran = f"{format_count(told.attempts, 'attempt')} ran for {format_hours(told.run_seconds)}"
-    ran += f", {format_hours(told.failed_seconds)} of that in vain" if told.failed_seconds else ""
-    return f"{ran}. {told.done:,} done, {told.dead:,} dead."
+    ran = f"{format_count(summary.attempts, 'attempt')} ran for {format_hours(summary.run_seconds)}"
+    ran += f", {format_hours(summary.failed_seconds)} of that in vain" if summary.failed_seconds else ""
+    return f"{ran}. {summary.done:,} done, {summary.dead:,} dead."
 
 
 def keep_units(text: str) -> str:
     """Escapes a text, and keeps each number on one line with its unit."""
-    return UNIT.sub(r"\1&nbsp;\2", plain(text))
+    return UNIT.sub(r"\1&nbsp;\2", escape_text(text))
 
 
 def render_footer(figures: Figures) -> str:
@@ -177,7 +171,7 @@ def render_footer(figures: Figures) -> str:
         return f"<footer><p>{made}</p></footer>"
     point = format_duration(figures.width)
     return (
-        f"<footer><p>{made} A point of a picture stands for {point}. Waits are those of attempts, from due to start, "
+        f"<footer><p>{made} A point of a chart stands for {point}. Waits are those of attempts, from due to start, "
         "exact quantiles. Arrivals, backlog, ages, workers and urgency are from samples, one every ten seconds; a "
         "worker that serves several queues counts for each. Errors are added up by what is left of their text without "
         "numbers, names and moments; a task that fails with one on two days counts twice.</p></footer>"
@@ -188,18 +182,18 @@ def render_footer(figures: Figures) -> str:
 
 
 def render_section(n: int, one: QueueFigures, figures: Figures) -> str:
-    drawn = "".join(render_figure(n, picture) for picture in make_charts(one, figures))
+    drawn = "".join(render_figure(n, chart) for chart in make_charts(one, figures))
     return (
-        f'<section id="q{n}" aria-label="{plain(one.queue)}"><h2>{plain(one.queue)}</h2>'
+        f'<section id="q{n}" aria-label="{escape_text(one.queue)}"><h2>{escape_text(one.queue)}</h2>'
         f'<div class="pictures">{drawn}</div></section>'
     )
 
 
-def render_figure(n: int, picture: Chart) -> str:
-    label = f"q{n}-{picture.key}"
-    inside = picture.drawn or '<p class="none">Nothing to see.</p>'
-    tables = "".join(render_sheet(sheet, said) for said, sheet in picture.sheets) if picture.drawn else ""
+def render_figure(n: int, chart: Chart) -> str:
+    label = f"q{n}-{chart.key}"
+    inside = chart.drawn or '<p class="none">Nothing to see.</p>'
+    tables = "".join(render_sheet(sheet, said) for said, sheet in chart.sheets) if chart.drawn else ""
     return (
-        f'<figure id="{label}" data-picture="{picture.key}"><figcaption><h3>{plain(picture.title)}</h3>'
-        f"<p>{keep_units(picture.about)}</p></figcaption>{inside}{tables}</figure>"
+        f'<figure id="{label}" data-picture="{chart.key}"><figcaption><h3>{escape_text(chart.title)}</h3>'
+        f"<p>{keep_units(chart.about)}</p></figcaption>{inside}{tables}</figure>"
     )

@@ -38,6 +38,7 @@ class Report:
         return state_verdict(self.figures.queues) if self.figures.queues else "There is nothing to report yet."
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the path, the verdict and the summary of each queue as JSON."""
         queues = {one.queue: {**asdict(one.summary), "breaches": one.all_breaches} for one in self.figures.queues}
         return {"path": str(self.path), "bytes": self.bytes, "verdict": self.verdict, "queues": queues}
 
@@ -51,7 +52,7 @@ def make_report(
     queues: Sequence[str] = (),
 ) -> Report:
     """Renders the report of a lake. By default it is written next to the lake's tables."""
-    path = check_path(lake.place / PAGE_NAME if out is None else Path(out).expanduser())
+    path = check_path(lake.directory / PAGE_NAME if out is None else Path(out).expanduser())
     figures = gather_figures(spark, lake, since=since, queues=queues, made=time.time())
     whole = out is None and since is None and not queues
     return Report(path, write_page(path, render_page(figures, fingerprint_lake(lake) if whole else "")), figures)
@@ -60,7 +61,7 @@ def make_report(
 def up_to_date(lake: Lake) -> bool:
     """Returns whether the report of the whole lake exists and was made of what the lake holds now."""
     try:
-        with (lake.place / PAGE_NAME).open("rb") as file:
+        with (lake.directory / PAGE_NAME).open("rb") as file:
             return fingerprint_lake(lake).encode() in file.read(HEAD_BYTES)
     except OSError:
         return False

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 
-from penstock.pipeline.report.formatting import UNITS, format_duration
-from penstock.scaler.judge.chart import Axis, number, plain, ticks, upwards
+from penstock.formatting import UNITS, format_duration
+from penstock.scaler.judge.chart import Axis, escape_text, format_axis_value, list_multiples, list_round_values
 
 WIDE, HIGH = 1000.0, 200.0  # of a plot, in units of its SVG
 MAX_MARKS = 5  # on the time axis: as many as fit on a phone
@@ -78,8 +78,8 @@ def draw_plot(plot: Plot, begins: float, ends: float, about: str) -> str:
     count = max((len(one.values) for one in plot.series), default=0)
     inside = "".join([*draw_grid(up, plot.marks), *draw_series(plot, up), *draw_strip(plot.spans)])
     return (
-        f'<div class="plot" data-count="{count}" tabindex="0" role="img" aria-label="{plain(about)}">'
-        f'<p class="axis-name">{plain(plot.name)}{draw_legend(plot)}</p>'
+        f'<div class="plot" data-count="{count}" tabindex="0" role="img" aria-label="{escape_text(about)}">'
+        f'<p class="axis-name">{escape_text(plot.name)}{draw_legend(plot)}</p>'
         f'<div class="ys" aria-hidden="true">{"".join(label_values(up, plot.marks))}</div>'
         f'<svg viewBox="0 0 {WIDE:g} {HIGH:g}" preserveAspectRatio="none" aria-hidden="true">{inside}</svg>'
         f'<div class="cursor" hidden></div>'
@@ -90,7 +90,7 @@ def draw_plot(plot: Plot, begins: float, ends: float, about: str) -> str:
 def draw_legend(plot: Plot) -> str:
     if len(plot.series) < 2:
         return ""
-    return "".join(f' <span class="key {one.kind}">{plain(one.name)}</span>' for one in plot.series)
+    return "".join(f' <span class="key {one.kind}">{escape_text(one.name)}</span>' for one in plot.series)
 
 
 def draw_grid(up: Axis, marks: Marks) -> Iterator[str]:
@@ -100,7 +100,7 @@ def draw_grid(up: Axis, marks: Marks) -> Iterator[str]:
 
 def label_values(up: Axis, marks: Marks) -> Iterator[str]:
     for value, said in marks:
-        yield f'<span style="top:{100 * up(value) / HIGH:.1f}%">{plain(said)}</span>'
+        yield f'<span style="top:{100 * up(value) / HIGH:.1f}%">{escape_text(said)}</span>'
 
 
 def draw_series(plot: Plot, up: Axis) -> Iterator[str]:
@@ -164,9 +164,9 @@ def draw_strip(spans: Iterable[tuple[float, float]]) -> Iterator[str]:
 
 def label_times(begins: float, ends: float) -> Iterator[str]:
     for moment, said in choose_times(begins, ends):
-        place = 100 * (moment - begins) / (ends - begins)
-        edge = "first" if place < 6 else "last" if place > 94 else ""
-        yield f'<span class="{edge}" style="left:{place:.2f}%">{said}</span>'
+        left = 100 * (moment - begins) / (ends - begins)
+        edge = "first" if left < 6 else "last" if left > 94 else ""
+        yield f'<span class="{edge}" style="left:{left:.2f}%">{said}</span>'
 
 
 def choose_times(begins: float, ends: float) -> list[tuple[float, str]]:
@@ -174,7 +174,7 @@ def choose_times(begins: float, ends: float) -> list[tuple[float, str]]:
     span = ends - begins
     days = 86_400 * math.ceil(span / 86_400 / MAX_MARKS)
     step = next((one for one in STEPS if one * MAX_MARKS >= span), days)
-    return [(at, format_time(at)) for at in ticks(begins, ends, step)]
+    return [(at, format_time(at)) for at in list_multiples(begins, ends, step)]
 
 
 def format_time(at: float) -> str:
@@ -186,7 +186,7 @@ def format_time(at: float) -> str:
 
 
 def make_count_axis(most: float) -> tuple[tuple[float, str], ...]:
-    return tuple((one, number(one)) for one in upwards(most))
+    return tuple((one, format_axis_value(one)) for one in list_round_values(most))
 
 
 def make_percent_axis() -> tuple[tuple[float, str], ...]:
@@ -200,7 +200,7 @@ def make_duration_axis(
     scale is compressed upwards, so that both can be seen."""
     if promise is None or most <= MAX_LINEAR * promise:
         unit, size = next(((name, size) for name, size in UNITS if most >= 2 * size), ("s", 1.0))
-        return tuple((one * size, f"{number(one)} {unit}") for one in upwards(most / size)), float
+        return tuple((one * size, f"{format_axis_value(one)} {unit}") for one in list_round_values(most / size)), float
     near = promise / 2
 
     def bent(value: float) -> float:
@@ -221,7 +221,7 @@ def make_duration_axis(
 
 def draw_bars(bars: Sequence[ChartBar], about: str) -> str:
     rows = "".join(draw_bar(n, one) for n, one in enumerate(bars))
-    return f'<ul class="bars" aria-label="{plain(about)}">{rows}</ul>'
+    return f'<ul class="bars" aria-label="{escape_text(about)}">{rows}</ul>'
 
 
 def draw_bar(n: int, bar: ChartBar) -> str:
@@ -232,21 +232,21 @@ def draw_bar(n: int, bar: ChartBar) -> str:
             f'<rect class="doubt" x="{WIDE * bar.least:.1f}" width="{max(1.0, WIDE * (bar.most - bar.least)):.1f}"'
             f' y="4" height="2"/>'
         )
-    note = f"<small>{plain(bar.note)}</small>" if bar.note else ""
+    note = f"<small>{escape_text(bar.note)}</small>" if bar.note else ""
     return (
-        f'<li data-n="{n}"><span class="name">{plain(bar.name)}{note}</span>'
+        f'<li data-n="{n}"><span class="name">{escape_text(bar.name)}{note}</span>'
         f'<svg viewBox="0 0 {WIDE:g} 10" preserveAspectRatio="none" aria-hidden="true">{drawn}</svg>'
-        f'<span class="said">{plain(bar.said)}</span></li>'
+        f'<span class="said">{escape_text(bar.said)}</span></li>'
     )
 
 
 def render_sheet(sheet: Sheet, said: str) -> str:
-    head = "".join(f'<th scope="col">{plain(one)}</th>' for one in sheet.columns)
+    head = "".join(f'<th scope="col">{escape_text(one)}</th>' for one in sheet.columns)
     body = "".join(
-        f'<tr data-n="{n}">{"".join(f"<td>{plain(one)}</td>" for one in cells)}</tr>' for n, cells in sheet.rows
+        f'<tr data-n="{n}">{"".join(f"<td>{escape_text(one)}</td>" for one in cells)}</tr>' for n, cells in sheet.rows
     )
     return (
-        f"<details><summary>{plain(said)}</summary>"
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{plain(said)}">'
+        f"<details><summary>{escape_text(said)}</summary>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape_text(said)}">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></details>"
     )

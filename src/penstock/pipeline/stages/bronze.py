@@ -24,7 +24,9 @@ PARTITIONS = 8
 def bronze(work: Work) -> dict[str, int]:
     """Adds what is new. Upkeep keeps the rows in PostgreSQL until they are in the lake."""
     state = work.lake.state
-    history.note_reader(work.database, state.reader, state.passed or history.horizon(work.database)._replace(xid=0))
+    history.note_reader(
+        work.database, state.reader, state.passed or history.read_horizon(work.database)._replace(xid=0)
+    )
     now = history.note_horizon(work.database)
     window = Window(state.passed or now._replace(xid=0), now)
     found = {HISTORY.name: stage_history(work, window), SAMPLE.name: stage_samples(work, window)}
@@ -38,7 +40,7 @@ def bronze(work: Work) -> dict[str, int]:
 
 
 def stage_history(work: Work, window: Window) -> dict[str, tuple[File, ...]]:
-    if not history.written(work.database, window.start, window.end):
+    if not history.was_written(work.database, window.start, window.end):
         return {}
     work.tell(f"transactions {window.start.xid:,} to {window.end.xid:,}")
     scope = work.lake.state.scope

@@ -32,7 +32,7 @@ from penstock.pipeline.lake.schemas import (
     THRESHOLDS,
     URGENCIES,
 )
-from penstock.pipeline.lake.state import State
+from penstock.pipeline.lake.state import LakeState
 from penstock.pipeline.stages.bronze import count_rows
 from penstock.pipeline.stages.silver import describe_days
 from penstock.pipeline.work import Work
@@ -94,14 +94,14 @@ def forget_days(work: Work) -> None:
         )
 
 
-def list_days(state: State) -> list[str]:
+def list_days(state: LakeState) -> list[str]:
     """Returns all days from the first one of which the lake has rows."""
     own = {*state.days(HISTORY.name), *state.days(SAMPLE.name)}
     first = min(own, default="")
     return sorted(own | {day for days in state.reach.values() for day in days if day >= first})
 
 
-def find_feeders(state: State, day: str) -> set[str]:
+def find_feeders(state: LakeState, day: str) -> set[str]:
     """Returns the days of silver whose attempts concern a day."""
     return {one for one, days in state.reach.items() if day in days}
 
@@ -110,12 +110,12 @@ def shift_day(day: str, by: int) -> str:
     return (date.fromisoformat(day) + timedelta(days=by)).isoformat()
 
 
-def find_earlier(state: State, day: str) -> set[str]:
+def find_earlier(state: LakeState, day: str) -> set[str]:
     first = shift_day(day, -LOOKBACK_DAYS)
     return {one for one in state.days(ATTEMPTS.name) if first <= one <= day}
 
 
-def sign_day(state: State, day: str) -> str:
+def sign_day(state: LakeState, day: str) -> str:
     return make_signature(
         *(table.version for table in BY_DAY),
         list_paths(state, ATTEMPTS.name, find_feeders(state, day)),

@@ -41,7 +41,7 @@ class RepairedDays:
 
 def rebase(work: Work) -> dict[str, int]:
     """Makes the lake equal to what its database has, or had before it dropped a day. The lake continues from there."""
-    state, here = work.lake.state, history.horizon(work.database)
+    state, here = work.lake.state, history.read_horizon(work.database)
     elsewhere = (state.system, state.database) != here[:2]
     known = history.find_reader(work.database, state.reader)
     if known is None:

@@ -25,7 +25,7 @@ MAX_SHOWN = 20  # differences of one kind
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two numbers that should be equal. `where` is what does not agree: books, samples, history or lake."""
+    """Two numbers that should be equal. `where` is what does not agree: counters, samples, history or lake."""
 
     where: str
     queue: str
@@ -43,9 +43,11 @@ class Reconciled:
 
     @property
     def ok(self) -> bool:
+        """Whether nothing differs."""
         return not self.differences
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
+        """Returns the result as JSON."""
         differences = [asdict(one) for one in self.differences]
         return {"ok": self.ok, "compared": dict(self.compared), "differences": differences}
 
@@ -53,7 +55,7 @@ class Reconciled:
 def reconcile(work: Work) -> Reconciled:
     """Compares everything. The lake is compared with history up to the lake's horizon, so workers may go on
     meanwhile."""
-    work.tell("the queue's books")
+    work.tell("the queue's counters")
     status = [one for one in queues.status(work.database) if in_scope(work, one.queue)]
     found = [*check_counters(work, status)]
     work.tell("samples")
@@ -86,10 +88,10 @@ def check_counters(work: Work, status: list[QueueStatus]) -> Iterator[Difference
     for one in status:
         there = one.planned + one.pending + one.active + one.done + one.dead + one.cancelled + one.totals["removed"]
         if there != one.totals["pushed"]:
-            yield Difference("books", one.queue, "pushed", one.totals["pushed"], there)
+            yield Difference("counters", one.queue, "pushed", one.totals["pushed"], there)
     for finding in queues.verify(work.database).findings:
         if in_scope(work, finding.queue) and finding.what != "balance: pushed":
-            yield Difference("books", finding.queue, finding.what, finding.expected, finding.found)
+            yield Difference("counters", finding.queue, finding.what, finding.expected, finding.found)
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------
@@ -124,7 +126,7 @@ def total_column(name: str) -> Column:
 
 def find_shrunk(rows: DataFrame) -> Iterator[Difference]:
     before = Window.partitionBy("queue_id").orderBy("at")
-    told = f.array(
+    totals = f.array(
         *(
             f.struct(
                 f.lit(name).alias("what"),
@@ -134,7 +136,7 @@ def find_shrunk(rows: DataFrame) -> Iterator[Difference]:
             for name in TOTALS
         )
     )
-    found = rows.select("queue", "at", told.alias("told")).select("queue", "at", f.inline("told")).where("now < was")
+    found = rows.select("queue", "at", totals.alias("told")).select("queue", "at", f.inline("told")).where("now < was")
     for row in found.orderBy("queue", "at").limit(MAX_SHOWN).collect():
         yield Difference("samples", row.queue, f"{row.what} shrank at {format_moment(row['at'])}", row.was, row.now)
 
@@ -173,13 +175,13 @@ def count_history_rows(work: Work) -> Counter[tuple[date, int]]:
     if passed is None or began is None:
         return Counter()
     for _ in range(MAX_ROUNDS):
-        known = history.horizon(work.database).dropped
+        known = history.read_horizon(work.database).dropped
         gone = history.history_gone(work.database, began.dropped)
         rows = Counter(gone)
         for day in count_history(work.database, passed):
             for (queue, _outcome), count in day.rows.items():
                 rows[day.day, queue] += count
-        if history.horizon(work.database).dropped == known:
+        if history.read_horizon(work.database).dropped == known:
             return filter_counts(work, rows, since)
     raise Conflict("reconcile: days of history were dropped during each attempt", hint="Try again.")
 

@@ -38,8 +38,8 @@ def release(work: Work) -> list[Released]:
     state = work.lake.state
     if state.scope.queues or state.scope.since:
         raise Conflict(
-            "release: this lake is of some queues or some time only: it does not hold whole days",
-            hint="Release from a lake that was begun without --queues and --since.",
+            "release: no day can be released: this lake was begun with --queues or --since, and holds parts of days",
+            hint="Use a lake that was begun without --queues and --since.",
         )
     work.tell("history's days, row by row")
     there = [day for day in count_history(work.database, passed, thorough=True) if day.day < today and day.total]
@@ -52,7 +52,7 @@ def release(work: Work) -> list[Released]:
     ]
 
 
-def released(work: Work) -> dict[str, object]:
+def run_release(work: Work) -> dict[str, object]:
     """Releases days, and returns the result as a stage does."""
     days = release(work)
     return {
@@ -89,6 +89,6 @@ def hash_row() -> Column:
             return f.unix_micros(name)
         return f.coalesce(name, f.lit(NULL_MARK)) if name in nullable else f.col(name)
 
-    told = [said(name) for name in HISTORY.names if name not in ("xid", "queue")]
-    whole = f.concat_ws(SEPARATOR, *(one.cast("string") for one in told))
+    columns = [said(name) for name in HISTORY.names if name not in ("xid", "queue")]
+    whole = f.concat_ws(SEPARATOR, *(one.cast("string") for one in columns))
     return f.conv(f.substring(f.md5(whole), 1, 15), 16, 10).cast("decimal(20,0)")

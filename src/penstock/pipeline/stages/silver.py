@@ -205,10 +205,10 @@ def find_reach(work: Work, kept: dict[str, tuple[File, ...]], days: Sequence[str
     """Returns for each day the days that its attempts concern: when they were finished, claimed and pushed."""
     files = [file for some in kept.values() for file in some]
     first = (f.col("iteration") == 0) & (f.col("attempt") == 1)
-    told = f.array(f.col(DAY), f.to_date("claimed_at"), f.when(first, f.to_date("created")))
+    concerned = f.array(f.col(DAY), f.to_date("claimed_at"), f.when(first, f.to_date("created")))
     rows = (
         work.lake.frame(work.spark, ATTEMPTS, files)
-        .select(DAY, f.explode(f.array_distinct(told)).alias("of"))
+        .select(DAY, f.explode(f.array_distinct(concerned)).alias("of"))
         .where("of is not null")
         .distinct()
         .collect()  # days, not rows

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.scaler.judge.traces import Trace
-from penstock.scaler.policy.signals import LONGEST, MOST_WORKERS, check_number, check_whole
+from penstock.scaler.policy.signals import LONGEST, MAX_WORKERS, check_number, check_whole
 
 if TYPE_CHECKING:
     import numpy
@@ -59,11 +59,11 @@ class BoundTerms:
     def __post_init__(self) -> None:
         for name, least in (("sla", 0.0), ("start_latency", 0.0), ("step", 0.001)):
             check_number(name, getattr(self, name), least, LONGEST)
-        check_whole("min_workers", self.min_workers, 0, MOST_WORKERS)
-        check_whole("slots", self.slots, 1, MOST_WORKERS)
+        check_whole("min_workers", self.min_workers, 0, MAX_WORKERS)
+        check_whole("slots", self.slots, 1, MAX_WORKERS)
         if self.max_workers is None:
             return
-        check_whole("max_workers", self.max_workers, 1, MOST_WORKERS)
+        check_whole("max_workers", self.max_workers, 1, MAX_WORKERS)
         if self.min_workers > self.max_workers:
             raise ConfigError(f"min_workers: {self.min_workers} is more than max_workers, {self.max_workers}")
 

@@ -19,7 +19,7 @@ PANEL, GAP = 96.0, 36.0
 MAX_POINTS = 800  # of a curve
 LETTER, LINE = 6.8, 14.0  # approximate width and height of a letter
 MAX_TITLE = 48  # letters of a line
-OURS = "deadline"
+OUR_POLICY = "deadline"
 
 STYLE = """
 .paper { fill: #ffffff } .ink { fill: #1f2328 } .soft { fill: #59636e } .grid { stroke: #d8dee4 }
@@ -61,16 +61,16 @@ class Axis:
         return self.begin + (self.end - self.begin) * min(1.0, max(0.0, share))
 
 
-def document(title: str, about: str, height: float, parts: Iterable[str]) -> str:
+def make_document(title: str, about: str, height: float, parts: Iterable[str]) -> str:
     """Returns an SVG document. Screen readers read its `title` and `desc`."""
     first, *rest = wrap_text(title, MAX_TITLE)
-    lines = [shorten(first, MAX_TITLE), *([shorten(" ".join(map(str.strip, rest)), MAX_TITLE)] if rest else [])]
-    head = "\n".join(words(14, 24 + 18 * n, one, "ink title") for n, one in enumerate(lines))
+    lines = [cut_text(first, MAX_TITLE), *([cut_text(" ".join(map(str.strip, rest)), MAX_TITLE)] if rest else [])]
+    head = "\n".join(draw_text(14, 24 + 18 * n, one, "ink title") for n, one in enumerate(lines))
     down, inside = 18 * (len(lines) - 1), "\n".join(parts)
     return f"""<svg xmlns="http://www.w3.org/2000/svg" class="penstock" role="img"\
  viewBox="0 0 {WIDTH:g} {height + down:g}" style="width: 100%; max-width: 960px; height: auto">
-<title>{plain(title)}</title>
-<desc>{plain(about)}</desc>
+<title>{escape_text(title)}</title>
+<desc>{escape_text(about)}</desc>
 <style>{STYLE}</style>
 <rect class="paper" width="{WIDTH:g}" height="{height + down:g}"/>
 {head}
@@ -81,25 +81,25 @@ def document(title: str, about: str, height: float, parts: Iterable[str]) -> str
 """
 
 
-def plain(text: str) -> str:
+def escape_text(text: str) -> str:
     """Escapes a text for XML, and replaces control characters, which XML cannot represent."""
     return escape("".join(one if one.isprintable() else "\ufffd" for one in text))
 
 
-def shorten(text: str, most: int) -> str:
+def cut_text(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def words(x: float, y: float, text: str, kind: str = "soft", anchor: str = "start") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{plain(text)}</text>'
+def draw_text(x: float, y: float, text: str, kind: str = "soft", anchor: str = "start") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape_text(text)}</text>'
 
 
-def stroke(begin: tuple[float, float], end: tuple[float, float], kind: str) -> str:
+def draw_line(begin: tuple[float, float], end: tuple[float, float], kind: str) -> str:
     (x1, y1), (x2, y2) = begin, end
     return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def path(points: Points, kind: str) -> str:
+def draw_path(points: Points, kind: str) -> str:
     return f'<path class="{kind}" d="M {" L ".join(f"{x:.1f} {y:.1f}" for x, y in points)}"/>'
 
 
@@ -119,31 +119,31 @@ def round_step(span: float, most: int) -> float:
     return next(power * one for one in (1, 2, 5, 10) if power * one >= least * (1 - 1e-9))
 
 
-def ticks(low: float, high: float, step: float) -> list[float]:
+def list_multiples(low: float, high: float, step: float) -> list[float]:
     """Returns the multiples of the step from low to high."""
     return [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def upwards(most: float, count: int = 3) -> list[float]:
+def list_round_values(most: float, count: int = 3) -> list[float]:
     """Returns round numbers from 0 to the first one that is not below the largest value."""
     step = round_step(max(most, 1e-9), count)
-    return ticks(0.0, math.ceil(most / step - 1e-9) * step, step) if most > 0 else [0.0, 1.0]
+    return list_multiples(0.0, math.ceil(most / step - 1e-9) * step, step) if most > 0 else [0.0, 1.0]
 
 
 TIMES = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
 UNITS = ((86_400, "d"), (1800, "h"), (60, "min"), (0, "s"))  # the step from which a unit is used
 
 
-def times(until: float, most: int = 8) -> list[tuple[float, str]]:
+def list_round_times(until: float, most: int = 8) -> list[tuple[float, str]]:
     """Returns round moments of a time axis, and their labels."""
     days = 86_400 * round_step(until / 86_400, most) if until else 1.0
     step = next((float(one) for one in TIMES if one * most >= until), days)
     unit = next(name for least, name in UNITS if step >= least)
     size = {"d": 86_400, "h": 3600, "min": 60, "s": 1}[unit]
-    return [(at, f"{at / size:g} {unit}") for at in ticks(0.0, until, step)]
+    return [(at, f"{at / size:g} {unit}") for at in list_multiples(0.0, until, step)]
 
 
-def number(value: float) -> str:
+def format_axis_value(value: float) -> str:
     """Formats a number for an axis."""
     if value >= 10_000:
         short = next((size, name) for size, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if value >= size)
@@ -178,20 +178,20 @@ class Panel:
         return max([*values, self.limit[0] if self.limit else 0.0], default=0.0)
 
 
-def timeline(result: Result, limits: Limits, title: str) -> str:
+def draw_timeline(result: Result, limits: Limits, title: str) -> str:
     """Draws the queue and the fleet over time, in panels one below the other."""
-    panels = [*panels_of(result, limits)]
+    panels = [*make_panels(result, limits)]
     until = max((one.at for one in result.moments), default=0.0)
     across = Axis(0.0, until, LEFT, RIGHT)
     parts = [part for n, one in enumerate(panels) for part in draw_panel(one, across, TOP + 22 + n * (PANEL + GAP))]
     bottom = TOP + 22 + len(panels) * (PANEL + GAP) - GAP
-    parts += [time_label(across(at), bottom + 16, label) for at, label in times(until)]
-    return document(title, describe(result, limits), bottom + 28, parts)
+    parts += [draw_time_label(across(at), bottom + 16, label) for at, label in list_round_times(until)]
+    return make_document(title, describe(result, limits), bottom + 28, parts)
 
 
-def time_label(x: float, y: float, label: str) -> str:
+def draw_time_label(x: float, y: float, label: str) -> str:
     """Draws a label below its moment, but within the edge of the chart."""
-    return words(min(x, WIDTH - 6 - LETTER * len(label) / 2), y, label, anchor="middle")
+    return draw_text(min(x, WIDTH - 6 - LETTER * len(label) / 2), y, label, anchor="middle")
 
 
 def describe(result: Result, limits: Limits) -> str:
@@ -202,7 +202,7 @@ def describe(result: Result, limits: Limits) -> str:
     )
 
 
-def panels_of(result: Result, limits: Limits) -> Iterator[Panel]:
+def make_panels(result: Result, limits: Limits) -> Iterator[Panel]:
     moments = result.moments
     yield Panel(
         "oldest waiting task, s",
@@ -219,44 +219,44 @@ def panels_of(result: Result, limits: Limits) -> Iterator[Panel]:
         ),
         (float(limits.max_workers), f"allowed: {limits.max_workers}") if near else None,
     )
-    yield Panel("arrivals per second", (Curve("", arrivals(moments), "blue"),))
+    yield Panel("arrivals per second", (Curve("", measure_arrivals(moments), "blue"),))
 
 
 def thin_out(moments: Sequence[Moment], value: Callable[[Moment], float]) -> Points:
     """Returns at most MAX_POINTS points: the largest value of each bucket, so that no peak is lost."""
-    return [(bucket[0].at, max(map(value, bucket))) for bucket in buckets(moments)]
+    return [(bucket[0].at, max(map(value, bucket))) for bucket in split_into_buckets(moments)]
 
 
-def arrivals(moments: Sequence[Moment]) -> Points:
+def measure_arrivals(moments: Sequence[Moment]) -> Points:
     """Returns the arrivals per second, on average over each bucket."""
-    edges = [*(bucket[0] for bucket in buckets(moments)), *moments[-1:]]
+    edges = [*(bucket[0] for bucket in split_into_buckets(moments)), *moments[-1:]]
     return [(a.at, (b.arrived - a.arrived) / (b.at - a.at)) for a, b in pairwise(edges) if b.at > a.at]
 
 
-def buckets(moments: Sequence[Moment]) -> Iterator[Sequence[Moment]]:
+def split_into_buckets(moments: Sequence[Moment]) -> Iterator[Sequence[Moment]]:
     size = max(1, math.ceil(len(moments) / MAX_POINTS))
     return (moments[n : n + size] for n in range(0, len(moments), size))
 
 
 def draw_panel(one: Panel, across: Axis, top: float) -> Iterator[str]:
-    marks = upwards(one.most)
+    marks = list_round_values(one.most)
     up = Axis(0.0, marks[-1], top + PANEL, top)
     yield draw_heading(one, top - 10)
     for mark in marks:
-        yield stroke((LEFT, up(mark)), (RIGHT, up(mark)), "grid")
-        yield words(LEFT - 6, up(mark) + 4, number(mark), anchor="end")
+        yield draw_line((LEFT, up(mark)), (RIGHT, up(mark)), "grid")
+        yield draw_text(LEFT - 6, up(mark) + 4, format_axis_value(mark), anchor="end")
     for curve in one.curves:
         yield from draw_curve(curve, across, up)
     if one.limit is not None:
         value, label = one.limit
-        yield stroke((LEFT, up(value)), (RIGHT, up(value)), "line red dashed")
-        yield words(RIGHT, top - 10, label, "red-text", anchor="end")
+        yield draw_line((LEFT, up(value)), (RIGHT, up(value)), "line red dashed")
+        yield draw_text(RIGHT, top - 10, label, "red-text", anchor="end")
 
 
 def draw_heading(one: Panel, y: float) -> str:
     """Draws the names of curves in their colours. For colour-blind readers, the names also describe the form."""
-    named = "".join(f', <tspan class="{curve.kind}-text">{plain(curve.label)}</tspan>' for curve in one.curves)
-    return f'<text class="ink" x="14" y="{y:.1f}">{plain(one.about)}{named if one.curves[0].label else ""}</text>'
+    named = "".join(f', <tspan class="{curve.kind}-text">{escape_text(curve.label)}</tspan>' for curve in one.curves)
+    return f'<text class="ink" x="14" y="{y:.1f}">{escape_text(one.about)}{named if one.curves[0].label else ""}</text>'
 
 
 def draw_curve(curve: Curve, across: Axis, up: Axis) -> Iterator[str]:
@@ -267,9 +267,9 @@ def draw_curve(curve: Curve, across: Axis, up: Axis) -> Iterator[str]:
     points = add_corners(points) if curve.steps else points
     if curve.kind == "area":
         ground = up(0.0)
-        yield path([(points[0][0], ground), *points, (points[-1][0], ground)], "area")
+        yield draw_path([(points[0][0], ground), *points, (points[-1][0], ground)], "area")
     else:
-        yield path(points, f"line {curve.kind}")
+        yield draw_path(points, f"line {curve.kind}")
 
 
 # --- breaches against cost --------------------------------------------------------------------------------------------
@@ -291,62 +291,63 @@ class ChartPoint:
 
     @property
     def ours(self) -> bool:
-        return OURS in self.names
+        return OUR_POLICY in self.names
 
     @property
     def label(self) -> str:
-        first = OURS if self.ours else self.names[0]
+        first = OUR_POLICY if self.ours else self.names[0]
         return first if len(self.names) == 1 else f"{first} + {len(self.names) - 1}"
 
 
-def frontier(scores: Sequence[Score], title: str) -> str:
+def draw_frontier(scores: Sequence[Score], title: str) -> str:
     """Draws late tasks against cost: the further down and to the left, the better. The line joins unbeaten policies."""
     solved = all(one.cost_ratio is not None for one in scores)
-    costs = [cost(one, solved=solved) for one in scores]
-    across, marks = cost_axis(costs or [1.0])
-    most = next(one for one in MARKS if one >= max((late(one) for one in scores), default=0.0) and one >= 1)
+    costs = [cost_of(one, solved=solved) for one in scores]
+    across, marks = choose_cost_axis(costs or [1.0])
+    most = next(one for one in MARKS if one >= max((late_percent(one) for one in scores), default=0.0) and one >= 1)
     up = Axis(0.0, most, TOP + PLOT, TOP + 10, lambda value: math.asinh(value / LINEAR_BELOW))
-    best = [*judge.frontier(scores)]
-    line = [(across(cost(one, solved=solved)), up(late(one))) for one in best]
-    places = [*place_points(scores, best, lambda one: (across(cost(one, solved=solved)), up(late(one))))]
-    notes = [*footnotes(places)]
+    best = [*judge.find_frontier(scores)]
+    line = [(across(cost_of(one, solved=solved)), up(late_percent(one))) for one in best]
+    points = [*group_points(scores, best, lambda one: (across(cost_of(one, solved=solved)), up(late_percent(one))))]
+    notes = [*list_footnotes(points)]
     unit = "times the least possible" if solved else "worker-hours"
     parts = [
         *draw_grid(across, up, marks, [one for one in MARKS if one <= most]),
-        words(14, TOP - 2, "late tasks, %", "ink"),
-        words(RIGHT, TOP + PLOT + 34, f"cost, {unit}", "ink", anchor="end"),
-        *([path(add_corners(line), "line blue dashed")] if len(line) > 1 else []),
-        *draw_points(places),
-        *(words(14, TOP + PLOT + 56 + n * LINE, one) for n, one in enumerate(notes)),
+        draw_text(14, TOP - 2, "late tasks, %", "ink"),
+        draw_text(RIGHT, TOP + PLOT + 34, f"cost, {unit}", "ink", anchor="end"),
+        *([draw_path(add_corners(line), "line blue dashed")] if len(line) > 1 else []),
+        *draw_points(points),
+        *(draw_text(14, TOP + PLOT + 56 + n * LINE, one) for n, one in enumerate(notes)),
     ]
     listed = "; ".join(
-        f"{one.policy}: {late(one):.2f} % late, cost {cost(one, solved=solved):.2f}{' *' if one in best else ''}"
+        f"{one.policy}: {late_percent(one):.2f} % late, cost {cost_of(one, solved=solved):.2f}"
+        f"{' *' if one in best else ''}"
         for one in scores
     )
     about = f"Late tasks in percent against cost, {unit}; * means that no policy is cheaper with as few. {listed}."
-    return document(title, about, TOP + PLOT + 46 + len(notes) * LINE, parts)
+    return make_document(title, about, TOP + PLOT + 46 + len(notes) * LINE, parts)
 
 
-def late(score: Score) -> float:
+def late_percent(score: Score) -> float:
     return 100 * score.breach_rate
 
 
-def cost(score: Score, *, solved: bool) -> float:
+def cost_of(score: Score, *, solved: bool) -> float:
     """Returns the cost as a multiple of the bound; without a bound, in worker-hours."""
     return score.cost_ratio or 0.0 if solved else score.worker_seconds / 3600
 
 
-def cost_axis(costs: Sequence[float]) -> tuple[Axis, list[float]]:
+def choose_cost_axis(costs: Sequence[float]) -> tuple[Axis, list[float]]:
     low, high = min(costs), max(costs)
     if low > 0 and high > 6 * low:  # logarithmic: otherwise the cheap ones would overlap
-        marks = [one for one in doublings(low / 2, high * 2) if low / 1.1 <= one <= high * 1.1]
+        marks = [one for one in list_doublings(low / 2, high * 2) if low / 1.1 <= one <= high * 1.1]
         return Axis(low / 1.1, high * 1.1, LEFT, RIGHT, math.log), marks
     margin = max(0.05 * (high - low), 0.02 * high, 1e-6)
     low, high = low - margin, high + margin
-    return Axis(low, high, LEFT, RIGHT), ticks(low, high, round_step(high - low, 6))
+    return Axis(low, high, LEFT, RIGHT), list_multiples(low, high, round_step(high - low, 6))
 
 
-def doublings(low: float, high: float) -> Iterator[float]:
+def list_doublings(low: float, high: float) -> Iterator[float]:
     """Yields 1, 2, 5, 10, …"""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     return (one * 10.0**power for power in range(first, last + 1) for one in (1, 2, 5))
@@ -354,14 +355,14 @@ def doublings(low: float, high: float) -> Iterator[float]:
 
 def draw_grid(across: Axis, up: Axis, columns: Sequence[float], rows: Sequence[float]) -> Iterator[str]:
     for mark in columns:
-        yield stroke((across(mark), up.begin), (across(mark), up.end), "grid")
-        yield words(across(mark), up.begin + 18, number(mark), anchor="middle")
+        yield draw_line((across(mark), up.begin), (across(mark), up.end), "grid")
+        yield draw_text(across(mark), up.begin + 18, format_axis_value(mark), anchor="middle")
     for mark in rows:
-        yield stroke((LEFT, up(mark)), (RIGHT, up(mark)), "grid")
-        yield words(LEFT - 6, up(mark) + 4, number(mark), anchor="end")
+        yield draw_line((LEFT, up(mark)), (RIGHT, up(mark)), "grid")
+        yield draw_text(LEFT - 6, up(mark) + 4, format_axis_value(mark), anchor="end")
 
 
-def place_points(
+def group_points(
     scores: Sequence[Score], best: Sequence[Score], where: Callable[[Score], tuple[float, float]]
 ) -> Iterator[ChartPoint]:
     """Yields the points. Scores that the eye cannot tell apart are one point."""
@@ -376,45 +377,45 @@ def place_points(
         yield ChartPoint(x, y, tuple(one.policy for one in found), any(one in best for one in found))
 
 
-def draw_points(places: Sequence[ChartPoint]) -> Iterator[str]:
+def draw_points(points: Sequence[ChartPoint]) -> Iterator[str]:
     """Draws points and labels. The default policy and the unbeaten ones come first and get the best positions."""
-    taken: list[Box] = [(one.x - 4, one.y - 4, one.x + 4, one.y + 4) for one in places]
+    taken: list[Box] = [(one.x - 4, one.y - 4, one.x + 4, one.y + 4) for one in points]
     drawn: list[str] = []
-    for one in sorted(places, key=lambda one: (not one.ours, not one.unbeaten, one.x)):
-        box = free_position(one, taken)
+    for one in sorted(points, key=lambda one: (not one.ours, not one.unbeaten, one.x)):
+        box = find_free_position(one, taken)
         taken.append(box)
         right = box[0] >= one.x
         x, y = (box[0] if right else box[2]), box[3] - 3
         if abs(y - 4 - one.y) > 1:
-            yield stroke((one.x, one.y), (x - 1 if right else x + 1, y - 4), "thin")
+            yield draw_line((one.x, one.y), (x - 1 if right else x + 1, y - 4), "thin")
         kind = "ours" if one.ours else "unbeaten" if one.unbeaten else "beaten"
         text = "ours-text" if one.ours else "ink" if one.unbeaten else "soft"
         dot = f'<circle class="{kind}" cx="{one.x:.1f}" cy="{one.y:.1f}" r="{6 if one.ours else 4}"/>'
-        drawn += [f"<g><title>{plain(', '.join(one.names))}</title>{dot}</g>"]
-        drawn += [words(x, y, one.label, f"label {text}", "start" if right else "end")]
+        drawn += [f"<g><title>{escape_text(', '.join(one.names))}</title>{dot}</g>"]
+        drawn += [draw_text(x, y, one.label, f"label {text}", "start" if right else "end")]
     yield from drawn
 
 
-def free_position(place: ChartPoint, taken: Sequence[Box]) -> Box:
+def find_free_position(point: ChartPoint, taken: Sequence[Box]) -> Box:
     """Returns the nearest free position for a label; if there is none, beside its point."""
-    width = LETTER * len(place.label) * (1.1 if place.ours else 1.0)
+    width = LETTER * len(point.label) * (1.1 if point.ours else 1.0)
     tried = [
-        (left, place.y + up - LINE / 2, left + width, place.y + up + LINE / 2)
+        (left, point.y + up - LINE / 2, left + width, point.y + up + LINE / 2)
         for out in (9.0, 24.0, 60.0)
         for up in sorted((n * LINE / 2 for n in range(-24, 25)), key=lambda up: (abs(up), up))
-        for left in (place.x + out, place.x - out - width)
+        for left in (point.x + out, point.x - out - width)
     ]
     inside = [one for one in tried if one[0] >= LEFT and one[2] <= WIDTH - 4 and one[1] >= TOP and one[3] <= TOP + PLOT]
-    return next((one for one in inside if not any(overlap(one, other) for other in taken)), (inside or tried)[0])
+    return next((one for one in inside if not any(do_overlap(one, other) for other in taken)), (inside or tried)[0])
 
 
-def overlap(one: Box, other: Box) -> bool:
+def do_overlap(one: Box, other: Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-def footnotes(places: Sequence[ChartPoint]) -> Iterator[str]:
+def list_footnotes(points: Sequence[ChartPoint]) -> Iterator[str]:
     """Yields the policies of points that stand for several, in lines as wide as the chart."""
-    for one in places:
+    for one in points:
         if len(one.names) > 1:
             yield from wrap_text(f"{one.label}: {', '.join(one.names)}", int((WIDTH - 28) / LETTER))
 

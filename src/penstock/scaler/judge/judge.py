@@ -49,6 +49,7 @@ class Score:
     max_workers: int
 
     def to_json(self) -> dict[str, object]:
+        """Returns the score as JSON."""
         return asdict(self)
 
 
@@ -100,7 +101,7 @@ def score(name: str, cases: Sequence[Case], results: Sequence[Result]) -> Score:
         seeds=len(cases),
         tasks=round(mean(result.tasks for result in results)),
         breach_rate=mean(result.breach_rate for result in results),
-        excess_breach_rate=mean(excess(one, result) for one, result in pairs),
+        excess_breach_rate=mean(excess_of(one, result) for one, result in pairs),
         cost_ratio=mean(result.worker_seconds / least.worker_seconds for least, result in solved) if solved else None,
         worker_seconds=mean(result.worker_seconds for result in results),
         utilization=mean(utilization(one, result) for one, result in pairs),
@@ -114,7 +115,7 @@ def score(name: str, cases: Sequence[Case], results: Sequence[Result]) -> Score:
     )
 
 
-def excess(one: Case, result: Result) -> float:
+def excess_of(one: Case, result: Result) -> float:
     return max(0.0, result.breach_rate - (one.bound.late_share if one.bound is not None else 0.0))
 
 
@@ -135,7 +136,7 @@ def best_static(cases: Sequence[Case]) -> Policy:
     return Static(workers=high)
 
 
-def merged(name: str, scores: Sequence[Score]) -> Score:
+def merge_scores(name: str, scores: Sequence[Score]) -> Score:
     """Merges the scores of a policy on several traces: the means; of waits and peaks, the worst."""
     mean = statistics.fmean
     ratios = [one.cost_ratio for one in scores if one.cost_ratio is not None]
@@ -159,17 +160,17 @@ def merged(name: str, scores: Sequence[Score]) -> Score:
     )
 
 
-def frontier(scores: Sequence[Score]) -> list[Score]:
+def find_frontier(scores: Sequence[Score]) -> list[Score]:
     """Returns the scores that no other score beats, the cheapest first: no other has fewer breaches for the same
     cost, or costs less with as few. Equal scores are all included."""
     found: list[Score] = []
-    for one in sorted(scores, key=lambda one: (price(one), one.breach_rate)):
-        same = found and (price(found[-1]), found[-1].breach_rate) == (price(one), one.breach_rate)
+    for one in sorted(scores, key=lambda one: (price_of(one), one.breach_rate)):
+        same = found and (price_of(found[-1]), found[-1].breach_rate) == (price_of(one), one.breach_rate)
         if not found or one.breach_rate < found[-1].breach_rate or same:
             found.append(one)
     return found
 
 
-def price(one: Score) -> float:
+def price_of(one: Score) -> float:
     """Returns the cost by which scores are compared."""
     return one.worker_seconds if one.cost_ratio is None else one.cost_ratio

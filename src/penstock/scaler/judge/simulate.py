@@ -52,10 +52,12 @@ class Result:
 
     @property
     def breach_rate(self) -> float:
+        """The share of the tasks that waited longer than the SLA."""
         return self.breaches / self.tasks if self.tasks else 0.0
 
     @property
     def flips_per_hour(self) -> float:
+        """How often an hour the number of workers changed its direction."""
         return self.flips / self.hours if self.hours else 0.0
 
     def wait(self, share: float) -> float:
@@ -142,7 +144,7 @@ class Simulation:
         return Result(
             tasks=self._last - self._first,
             breaches=self._last - self._first - bisect_right(waits, self._limits.sla + 1e-9),
-            worker_seconds=self._paid + sum(self._owed(worker, now) for worker in dict.fromkeys(present)),
+            worker_seconds=self._paid + sum(self._price(worker, now) for worker in dict.fromkeys(present)),
             busy_seconds=self._worked if self._judged is None else sum(self._trace.service[self._first : self._last]),
             starts=self._starts,
             flips=flips,
@@ -155,7 +157,8 @@ class Simulation:
     def _counts(self, now: float) -> bool:
         return self._since <= now < self._until
 
-    def _owed(self, worker: SimulatedWorker, now: float) -> float:
+    def _price(self, worker: SimulatedWorker, now: float) -> float:
+        """Returns the seconds for which this worker is paid."""
         return max(0.0, min(now, self._until) - max(worker.asked_at, self._since))
 
     def _ticks(self) -> Iterator[float]:
@@ -256,7 +259,7 @@ class Simulation:
 
     def _close(self, worker: SimulatedWorker, now: float) -> None:
         worker.gone = True
-        self._paid += self._owed(worker, now)
+        self._paid += self._price(worker, now)
 
     # --- the policy --------------------------------------------------------------------------------------------------
 

@@ -41,9 +41,11 @@ class Deadline:
 
     @property
     def name(self) -> str:
+        """The name of the policy, as `--policy` takes it."""
         return "deadline"
 
     def decide(self, signals: Signals, memory: Memory = None) -> Decision:
+        """Returns the smallest number of workers that keeps the promise."""
         memory = memory or {}
         if signals.service is None:
             return self._decide_without_service_time(signals, memory)

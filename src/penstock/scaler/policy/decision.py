@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from penstock.scaler.policy.signals import LONGEST, Signals
 
 MAX_WANTED = 2**31 - 1  # what the column of a decision holds
-Memory = Any  # what a policy gets back at its next decision: plain JSON, so that another process can continue
+Memory = Any
+"""What a policy gets back at its next decision. It is plain JSON, so that another process can continue."""
 URGENCIES = ("NORMAL", "ELEVATED", "WARNING", "CRITICAL", "BREACH")
 THRESHOLDS = (0.6, 0.8, 0.9, 1.0)  # shares of the SLA at which the next urgency begins
 
@@ -53,9 +54,13 @@ class Policy(Protocol):
     """Decides how many workers a queue needs. The same signals and memory always give the same decision."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the policy."""
+        ...
 
-    def decide(self, signals: Signals, memory: Memory = None) -> Decision: ...
+    def decide(self, signals: Signals, memory: Memory = None) -> Decision:
+        """Returns the decision for these signals. `memory` is that of the last decision."""
+        ...
 
 
 def urgency(signals: Signals) -> str:

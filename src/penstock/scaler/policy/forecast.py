@@ -155,9 +155,11 @@ class Profile:
         return cls(made, p50, data.get("dispersion", 1.0))
 
     def age(self, now: float) -> float:
+        """Returns the age of the profile in seconds."""
         return now - self.made
 
     def fresh(self, now: float) -> bool:
+        """Returns whether the profile is recent enough to rely on."""
         return self.age(now) <= FRESH
 
     def usual(self, at: float) -> float | None:

@@ -18,7 +18,7 @@ from penstock.errors import ConfigError, shown
 if TYPE_CHECKING:
     from penstock.scaler.policy.forecast import Profile  # forecast imports this module
 
-MOST_WORKERS = 100_000
+MAX_WORKERS = 100_000
 MAX_COUNT = 2**62
 LONGEST = 10 * 365 * 86_400.0
 SHORTEST_SERVICE = 1e-9
@@ -43,7 +43,7 @@ class Limits:
         for name, least in (("sla", 0.001), ("interval", 0.001), ("start_latency", 0.0)):
             check_number(name, getattr(self, name), least, LONGEST)
         for name, least in (("min_workers", 0), ("max_workers", 1), ("slots", 1)):
-            check_whole(name, getattr(self, name), least, MOST_WORKERS)
+            check_whole(name, getattr(self, name), least, MAX_WORKERS)
         if self.min_workers > self.max_workers:
             raise ConfigError(f"min_workers: {self.min_workers} is more than max_workers, {self.max_workers}")
 
@@ -82,6 +82,7 @@ class Fleet:
 
     @property
     def workers(self) -> int:
+        """The number of workers that run or are about to."""
         return self.ready + len(self.starting)
 
 
@@ -114,6 +115,7 @@ class Signals:
 
     @property
     def latest(self) -> Sample | None:
+        """The newest sample, or None if there is none."""
         return self.samples[-1] if self.samples else None
 
     @property
@@ -124,10 +126,12 @@ class Signals:
 
     @property
     def pending(self) -> int:
+        """The number of waiting tasks in the newest sample."""
         return 0 if self.latest is None else self.latest.pending
 
     @property
     def active(self) -> int:
+        """The number of running tasks in the newest sample."""
         return 0 if self.latest is None else self.latest.active
 
     @property
@@ -145,6 +149,7 @@ class Signals:
 
     @property
     def latency(self) -> float:
+        """Seconds until a new worker is ready: as measured, or else as the limits say."""
         return self.limits.start_latency if self.start_latency is None else self.start_latency
 
 

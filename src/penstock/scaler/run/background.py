@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from penstock.errors import Unavailable
 
 ANSWER_TIMEOUT = 3.0  # seconds without an answer after which PostgreSQL counts as away
+DEADLINE = 10.0  # seconds without an answer after which a connection is closed, so that its call ends
 T = TypeVar("T")
 
 
@@ -50,21 +51,27 @@ class BackgroundCall:
 
     def call(self, call: Callable[[], T], timeout: float) -> T:
         """Makes a call and waits for its answer. Raises Unavailable if it, or the call before it, does not end in
-        time."""
+        time.
+
+        If the call before it ended too late, and only because PostgreSQL could not be reached, it raises that error.
+        """
         if self.busy:
-            raise unanswered(timeout)
+            raise make_silence_error(timeout)
+        late = self.take_error()
+        if isinstance(late, Unavailable):
+            raise late
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._pending = answers
         self._calls.put((call, answers))
         try:
             value, error = answers.get(timeout=timeout)
         except queue.Empty:
-            raise unanswered(timeout) from None
+            raise make_silence_error(timeout) from None
         self._pending = None
         if error is not None:
             raise error
         return value  # type: ignore[no-any-return]
 
 
-def unanswered(seconds: float) -> Unavailable:
+def make_silence_error(seconds: float) -> Unavailable:
     return Unavailable(f"PostgreSQL has not answered for {seconds:g} s", reason="silent")

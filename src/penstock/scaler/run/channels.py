@@ -111,6 +111,7 @@ class Command:
         return cls(tuple(words))
 
     def deliver(self, alert: Alert) -> None:
+        """Runs the command, with the alert in its environment and as JSON on its standard input."""
         variables = {
             "PENSTOCK_QUEUE": alert.queue,
             "PENSTOCK_ALERT": alert.level,

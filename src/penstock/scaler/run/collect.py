@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from typing import Any
 
-from penstock.model import Asked, ScalerSnapshot, Schedule, SeenQueue, SeenWorker, StoredProfile
+from penstock.model import QueueQuestion, ScalerSnapshot, Schedule, SeenQueue, SeenWorker, StoredProfile
 from penstock.scaler.policy.decision import Memory
 from penstock.scaler.policy.forecast import Profile
 from penstock.scaler.policy.signals import LONGEST, SAMPLES, Fleet, Limits, Sample, Signals
@@ -133,14 +133,14 @@ class QueueTrack:
             ended=seen.ended,
         )
 
-    def request(self, queue: str, latency: float, most: int) -> Asked:
+    def request(self, queue: str, latency: float, most: int) -> QueueQuestion:
         """Returns what the next snapshot reads. It reads no more of the oldest tasks than all slots could start: more
         would not change the decision."""
         limits = self.limits
         horizon = min(LONGEST / 10, latency + limits.interval + 2 * limits.sla)
         able = limits.max_workers * limits.slots * (1 + horizon / (self.service.seconds or 1.0))
         rows = int(min(max(able, MIN_WAITING), most))
-        return Asked(queue, horizon, rows, max(0.001, limits.sla / BINS))
+        return QueueQuestion(queue, horizon, rows, max(0.001, limits.sla / BINS))
 
 
 def profile_of(stored: StoredProfile) -> Profile | None:
@@ -165,7 +165,7 @@ class Collector:
     def latency_of(self, queue: str) -> float:
         return self.tracks[queue].limits.start_latency if self.latency is None else self.latency
 
-    def requests(self) -> list[Asked]:
+    def requests(self) -> list[QueueQuestion]:
         """Returns what the next snapshot reads of each queue."""
         waiting = sum(track.seen is None or track.seen.pending > 0 for track in self.tracks.values())
         most = max(MIN_WAITING, MAX_WAITING // max(1, waiting))

@@ -107,7 +107,7 @@ class LocalWorkers:
         self.queue, self.holder, self._recipe, self._dismiss = queue, holder, recipe, dismiss
         self._children: dict[str, Child] = {}
         self._inherited: list[SeenWorker] = []
-        self._strangers = 0
+        self._started_elsewhere = 0
         self._ended: set[str] = set()  # labels of ended children that are still registered
         self._number = 0
         self._crashes = 0
@@ -132,12 +132,12 @@ class LocalWorkers:
         present = [one for one in others if is_present(one)]
         self._inherited = [one for one in present if one.started_by is not None]
         slots = sum(one.slots / len(one.queues) for one in present if one.started_by is None)
-        self._strangers = math.floor(slots / self._recipe.slots + 1e-9)
+        self._started_elsewhere = math.floor(slots / self._recipe.slots + 1e-9)
         staying = [child for child in self.children if not child.stopping]
         starting = sorted(max(0.0, latency - child.age) for child in staying if not child.registered)
         stopping = sum(child.stopping for child in self.children)
         return Fleet(
-            ready=len(staying) - len(starting) + len(self._inherited) + self._strangers,
+            ready=len(staying) - len(starting) + len(self._inherited) + self._started_elsewhere,
             starting=tuple(starting),
             draining=stopping + sum(one.leaving for one in others),
         )
@@ -175,7 +175,7 @@ class LocalWorkers:
 
     def resize(self, workers: int, reason: str) -> None:  # noqa: ARG002 - only commands use it
         staying = [child for child in self.children if not child.stopping]
-        missing = workers - len(staying) - len(self._inherited) - self._strangers
+        missing = workers - len(staying) - len(self._inherited) - self._started_elsewhere
         if missing > 0 and time.monotonic() >= self._not_before:
             for _ in range(missing):
                 if not self._start():

@@ -11,8 +11,8 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FrameType
 
@@ -73,15 +73,16 @@ class Scaler:
 
     def run(self) -> int | None:
         """Scales until it is told to stop. Returns the signal that stopped it."""
-        self._handle_signals()
-        try:
-            if self.take():
-                self._run_ticks()
-        finally:
-            self.stop()
+        with self._handle_signals():
+            try:
+                if self.take():
+                    self._run_ticks()
+            finally:
+                self.stop()
         return self._signals[0] if self._signals else None
 
     def _run_ticks(self) -> None:
+        """Runs a tick per interval. An error of a tick leaves the fleet as it is, unless the scaler runs only once."""
         while not self._stop.is_set():
             began = time.monotonic()
             try:
@@ -126,9 +127,10 @@ class Scaler:
                 if not waiting:
                     self._tell(f"standing by: {error.message}")
                 waiting = True
-            except Unavailable:
+            except Unavailable as error:
                 if not waiting:
                     raise
+                self._reconnect(error)
             else:
                 if waiting:
                     self._tell("took over")
@@ -175,9 +177,17 @@ class Scaler:
         for workers in self._workers.values():
             if isinstance(workers, LocalWorkers):
                 workers.reap()
-        if error.reason not in ("retry", "pool", "silent"):
-            with suppress(Unavailable):
-                self._background.call(self._database.reconnect, ANSWER_TIMEOUT)
+        self._reconnect(error)
+
+    def _reconnect(self, error: Unavailable) -> None:
+        """Connects again, unless PostgreSQL answers. A call without an answer ends by the deadline of its connection,
+        and the next one reports that."""
+        if error.reason in ("retry", "pool", "silent"):
+            return
+        if error.reason == "deadline":
+            LOG.warning("a connection hung, connecting again", extra={"error": error.message})
+        with suppress(Unavailable):
+            self._background.call(self._database.reconnect, ANSWER_TIMEOUT)
 
     # --- collect → decide → act ---------------------------------------------------------------------------------------
 
@@ -265,10 +275,18 @@ class Scaler:
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def _handle_signals(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
-                signal.signal(number, self._receive_signal)
+    @contextmanager
+    def _handle_signals(self) -> Iterator[None]:
+        """Stops at these signals while the block runs."""
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+        handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]  # nohup: no SIGHUP
+        for number in handled:
+            signal.signal(number, self._receive_signal)
+        try:
+            yield
+        finally:
+            for number in handled:
+                signal.signal(number, before[number] or signal.SIG_DFL)
 
     def _receive_signal(self, number: int, _: FrameType | None) -> None:
         self._signals.append(number)
@@ -286,6 +304,7 @@ class Scaler:
                 self._tell(f"stopping {len(children)} workers")
         inherited = inherited_names(self._workers)
         if not self._plan.dry_run:
+            self._background.take_error()
             with suppress(PenstockError):
                 self._background.call(lambda: self._release(inherited), ANSWER_TIMEOUT)
         wait_for_children(children, self._plan.grace, self._is_hurried)

@@ -45,6 +45,7 @@ class QueueDecision:
 
     @property
     def fleet(self) -> Fleet:
+        """The workers of the queue."""
         return self.signals.fleet
 
     @property
@@ -53,7 +54,8 @@ class QueueDecision:
         return summarise_signals(self.signals)
 
     @property
-    def summary(self) -> Summary:
+    def summary(self) -> tuple[int, str, str]:
+        """The target, the urgency and the bound: a change of these is reported."""
         return self.decision.workers, self.decision.urgency, self.decision.bound_by
 
 
@@ -64,6 +66,7 @@ Note = Callable[[QueueDecision, float, float], None]  # gets PostgreSQL's time a
 
 
 def summarise_signals(signals: Signals) -> Json:
+    """Returns the signals that a stored decision names as its inputs."""
     limits, fleet = signals.limits, signals.fleet
     return {
         "pending": signals.pending,

@@ -63,7 +63,7 @@ begin
     end if;
     delete from penstock.adopted_record as r where r.adopted_id = v_id;
     delete from penstock.adopted_failure as f where f.adopted_id = v_id;
-    delete from penstock.adopted_hand as h where h.adopted_id = v_id;
+    delete from penstock.adopted_pass as p where p.adopted_id = v_id;
     perform penstock._note_audit('abandon', p_name, '{}');
     return true;
 end
@@ -90,7 +90,7 @@ language sql security definer set search_path = pg_catalog, pg_temp as $$
     where r.adopted_id = p_adopted and r.key = f.key
 $$;
 
--- Notes why records failed: [{"key": ["7"], "error_class": "…", "message": "…", "dead": false, "unwritten": false}, …],
+-- Notes why records failed: [{"key": ["7"], "error_class": "…", "error": "…", "dead": false, "unwritten": false}, …],
 -- and deletes the failures of records that did not fail this time: [["7"], …]. Call it as the last statement of a
 -- transaction. It waits for other sessions only before it deletes rows that they may have written.
 create or replace function penstock.note_failures(p_adopted int, p_failed jsonb, p_succeeded jsonb default '[]')
@@ -107,15 +107,15 @@ begin
     if p_failed is null or p_failed = '[]' or not exists (select from penstock.adopted as a where a.id = p_adopted) then
         return;
     end if;
-    insert into penstock.adopted_failure as f (adopted_id, key, error_class, message, times, dead, unwritten,
+    insert into penstock.adopted_failure as f (adopted_id, key, error_class, error, times, dead, unwritten,
                                                first_at, last_at)
-    select distinct on (g.key) p_adopted, g.key, left(r.value->>'error_class', 200), left(r.value->>'message', 8192), 1,
+    select distinct on (g.key) p_adopted, g.key, left(r.value->>'error_class', 200), left(r.value->>'error', 8192), 1,
            (r.value->>'dead')::boolean, (r.value->>'unwritten')::boolean, penstock.clock(), penstock.clock()
     from jsonb_array_elements(p_failed) as r
     cross join lateral (select array(select jsonb_array_elements_text(r.value->'key')) collate "C" as key) as g
     order by g.key
     on conflict (adopted_id, key) do update
-    set error_class = excluded.error_class, message = excluded.message, times = f.times + 1, dead = excluded.dead,
+    set error_class = excluded.error_class, error = excluded.error, times = f.times + 1, dead = excluded.dead,
         unwritten = excluded.unwritten, last_at = excluded.last_at;
     -- Two sessions that note failures at the same time do not see each other's rows. The next call deletes the surplus.
     select count(*) - c_kept into v_over from penstock.adopted_failure as f where f.adopted_id = p_adopted;
@@ -146,61 +146,61 @@ language sql security definer set search_path = pg_catalog, pg_temp as $$
     update penstock.adopted as a set last_pass = p_report where a.id = p_adopted
 $$;
 
-create or replace function penstock.next_hand() returns int
+create or replace function penstock.next_pass() returns int
 language sql volatile security definer set search_path = pg_catalog, pg_temp as $$
-    select nextval('penstock.adopted_hand_id_seq')::int
+    select nextval('penstock.adopted_pass_id_seq')::int
 $$;
 
 -- Returns the server process that holds the lock of a pass, or null if none does. The caller compares it with the
 -- process that the pass noted when it began, because any login could hold such a lock. (A row lock would also work, but
 -- a pass lasts long, and a row lock needs a transaction id, which holds up vacuum and the folding of counters.)
-create or replace function penstock._hand_keeper(p_hand int) returns int
+create or replace function penstock._pass_keeper(p_pass int) returns int
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select l.pid
     from pg_locks as l join pg_database as d on d.oid = l.database
-    where l.locktype = 'advisory' and l.classid = 1346719304 and l.objid = p_hand::oid and l.objsubid = 2 and l.granted
+    where l.locktype = 'advisory' and l.classid = 1346719304 and l.objid = p_pass::oid and l.objsubid = 2 and l.granted
       and d.datname = current_database()
     limit 1
 $$;
 
 -- Begins a pass, which already holds its lock. Returns the earlier passes that did not end: their process no longer
 -- holds their lock.
-create or replace function penstock.begin_hand(p_adopted int, p_hand int) returns table (hand int, key text[])
+create or replace function penstock.begin_pass(p_adopted int, p_pass int) returns table (pass int, key text[])
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     return query
-    select h.id, h.key from penstock.adopted_hand as h
-    where h.adopted_id = p_adopted and penstock._hand_keeper(h.id) is distinct from h.pid;
-    insert into penstock.adopted_hand (id, adopted_id, pid) overriding system value
-    values (p_hand, p_adopted, penstock._hand_keeper(p_hand));
+    select p.id, p.key from penstock.adopted_pass as p
+    where p.adopted_id = p_adopted and penstock._pass_keeper(p.id) is distinct from p.pid;
+    insert into penstock.adopted_pass (id, adopted_id, pid) overriding system value
+    values (p_pass, p_adopted, penstock._pass_keeper(p_pass));
 end
 $$;
 
 -- Lets a pass that has begun walk the ticks of its table. Returns false if another pass walks them and has not ended.
-create or replace function penstock.begin_walk(p_hand int) returns boolean
+create or replace function penstock.begin_walk(p_pass int) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_adopted int;
 begin
-    select h.adopted_id into v_adopted from penstock.adopted_hand as h where h.id = p_hand;
+    select p.adopted_id into v_adopted from penstock.adopted_pass as p where p.id = p_pass;
     perform from penstock.adopted as a where a.id = v_adopted for no key update;    -- one session at a time asks
     if exists (
-        select from penstock.adopted_hand as h
-        where h.adopted_id = v_adopted and h.id <> p_hand and h.walks and penstock._hand_keeper(h.id) = h.pid) then
+        select from penstock.adopted_pass as p
+        where p.adopted_id = v_adopted and p.id <> p_pass and p.walks and penstock._pass_keeper(p.id) = p.pid) then
         return false;
     end if;
-    update penstock.adopted_hand as h set walks = true where h.id = p_hand;
+    update penstock.adopted_pass as p set walks = true where p.id = p_pass;
     return found;
 end
 $$;
 
 -- Notes the record that a careful pass handles next.
-create or replace function penstock.note_hand(p_hand int, p_key text[]) returns void
+create or replace function penstock.note_pass_record(p_pass int, p_key text[]) returns void
 language sql security definer set search_path = pg_catalog, pg_temp as $$
-    update penstock.adopted_hand as h set key = p_key where h.id = p_hand
+    update penstock.adopted_pass as p set key = p_key where p.id = p_pass
 $$;
 
-create or replace function penstock.end_hands(p_hands int[]) returns void
+create or replace function penstock.end_passes(p_passes int[]) returns void
 language sql security definer set search_path = pg_catalog, pg_temp as $$
-    delete from penstock.adopted_hand as h where h.id = any(p_hands)
+    delete from penstock.adopted_pass as p where p.id = any(p_passes)
 $$;

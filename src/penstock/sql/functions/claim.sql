@@ -1,4 +1,7 @@
 -- Claim: moves waiting tasks from the agenda into a lease of one worker.
+--
+-- Functions in this directory pin planner settings where a plan that is made on an empty queue would be ruinous later
+-- (decision 5).
 
 -- Claims tasks in two separate statements. The first takes agenda rows. The second reads the documents in a NEW
 -- snapshot: in a single statement, an update that commits between snapshot and lock, and is reported as done, would run
@@ -9,7 +12,7 @@ create or replace function penstock.claim(
     p_lease     interval default null,
     p_worker    text default '',
     p_hint      penstock.place default null,
-    p_may_alone boolean default true,
+    p_quarantined boolean default true,
     p_durable   boolean default true
 ) returns table (
     token uuid, until timestamptz, id bigint, kind text, subject text, payload jsonb, priority smallint,
@@ -29,7 +32,7 @@ declare
     v_alone boolean;
     v_count int;
 begin
-    perform penstock._check_claim(p_limit, v_lease, p_worker, p_may_alone, p_durable);
+    perform penstock._check_claim(p_limit, v_lease, p_worker, p_quarantined, p_durable);
     if v_queue.paused then
         return;
     end if;
@@ -41,12 +44,12 @@ begin
     loop
         if v_hint is null then
             perform penstock._tend(v_queue.id, p_limit);
-            if p_may_alone then
+            if p_quarantined then
                 v_picks := penstock._pick_quarantined(v_queue.id);
                 exit when v_picks.ids is not null;
             end if;
         end if;
-        v_picks := penstock._pick(v_queue.id, v_hint, p_limit, p_may_alone);
+        v_picks := penstock._pick(v_queue.id, v_hint, p_limit, p_quarantined);
         -- Rows can appear before the hint (late commits, releases, higher priority). If the claim found fewer tasks
         -- than it may take, it searches again from the start. A hint with task 0 precedes all rows: a worker that was
         -- just told of a push gives this hint, and takes what there is.
@@ -61,12 +64,12 @@ begin
     -- _move_bounds).
     v_now := penstock.clock();
     if v_picks.tried then
-        v_picks := penstock._in_company(v_picks);
+        v_picks := penstock._within_quarantine(v_picks);
     end if;
     delete from penstock.agenda as a where a.ctid = any(v_picks.places);
     -- The lease is alone if its task must be, or if the caller asked for one task only. A caller that asked for more
-    -- may still take others beside it.
-    v_alone := p_may_alone and cardinality(v_picks.ids) = 1 and (v_picks.companies[1] = 1 or p_limit = 1);
+    -- may still claim others to run beside it.
+    v_alone := p_quarantined and cardinality(v_picks.ids) = 1 and (v_picks.quarantines[1] = 1 or p_limit = 1);
 
     return query
     select v_token, v_now + v_lease, t.id, t.kind, t.subject, t.payload, t.priority, h.due, h.attempts + 1,
@@ -80,16 +83,7 @@ begin
         v_picks := penstock._without_orphans(v_queue.id, v_picks);
     end if;
     if v_count > 0 then
-        insert into penstock.lease (token, claimed_at, until, queue_id, alone, named, worker, open, ids, dues, attempts,
-                                    companies, crashes)
-        values (v_token, v_now, v_now + v_lease, v_queue.id, v_alone, v_picks.named, p_worker,
-                repeat('1', v_count)::varbit, v_picks.ids, v_picks.dues,
-                case when v_picks.tried then v_picks.attempts end, case when v_picks.tried then v_picks.companies end,
-                case when v_picks.tried then v_picks.crashes end);
-        if exists (select from penstock._watermark(v_queue.id) as l where l.until > v_now + v_lease) then
-            update penstock.watermark as l set until = v_now + v_lease
-            where l.queue_id = v_queue.id and l.until > v_now + v_lease;
-        end if;
+        perform penstock._lease_out(v_token, v_queue.id, v_now, v_now + v_lease, p_worker, v_alone, v_picks);
     end if;
 end
 $$;
@@ -129,234 +123,6 @@ begin
 end
 $$;
 
--- Takes the first task that must run alone. Such tasks come first when a worker can take one alone: the chance is rare
--- while there is much to do.
-create or replace function penstock._pick_quarantined(p_queue_id int) returns penstock.picks
-language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
-declare
-    v_picks penstock.picks;
-begin
-    with chosen as materialized (
-        select a.ctid as place, a.task_id, a.due, a.attempts, a.company, a.crashes, a.named
-        from penstock.agenda as a
-        where a.queue_id = p_queue_id and a.pending and a.company = 1
-        order by a.priority, a.due, a.task_id
-        limit 1
-        for update skip locked
-    )
-    select array[c.place], array[c.task_id], array[c.due], array[c.attempts], array[c.company], array[c.crashes],
-           c.named, true
-    into v_picks
-    from chosen as c;
-    return v_picks;
-end
-$$;
-
--- Takes up to p_limit waiting tasks, from the hint on or from the start.
-create or replace function penstock._pick(p_queue_id int, p_hint penstock.place, p_limit int, p_may_alone boolean)
-returns penstock.picks
-language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
-declare
-    v_picks penstock.picks;
-begin
-    if p_hint.task_id > 0 then
-        with chosen as materialized (
-            select a.ctid as place, a.task_id, a.due, a.attempts, a.company, a.crashes, a.named
-            from penstock.agenda as a
-            where a.queue_id = p_queue_id
-              and a.pending
-              and (a.priority, a.due, a.task_id) >= (p_hint.priority, p_hint.due, p_hint.task_id)
-              and (p_may_alone or a.company <> 1)
-            order by a.priority, a.due, a.task_id
-            limit p_limit
-            for update skip locked
-        )
-        select array_agg(c.place), array_agg(c.task_id), array_agg(c.due), array_agg(c.attempts), array_agg(c.company),
-               array_agg(c.crashes), bool_or(c.named), max(c.attempts) > 0 or max(c.company) > 0
-        into v_picks
-        from chosen as c;
-    else
-        -- One priority after the other, each from its own bound.
-        with chosen as materialized (
-            select c.*
-            from penstock._watermark(p_queue_id) as l
-            cross join lateral (
-                select min(y.due) as due from penstock.early as y
-                where y.queue_id = l.queue_id and y.xid >= coalesce(l.running[1], l.xid)
-            ) as e
-            cross join lateral unnest(l.first_due) with ordinality as b(due, n)
-            cross join lateral (
-                select a.ctid as place, a.task_id, a.due, a.attempts, a.company, a.crashes, a.named
-                from penstock.agenda as a
-                where a.queue_id = p_queue_id
-                  and a.pending
-                  and a.priority = (b.n - 1)::smallint
-                  and a.due >= least(b.due, e.due)
-                  and (p_may_alone or a.company <> 1)
-                order by a.due, a.task_id
-                limit p_limit
-                for update skip locked
-            ) as c
-            limit p_limit
-        )
-        select array_agg(c.place), array_agg(c.task_id), array_agg(c.due), array_agg(c.attempts), array_agg(c.company),
-               array_agg(c.crashes), bool_or(c.named), max(c.attempts) > 0 or max(c.company) > 0
-        into v_picks
-        from chosen as c;
-    end if;
-    return v_picks;
-end
-$$;
-
--- Returns the first of these tasks that may share a lease. After a crash a task may share it with only a few others; a
--- company of 1 means with none.
-create or replace function penstock._in_company(p_picks penstock.picks) returns penstock.picks
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
-declare
-    v_count int;
-begin
-    select count(*) into v_count
-    from (
-        select c.n, min(nullif(c.company, 0)) over (order by c.n) as smallest
-        from unnest(p_picks.companies) with ordinality as c(company, n)
-    ) as s
-    where s.n <= coalesce(s.smallest, s.n);
-    p_picks.places := p_picks.places[:v_count];
-    p_picks.ids := p_picks.ids[:v_count];
-    p_picks.dues := p_picks.dues[:v_count];
-    p_picks.attempts := p_picks.attempts[:v_count];
-    p_picks.companies := p_picks.companies[:v_count];
-    p_picks.crashes := p_picks.crashes[:v_count];
-    return p_picks;
-end
-$$;
-
--- Returns those of these tasks that have a live document, and counts the others: their documents were removed by hand.
--- They leave the agenda, and verify reports them.
-create or replace function penstock._without_orphans(p_queue_id int, p_picks penstock.picks) returns penstock.picks
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-declare
-    v_all constant int := cardinality(p_picks.ids);
-begin
-    select array_agg(h.id), array_agg(h.due), array_agg(h.attempts), array_agg(h.company), array_agg(h.crashes)
-    into p_picks.ids, p_picks.dues, p_picks.attempts, p_picks.companies, p_picks.crashes
-    from unnest(p_picks.ids, p_picks.dues, p_picks.attempts, p_picks.companies, p_picks.crashes)
-         as h(id, due, attempts, company, crashes)
-    where exists (select from penstock.task as t where t.id = h.id and t.ended is null);
-    insert into penstock.counter_log (queue_id, metric, delta)
-    values (p_queue_id, 'orphaned_total', v_all - coalesce(cardinality(p_picks.ids), 0));
-    return p_picks;
-end
-$$;
-
--- Builds a place in the agenda from its parts. Returns null when there is none.
-create or replace function penstock.at_place(p_priority smallint, p_due timestamptz, p_task_id bigint)
-returns penstock.place
-language sql immutable parallel safe
-return case when p_task_id is not null then row(p_priority, p_due, p_task_id)::penstock.place end;
-
--- Extends a lease. Returns no row if the lease is lost. The row names the tasks that were cancelled meanwhile, so that
--- their work can stop; `open` counts the tasks that are left. It does not wait long for a settle that is under way in
--- another transaction. In that case the lease is not lost: call extend again.
-create or replace function penstock.extend(p_token uuid, p_lease interval default null)
-returns table (until timestamptz, revoked bigint[], open int)
-language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set lock_timeout = '5s' as $$
-#variable_conflict use_column
-declare
-    v_now timestamptz;
-begin
-    if p_token is null then
-        perform penstock.refuse('PS400', 'token: it is null');
-    elsif penstock._in_seconds(p_lease) not between '100 milliseconds' and '24 hours' then
-        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', p_lease));
-    end if;
-    -- The new end is computed after the lock gave this transaction its id. expire relies on this order.
-    perform from penstock.lease as l where l.token = p_token for update;
-    v_now := penstock.clock();
-    return query
-    with extended as (
-        update penstock.lease as l
-        set until = v_now + penstock._in_seconds(
-            coalesce(p_lease, (select q.lease from penstock.queue as q where q.id = l.queue_id)))
-        where l.token = p_token
-        returning l.queue_id, l.until, l.revoked, bit_count(l.open)::int as open
-    ), lowered as (
-        update penstock.watermark as b set until = e.until
-        from extended as e where b.queue_id = e.queue_id and b.until > e.until
-    )
-    select e.until, e.revoked, e.open from extended as e;
-end
-$$;
-
--- Extends many leases, for a process that keeps the leases of others alive. Returns a row for each lease that exists; a
--- row without an end means that the lease is being settled at this moment. It never waits.
-create or replace function penstock.extend_many(p_tokens uuid[], p_lease interval default null)
-returns table (token uuid, until timestamptz, revoked bigint[])
-language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
-#variable_conflict use_column
-declare
-    v_now  timestamptz;
-    v_free uuid[];
-begin
-    if p_tokens is null or array_ndims(p_tokens) > 1 or array_position(p_tokens, null) is not null then
-        perform penstock.refuse('PS400', 'tokens: it is null, nested, or has a null in it');
-    elsif penstock._in_seconds(p_lease) not between '100 milliseconds' and '24 hours' then
-        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', p_lease));
-    end if;
-    -- The new ends are computed after the locks gave this transaction its id. expire relies on this order.
-    v_free := array(select l.token from penstock.lease as l where l.token = any(p_tokens) for update skip locked);
-    v_now := penstock.clock();
-    return query
-    with extended as (
-        update penstock.lease as l
-        set until = v_now + penstock._in_seconds(
-            coalesce(p_lease, (select q.lease from penstock.queue as q where q.id = l.queue_id)))
-        where l.token = any(v_free)
-        returning l.token, l.queue_id, l.until, l.revoked
-    ), lowered as (
-        update penstock.watermark as b set until = e.until
-        from (select x.queue_id, min(x.until) as until from extended as x group by x.queue_id) as e
-        where b.queue_id = e.queue_id and b.until > e.until
-    )
-    select l.token, e.until, coalesce(e.revoked, '{}')
-    from penstock.lease as l left join extended as e on e.token = l.token
-    where l.token = any(p_tokens);
-end
-$$;
-
--- Chooses the one worker that empties itself to run a quarantined task (company 1) of this queue alone. The first
--- worker that asks is chosen, for p_seconds. Returns whether it is this worker. The choice ends early when the task has
--- been claimed, because no worker asks again.
-create or replace function penstock.take_quarantine(p_queue text, p_worker text, p_seconds double precision default 30)
-returns boolean
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-declare
-    v_queue constant penstock.queue := penstock.the_queue(p_queue);
-    v_now   constant timestamptz := penstock.clock();
-begin
-    if p_worker is null or octet_length(p_worker) not between 1 and 200 then
-        perform penstock.refuse('PS400', 'worker: it is null, or not 1 to 200 bytes long');
-    elsif p_seconds is null or p_seconds not between 1 and 3600 then
-        perform penstock.refuse('PS400',
-            format('seconds: %s is not between 1 and 3600', coalesce(p_seconds::text, 'null')));
-    end if;
-    if exists (select from penstock.watermark as l
-               where l.queue_id = v_queue.id and l.quarantine = p_worker and l.quarantine_until > v_now) then
-        return true;
-    end if;
-    update penstock.watermark as l
-    set quarantine = p_worker, quarantine_until = v_now + make_interval(secs => p_seconds)
-    where l.ctid = any(array(
-        select f.ctid from penstock.watermark as f
-        where f.queue_id = v_queue.id and coalesce(f.quarantine_until, '-infinity') <= v_now
-        for update skip locked));
-    return found;
-end
-$$;
-
 -- Makes planned tasks pending when they are due. It handles at most p_limit tasks, and skips rows that another session
 -- has locked. One session does this at a time, because SKIP LOCKED waits where two sessions update the same rows
 -- (decision 38). The others leave it to that session, unless a task is two seconds late: a claim in a transaction that
@@ -391,20 +157,270 @@ begin
 end
 $$;
 
+-- Takes the first task that must run alone. Such tasks come first when a worker can take one alone: the chance is rare
+-- while there is much to do.
+create or replace function penstock._pick_quarantined(p_queue_id int) returns penstock.picks
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
+declare
+    v_picks penstock.picks;
+begin
+    with chosen as materialized (
+        select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.crashes, a.named
+        from penstock.agenda as a
+        where a.queue_id = p_queue_id and a.pending and a.quarantine = 1
+        order by a.priority, a.due, a.task_id
+        limit 1
+        for update skip locked
+    )
+    select array[c.place], array[c.task_id], array[c.due], array[c.attempts], array[c.quarantine], array[c.crashes],
+           c.named, true
+    into v_picks
+    from chosen as c;
+    return v_picks;
+end
+$$;
+
+-- Takes up to p_limit waiting tasks, from the hint on or from the start.
+create or replace function penstock._pick(p_queue_id int, p_hint penstock.place, p_limit int, p_quarantined boolean)
+returns penstock.picks
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
+declare
+    v_picks penstock.picks;
+begin
+    if p_hint.task_id > 0 then
+        with chosen as materialized (
+            select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.crashes, a.named
+            from penstock.agenda as a
+            where a.queue_id = p_queue_id
+              and a.pending
+              and (a.priority, a.due, a.task_id) >= (p_hint.priority, p_hint.due, p_hint.task_id)
+              and (p_quarantined or a.quarantine <> 1)
+            order by a.priority, a.due, a.task_id
+            limit p_limit
+            for update skip locked
+        )
+        select array_agg(c.place), array_agg(c.task_id), array_agg(c.due), array_agg(c.attempts),
+               array_agg(c.quarantine), array_agg(c.crashes), bool_or(c.named),
+               max(c.attempts) > 0 or max(c.quarantine) > 0
+        into v_picks
+        from chosen as c;
+    else
+        -- One priority after the other, each from its own bound.
+        with chosen as materialized (
+            select c.*
+            from penstock._watermark(p_queue_id) as l
+            cross join lateral (
+                select min(y.due) as due from penstock.early as y
+                where y.queue_id = l.queue_id and y.xid >= coalesce(l.running[1], l.xid)
+            ) as e
+            cross join lateral unnest(l.first_due) with ordinality as b(due, n)
+            cross join lateral (
+                select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.crashes, a.named
+                from penstock.agenda as a
+                where a.queue_id = p_queue_id
+                  and a.pending
+                  and a.priority = (b.n - 1)::smallint
+                  and a.due >= least(b.due, e.due)
+                  and (p_quarantined or a.quarantine <> 1)
+                order by a.due, a.task_id
+                limit p_limit
+                for update skip locked
+            ) as c
+            limit p_limit
+        )
+        select array_agg(c.place), array_agg(c.task_id), array_agg(c.due), array_agg(c.attempts),
+               array_agg(c.quarantine), array_agg(c.crashes), bool_or(c.named),
+               max(c.attempts) > 0 or max(c.quarantine) > 0
+        into v_picks
+        from chosen as c;
+    end if;
+    return v_picks;
+end
+$$;
+
+-- Returns the first of these tasks that may share a lease. After a crash a task may share it with only a few others; a
+-- quarantine of 1 means with none.
+create or replace function penstock._within_quarantine(p_picks penstock.picks) returns penstock.picks
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+declare
+    v_count int;
+begin
+    select count(*) into v_count
+    from (
+        select c.n, min(nullif(c.quarantine, 0)) over (order by c.n) as smallest
+        from unnest(p_picks.quarantines) with ordinality as c(quarantine, n)
+    ) as s
+    where s.n <= coalesce(s.smallest, s.n);
+    p_picks.places := p_picks.places[:v_count];
+    p_picks.ids := p_picks.ids[:v_count];
+    p_picks.dues := p_picks.dues[:v_count];
+    p_picks.attempts := p_picks.attempts[:v_count];
+    p_picks.quarantines := p_picks.quarantines[:v_count];
+    p_picks.crashes := p_picks.crashes[:v_count];
+    return p_picks;
+end
+$$;
+
+-- Returns those of these tasks that have a live document, and counts the others: their documents were removed by hand.
+-- They leave the agenda, and verify reports them.
+create or replace function penstock._without_orphans(p_queue_id int, p_picks penstock.picks) returns penstock.picks
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_all constant int := cardinality(p_picks.ids);
+begin
+    select array_agg(h.id), array_agg(h.due), array_agg(h.attempts), array_agg(h.quarantine), array_agg(h.crashes)
+    into p_picks.ids, p_picks.dues, p_picks.attempts, p_picks.quarantines, p_picks.crashes
+    from unnest(p_picks.ids, p_picks.dues, p_picks.attempts, p_picks.quarantines, p_picks.crashes)
+         as h(id, due, attempts, quarantine, crashes)
+    where exists (select from penstock.task as t where t.id = h.id and t.ended is null);
+    insert into penstock.counter_log (queue_id, metric, delta)
+    values (p_queue_id, 'orphaned_total', v_all - coalesce(cardinality(p_picks.ids), 0));
+    return p_picks;
+end
+$$;
+
+-- Writes the lease of these picks, and lowers the bound from which expiry looks if the lease ends before it.
+create or replace function penstock._lease_out(
+    p_token uuid, p_queue_id int, p_now timestamptz, p_until timestamptz, p_worker text, p_alone boolean,
+    p_picks penstock.picks
+) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off as $$
+begin
+    insert into penstock.lease (token, claimed_at, until, queue_id, alone, named, worker, open, ids, dues, attempts,
+                                quarantines, crashes)
+    values (p_token, p_now, p_until, p_queue_id, p_alone, p_picks.named, p_worker,
+            repeat('1', cardinality(p_picks.ids))::varbit, p_picks.ids, p_picks.dues,
+            case when p_picks.tried then p_picks.attempts end, case when p_picks.tried then p_picks.quarantines end,
+            case when p_picks.tried then p_picks.crashes end);
+    if exists (select from penstock._watermark(p_queue_id) as l where l.until > p_until) then
+        update penstock.watermark as l set until = p_until where l.queue_id = p_queue_id and l.until > p_until;
+    end if;
+end
+$$;
+
+-- Builds a place in the agenda from its parts. Returns null when there is none.
+create or replace function penstock.at_place(p_priority smallint, p_due timestamptz, p_task_id bigint)
+returns penstock.place
+language sql immutable parallel safe
+return case when p_task_id is not null then row(p_priority, p_due, p_task_id)::penstock.place end;
+
+-- Extends a lease. Returns no row if the lease is lost. The row names the tasks that were cancelled meanwhile, so that
+-- their work can stop; `open` counts the tasks that are left. It does not wait long for a settle that is under way in
+-- another transaction. In that case the lease is not lost: call extend again.
+create or replace function penstock.extend(p_token uuid, p_lease interval default null)
+returns table (until timestamptz, revoked bigint[], open int)
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set lock_timeout = '5s' as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz;
+begin
+    if p_token is null then
+        perform penstock.refuse('PS400', 'token: it is null');
+    elsif not penstock._lease_fits(p_lease) then
+        perform penstock._refuse_lease(p_lease);
+    end if;
+    -- The new end is computed after the lock gave this transaction its id. expire relies on this order.
+    perform from penstock.lease as l where l.token = p_token for update;
+    v_now := penstock.clock();
+    return query
+    with extended as (
+        update penstock.lease as l
+        set until = v_now + penstock._in_seconds(
+            coalesce(p_lease, (select q.lease from penstock.queue as q where q.id = l.queue_id)))
+        where l.token = p_token
+        returning l.queue_id, l.until, l.revoked, bit_count(l.open)::int as open
+    ), lowered as (
+        update penstock.watermark as b set until = e.until
+        from extended as e where b.queue_id = e.queue_id and b.until > e.until
+    )
+    select e.until, e.revoked, e.open from extended as e;
+end
+$$;
+
+-- Extends many leases, for a process that keeps the leases of others alive. Returns a row for each lease that exists; a
+-- row without an end means that the lease is being settled at this moment. It never waits.
+create or replace function penstock.extend_many(p_tokens uuid[], p_lease interval default null)
+returns table (token uuid, until timestamptz, revoked bigint[])
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+#variable_conflict use_column
+declare
+    v_now  timestamptz;
+    v_free uuid[];
+begin
+    if p_tokens is null or array_ndims(p_tokens) > 1 or array_position(p_tokens, null) is not null then
+        perform penstock.refuse('PS400', 'tokens: it is null, nested, or has a null in it');
+    elsif not penstock._lease_fits(p_lease) then
+        perform penstock._refuse_lease(p_lease);
+    end if;
+    -- The new ends are computed after the locks gave this transaction its id. expire relies on this order.
+    v_free := array(select l.token from penstock.lease as l where l.token = any(p_tokens) for update skip locked);
+    v_now := penstock.clock();
+    return query
+    with extended as (
+        update penstock.lease as l
+        set until = v_now + penstock._in_seconds(
+            coalesce(p_lease, (select q.lease from penstock.queue as q where q.id = l.queue_id)))
+        where l.token = any(v_free)
+        returning l.token, l.queue_id, l.until, l.revoked
+    ), lowered as (
+        update penstock.watermark as b set until = e.until
+        from (select x.queue_id, min(x.until) as until from extended as x group by x.queue_id) as e
+        where b.queue_id = e.queue_id and b.until > e.until
+    )
+    select l.token, e.until, coalesce(e.revoked, '{}')
+    from penstock.lease as l left join extended as e on e.token = l.token
+    where l.token = any(p_tokens);
+end
+$$;
+
+-- Chooses the one worker that empties itself to run a quarantined task of this queue alone. The first
+-- worker that asks is chosen, for p_seconds. Returns whether it is this worker. The choice ends early when the task has
+-- been claimed, because no worker asks again.
+create or replace function penstock.take_quarantine(p_queue text, p_worker text, p_seconds double precision default 30)
+returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_now   constant timestamptz := penstock.clock();
+begin
+    if p_worker is null or octet_length(p_worker) not between 1 and 200 then
+        perform penstock.refuse('PS400', 'worker: it is null, or not 1 to 200 bytes long');
+    elsif p_seconds is null or p_seconds not between 1 and 3600 then
+        perform penstock.refuse('PS400',
+            format('seconds: %s is not between 1 and 3600', coalesce(p_seconds::text, 'null')));
+    end if;
+    if exists (select from penstock.watermark as l
+               where l.queue_id = v_queue.id and l.quarantine = p_worker and l.quarantine_until > v_now) then
+        return true;
+    end if;
+    update penstock.watermark as l
+    set quarantine = p_worker, quarantine_until = v_now + make_interval(secs => p_seconds)
+    where l.ctid = any(array(
+        select f.ctid from penstock.watermark as f
+        where f.queue_id = v_queue.id and coalesce(f.quarantine_until, '-infinity') <= v_now
+        for update skip locked));
+    return found;
+end
+$$;
+
 create or replace function penstock._check_claim(
-    p_limit int, p_lease interval, p_worker text, p_may_alone boolean, p_durable boolean
+    p_limit int, p_lease interval, p_worker text, p_quarantined boolean, p_durable boolean
 ) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
     if p_limit is null or p_limit not between 1 and 10000 then
         perform penstock.refuse('PS400',
             format('limit: %s is not between 1 and 10000', coalesce(p_limit::text, 'null')));
-    elsif p_lease not between '100 milliseconds' and '24 hours' then
-        perform penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', p_lease));
+    elsif not penstock._lease_fits(p_lease) then
+        perform penstock._refuse_lease(p_lease);
     elsif p_worker is null or octet_length(p_worker) > 200 then
         perform penstock.refuse('PS400', 'worker: it is null or longer than 200 bytes');
-    elsif p_may_alone is null or p_durable is null then
-        perform penstock.refuse('PS400', 'may_alone and durable must not be null');
+    elsif p_quarantined is null or p_durable is null then
+        perform penstock.refuse('PS400', 'quarantined and durable must not be null');
     elsif current_setting('transaction_isolation') <> 'read committed' then
         perform penstock.refuse('PS400',
             format('claim cannot run in a %s transaction', current_setting('transaction_isolation')),

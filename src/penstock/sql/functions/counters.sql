@@ -24,7 +24,7 @@ return case
     when (p_ended is null) <> (p_ended_at is null) then 'ended_at: it is given just when the task has ended'
 end;
 
-create or replace function penstock.count_task() returns trigger
+create or replace function penstock._count_task() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
 declare
     -- One value for all rows: then ids decide, and the first one given runs first.
@@ -148,7 +148,7 @@ begin
 end
 $$;
 
-create or replace function penstock.count_agenda() returns trigger
+create or replace function penstock._count_agenda() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
 declare
     v_group record;
@@ -192,7 +192,7 @@ begin
 end
 $$;
 
-create or replace function penstock.count_lease() returns trigger
+create or replace function penstock._count_lease() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
 begin
     if tg_op = 'INSERT' then
@@ -220,7 +220,7 @@ begin
 end
 $$;
 
-create or replace function penstock.refuse_truncate() returns trigger
+create or replace function penstock._refuse_truncate() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
     raise exception 'truncate of penstock.% would make the counters lie', tg_table_name
@@ -247,7 +247,7 @@ begin
             execute pg_catalog.format(
                 'create trigger %I after %s on penstock.%I referencing %s '
                 'for each statement execute function penstock.%I()',
-                'count_' || v_event.name, v_event.name, v_table, v_event.tables, 'count_' || v_table);
+                'count_' || v_event.name, v_event.name, v_table, v_event.tables, '_count_' || v_table);
         end loop;
     end loop;
 
@@ -257,7 +257,7 @@ begin
             where t.tgrelid = ('penstock.' || v_table)::pg_catalog.regclass and t.tgname = 'refuse_truncate') then
             execute pg_catalog.format(
                 'create trigger refuse_truncate before truncate on penstock.%I '
-                'for each statement execute function penstock.refuse_truncate()', v_table);
+                'for each statement execute function penstock._refuse_truncate()', v_table);
         end if;
     end loop;
 end
@@ -431,7 +431,7 @@ $$;
 -- that was running at that look may still commit a lease that ends, or a task that is due, before that point. So a
 -- bound takes effect only when all of these transactions have ended. A transaction that began later got its id, and
 -- then read the clock, after the look. So its lease ends later, and its task is either due later than two seconds
--- before that reading of the clock, or count_agenda notes it in `early`.
+-- before that reading of the clock, or _count_agenda notes it in `early`.
 create or replace function penstock._move_bounds(
     p_watermark penstock.watermark, p_snapshot pg_snapshot, p_now timestamptz
 ) returns penstock.watermark

@@ -34,41 +34,20 @@ begin
 end
 $$;
 
--- Takes one of the places for concurrent writers of a job until the transaction ends. Returns false if all are taken.
--- The places are locks on rows of penstock.job_place, from a row on that is derived from the job. Two jobs that share
--- some rows may each have fewer writers at once. Unlike an advisory lock, a place cannot be taken by a login without
+-- Takes one of the slots for concurrent writers of a job until the transaction ends. Returns false if all are taken.
+-- The slots are locks on rows of penstock.job_slot, from a row on that is derived from the job. Two jobs that share
+-- some rows may each have fewer writers at once. Unlike an advisory lock, a slot cannot be taken by a login without
 -- rights.
-create or replace function penstock.take_place(p_job uuid, p_places int) returns boolean
+create or replace function penstock.take_job_slot(p_job uuid, p_slots int) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    perform from penstock.job_place as r
+    perform from penstock.job_slot as r
     where r.n = any(array(
         select ((hashtext(p_job::text) & 4095) + i.n) % 4096
-        from generate_series(0, least(p_places, 4096) - 1) as i(n)))
+        from generate_series(0, least(p_slots, 4096) - 1) as i(n)))
     limit 1
     for update skip locked;
     return found;
-end
-$$;
-
--- Refuses a repeat whose content differs, and says how it differs. It never skips such a repeat.
-create or replace function penstock._check_repeat(
-    p_what text, p_known penstock.ledger, p_queue penstock.queue, p_rows bigint, p_checksum text
-) returns void
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
-declare
-    v_said constant text := case
-        when p_known.queue_id <> p_queue.id
-            then format('it was written into another queue before, not into %L', p_queue.name)
-        when p_known.rows <> p_rows
-            then format('it was written with %s rows before, now there are %s', p_known.rows, p_rows)
-        when p_known.checksum <> p_checksum then format('its %s rows were written with other content before', p_rows)
-    end;
-begin
-    if v_said is not null then
-        perform penstock.refuse('PS409', p_what || v_said,
-            'The same job has the same rows in the same partitions. Other rows are another txnVersion.');
-    end if;
 end
 $$;
 
@@ -148,5 +127,26 @@ begin
     order by r.n;
     get diagnostics v_count = row_count;
     return v_count;
+end
+$$;
+
+-- Refuses a repeat whose content differs, and says how it differs. It never skips such a repeat.
+create or replace function penstock._check_repeat(
+    p_what text, p_known penstock.ledger, p_queue penstock.queue, p_rows bigint, p_checksum text
+) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    v_said constant text := case
+        when p_known.queue_id <> p_queue.id
+            then format('it was written into another queue before, not into %L', p_queue.name)
+        when p_known.rows <> p_rows
+            then format('it was written with %s rows before, now there are %s', p_known.rows, p_rows)
+        when p_known.checksum <> p_checksum then format('its %s rows were written with other content before', p_rows)
+    end;
+begin
+    if v_said is not null then
+        perform penstock.refuse('PS409', p_what || v_said,
+            'The same job has the same rows in the same partitions. Other rows are another txnVersion.');
+    end if;
 end
 $$;

@@ -22,20 +22,14 @@ return case
     else p_length
 end;
 
--- Checks how long upkeep keeps something: at least a day, or null for ever. Every worker may call upkeep, and none may
--- delete what others rely on. Returns the length without months and days, and short enough to be subtracted from any
--- moment.
-create or replace function penstock._check_retention(p_field text, p_keep interval) returns interval
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
-declare
-    v_keep constant interval := penstock._in_seconds(p_keep);
-begin
-    if v_keep < '1 day' then
-        perform penstock.refuse('PS400', format('%s: %s is less than 1 day', p_field, p_keep),
-            'Keep at least 1 day; null keeps for ever.');
-    end if;
-    return case when p_keep is not null then least(v_keep, penstock._in_seconds('36500 days')) end;
-end
+-- Returns whether a lease has a length that is allowed. Null fits: callers that need a length check for it.
+create or replace function penstock._lease_fits(p_lease interval) returns boolean
+language sql immutable parallel safe
+return penstock._in_seconds(p_lease) between '100 milliseconds' and '24 hours';
+
+create or replace function penstock._refuse_lease(p_lease interval) returns void
+language sql stable set search_path = pg_catalog, pg_temp as $$
+    select penstock.refuse('PS400', format('lease: %s is not between 100 ms and 24 h', coalesce(p_lease::text, 'null')))
 $$;
 
 create or replace function penstock.largest_payload(p_queue penstock.queue) returns bigint
@@ -147,48 +141,6 @@ begin
                      'Create it with penstock.create_queue or `penstock queues create`.'));
     end if;
     return v_queue;
-end
-$$;
-
--- Refuses settings that cannot be kept.
-create or replace function penstock._check_queue(p_queue penstock.queue) returns void
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
-declare
-    v_bad text;
-begin
-    select k.name || ': ' || k.keep into v_bad
-    from (values ('keep_done', p_queue.keep_done), ('keep_dead', p_queue.keep_dead),
-                 ('keep_cancelled', p_queue.keep_cancelled)) as k(name, keep)
-    where penstock._in_seconds(k.keep) not between '0' and '3650 days'
-    limit 1;
-    if p_queue.name is null or p_queue.name !~ '^[a-z0-9][a-z0-9_.-]{0,62}$' then
-        perform penstock.refuse('PS400',
-            format('queue: %s is not a name', coalesce(quote_literal(left(p_queue.name, 80)), 'null')),
-            'A name has 1 to 63 of a-z, 0-9, _ . - and begins with a letter or digit.');
-    elsif p_queue.lease is null
-       or penstock._in_seconds(p_queue.lease) not between '100 milliseconds' and '24 hours' then
-        perform penstock.refuse('PS400',
-            format('lease: %s is not between 100 ms and 24 h', coalesce(p_queue.lease::text, 'null')));
-    elsif p_queue.max_attempts not between 1 and 32767 then
-        perform penstock.refuse('PS400', format('max_attempts: %s is not between 1 and 32767', p_queue.max_attempts));
-    elsif penstock._in_seconds(p_queue.sla) not between '1 microsecond' and '3650 days' then
-        perform penstock.refuse('PS400', format('sla: %s is not more than 0 and at most 3650 days', p_queue.sla));
-    elsif v_bad is not null then
-        perform penstock.refuse('PS400', v_bad || ' is not between 0 and 3650 days');
-    elsif p_queue.settings is null or jsonb_typeof(p_queue.settings) <> 'object' then
-        perform penstock.refuse('PS400',
-            format('settings: %s is not a JSON object', coalesce(left(p_queue.settings::text, 80), 'null')));
-    elsif p_queue.settings ? 'max_payload'
-       and not penstock._is_number(p_queue.settings->'max_payload', 2, 16777216) then
-        perform penstock.refuse('PS400',
-            format('max_payload: %s is not between 2 and 16777216', left(p_queue.settings->>'max_payload', 80)));
-    elsif p_queue.settings ? 'notify' and jsonb_typeof(p_queue.settings->'notify') <> 'boolean' then
-        perform penstock.refuse('PS400',
-            format('notify: %s is not true or false', left(p_queue.settings->>'notify', 80)));
-    elsif p_queue.paused is null then
-        perform penstock.refuse('PS400', 'paused: it is null');
-    end if;
-    perform penstock._check_retry(p_queue.retry);
 end
 $$;
 
@@ -342,3 +294,60 @@ $$;
 create or replace function penstock.contract() returns int
 language sql immutable parallel safe
 return 5;
+
+-- Refuses settings that cannot be kept.
+create or replace function penstock._check_queue(p_queue penstock.queue) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    v_bad text;
+begin
+    select k.name || ': ' || k.keep into v_bad
+    from (values ('keep_done', p_queue.keep_done), ('keep_dead', p_queue.keep_dead),
+                 ('keep_cancelled', p_queue.keep_cancelled)) as k(name, keep)
+    where penstock._in_seconds(k.keep) not between '0' and '3650 days'
+    limit 1;
+    if p_queue.name is null or p_queue.name !~ '^[a-z0-9][a-z0-9_.-]{0,62}$' then
+        perform penstock.refuse('PS400',
+            format('queue: %s is not a name', coalesce(quote_literal(left(p_queue.name, 80)), 'null')),
+            'A name has 1 to 63 of a-z, 0-9, _ . - and begins with a letter or digit.');
+    elsif p_queue.lease is null
+       or not penstock._lease_fits(p_queue.lease) then
+        perform penstock._refuse_lease(p_queue.lease);
+    elsif p_queue.max_attempts not between 1 and 32767 then
+        perform penstock.refuse('PS400', format('max_attempts: %s is not between 1 and 32767', p_queue.max_attempts));
+    elsif penstock._in_seconds(p_queue.sla) not between '1 microsecond' and '3650 days' then
+        perform penstock.refuse('PS400', format('sla: %s is not more than 0 and at most 3650 days', p_queue.sla));
+    elsif v_bad is not null then
+        perform penstock.refuse('PS400', v_bad || ' is not between 0 and 3650 days');
+    elsif p_queue.settings is null or jsonb_typeof(p_queue.settings) <> 'object' then
+        perform penstock.refuse('PS400',
+            format('settings: %s is not a JSON object', coalesce(left(p_queue.settings::text, 80), 'null')));
+    elsif p_queue.settings ? 'max_payload'
+       and not penstock._is_number(p_queue.settings->'max_payload', 2, 16777216) then
+        perform penstock.refuse('PS400',
+            format('max_payload: %s is not between 2 and 16777216', left(p_queue.settings->>'max_payload', 80)));
+    elsif p_queue.settings ? 'notify' and jsonb_typeof(p_queue.settings->'notify') <> 'boolean' then
+        perform penstock.refuse('PS400',
+            format('notify: %s is not true or false', left(p_queue.settings->>'notify', 80)));
+    elsif p_queue.paused is null then
+        perform penstock.refuse('PS400', 'paused: it is null');
+    end if;
+    perform penstock._check_retry(p_queue.retry);
+end
+$$;
+
+-- Checks how long upkeep keeps something: at least a day, or null for ever. Every worker may call upkeep, and none may
+-- delete what others rely on. Returns the length without months and days, and short enough to be subtracted from any
+-- moment.
+create or replace function penstock._check_retention(p_field text, p_keep interval) returns interval
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+declare
+    v_keep constant interval := penstock._in_seconds(p_keep);
+begin
+    if v_keep < '1 day' then
+        perform penstock.refuse('PS400', format('%s: %s is less than 1 day', p_field, p_keep),
+            'Keep at least 1 day; null keeps for ever.');
+    end if;
+    return case when p_keep is not null then least(v_keep, penstock._in_seconds('36500 days')) end;
+end
+$$;

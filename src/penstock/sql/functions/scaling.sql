@@ -1,27 +1,6 @@
 -- Scaling: one scaler at a time holds a queue, looks at it, decides, and notes the decision. A scaler that was replaced
 -- is refused. A queue is either a Penstock queue or an adopted table: both have a name, and both may have a promise.
 
-create or replace function penstock._check_scaling(p_queues text[], p_holder text, p_lease interval) returns void
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
-declare
-    v_queue text;
-begin
-    if p_queues is null or array_ndims(p_queues) > 1 or array_position(p_queues, null) is not null then
-        perform penstock.refuse('PS400', 'queues: it is null, nested, or has a null in it');
-    elsif p_holder is null or octet_length(p_holder) not between 1 and 200 then
-        perform penstock.refuse('PS400', 'holder: it is null, or not 1 to 200 bytes long');
-    elsif p_lease is null or penstock._in_seconds(p_lease) not between '1 second' and '24 hours' then
-        perform penstock.refuse('PS400',
-            format('lease: %s is not between 1 s and 24 h', coalesce(p_lease::text, 'null')));
-    end if;
-    foreach v_queue in array p_queues loop
-        if not exists (select from penstock.adopted as a where a.name = v_queue) then
-            perform penstock.the_queue(v_queue);
-        end if;
-    end loop;
-end
-$$;
-
 -- Takes queues for a scaler, all of them or none. The call is refused while another scaler holds any of them: that
 -- scaler has until its hold ends to show that it is alive. `p_instead_of` lists holders that are known to be dead, so
 -- that their holds need not be waited for. Returns the epoch of the new holder, and what the previous holder wanted and
@@ -369,5 +348,26 @@ begin
             current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
                 - coalesce(current_setting('reserved_connections', true)::int, 0)),
         'schedule', penstock.next_schedule()));
+end
+$$;
+
+create or replace function penstock._check_scaling(p_queues text[], p_holder text, p_lease interval) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    v_queue text;
+begin
+    if p_queues is null or array_ndims(p_queues) > 1 or array_position(p_queues, null) is not null then
+        perform penstock.refuse('PS400', 'queues: it is null, nested, or has a null in it');
+    elsif p_holder is null or octet_length(p_holder) not between 1 and 200 then
+        perform penstock.refuse('PS400', 'holder: it is null, or not 1 to 200 bytes long');
+    elsif p_lease is null or penstock._in_seconds(p_lease) not between '1 second' and '24 hours' then
+        perform penstock.refuse('PS400',
+            format('lease: %s is not between 1 s and 24 h', coalesce(p_lease::text, 'null')));
+    end if;
+    foreach v_queue in array p_queues loop
+        if not exists (select from penstock.adopted as a where a.name = v_queue) then
+            perform penstock.the_queue(v_queue);
+        end if;
+    end loop;
 end
 $$;

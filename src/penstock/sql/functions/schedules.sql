@@ -1,5 +1,5 @@
--- Schedules. Clients read the cron lines; the database keeps what was decided. Any number of clients may decide at
--- once: if several see the same mark, exactly one pushes, and the others find a changed mark. There is no leader.
+-- Schedules. Clients read the cron expressions; the database keeps what was decided. Any number of clients may decide
+-- at once: if several see the same mark, exactly one pushes, and the others find a changed mark. There is no leader.
 
 -- Returns schedules in readable form. A queue that is dropped takes its schedules along.
 create or replace function penstock.schedules(p_name text default null)
@@ -39,58 +39,6 @@ language sql volatile security definer set search_path = pg_catalog, pg_temp as 
     order by s.next_at, s.name
     limit p_limit
     for update skip locked
-$$;
-
-create or replace function penstock._nearest_schedule(p_name text) returns text
-language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-    select penstock._nearest(
-        p_name, array(select left(s.name, 80) from penstock.schedule as s order by s.name limit 10000))
-$$;
-
--- Refuses a schedule name that does not exist.
-create or replace function penstock._miss_schedule(p_name text) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-begin
-    perform penstock.refuse(
-        'PS404', format('schedule %s does not exist', coalesce(quote_literal(left(p_name, 80)), 'null')),
-        coalesce('Did you mean ' || quote_literal(penstock._nearest_schedule(p_name)) || '?',
-                 '`penstock schedules ls` lists them.'));
-end
-$$;
-
--- Refuses the first invalid field of a schedule. Only clients can tell whether its cron line is valid.
-create or replace function penstock._check_schedule(p_schedule penstock.schedule, p_largest bigint) returns void
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
-begin
-    if p_schedule.name is null or octet_length(p_schedule.name) not between 1 and 200 then
-        perform penstock.refuse('PS400', 'name: it is null, or not 1 to 200 bytes long');
-    elsif p_schedule.kind is null or octet_length(p_schedule.kind) not between 1 and 128 then
-        perform penstock.refuse('PS400', 'kind: it is null, or not 1 to 128 bytes long');
-    elsif p_schedule.payload is null or jsonb_typeof(p_schedule.payload) <> 'object' then
-        perform penstock.refuse('PS422', 'payload: it is not a JSON object');
-    elsif octet_length(p_schedule.payload::text) > p_largest then
-        perform penstock.refuse('PS413',
-            format('payload: %s bytes are more than %s', octet_length(p_schedule.payload::text), p_largest));
-    elsif p_schedule.priority is null or p_schedule.priority not between 0 and 9 then
-        perform penstock.refuse('PS400',
-            format('priority: %s is not between 0 and 9', coalesce(p_schedule.priority::text, 'null')));
-    elsif p_schedule.cron is null or octet_length(p_schedule.cron) > 200
-       or p_schedule.cron !~ '^[^[:space:]]+( [^[:space:]]+){4}$' then
-        perform penstock.refuse('PS400',
-            format('cron: %s is not five fields', coalesce(quote_literal(left(p_schedule.cron, 80)), 'null')));
-    elsif p_schedule.backfill is null or p_schedule.backfill not in ('none', 'last', 'all') then
-        perform penstock.refuse('PS400',
-            format('backfill: %s is not none, last or all',
-                   coalesce(quote_literal(left(p_schedule.backfill, 80)), 'null')));
-    elsif p_schedule.tz is null then
-        perform penstock.refuse('PS400', 'tz: it is null');
-    end if;
-    begin
-        perform penstock.clock() at time zone p_schedule.tz;
-    exception when invalid_parameter_value then
-        perform penstock.refuse('PS400', format('tz: %L is not a time zone', left(p_schedule.tz, 80)));
-    end;
-end
 $$;
 
 -- Creates or changes a schedule. A new schedule, and one with a changed line or zone, counts from now: what was decided
@@ -246,5 +194,57 @@ begin
     set mark = p_decided, next_at = p_next_at, last_tick = coalesce(p_ticks[v_many], s.last_tick)
     where s.name = p_name;
     return v_pushed;
+end
+$$;
+
+create or replace function penstock._nearest_schedule(p_name text) returns text
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+    select penstock._nearest(
+        p_name, array(select left(s.name, 80) from penstock.schedule as s order by s.name limit 10000))
+$$;
+
+-- Refuses a schedule name that does not exist.
+create or replace function penstock._miss_schedule(p_name text) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    perform penstock.refuse(
+        'PS404', format('schedule %s does not exist', coalesce(quote_literal(left(p_name, 80)), 'null')),
+        coalesce('Did you mean ' || quote_literal(penstock._nearest_schedule(p_name)) || '?',
+                 '`penstock schedules ls` lists them.'));
+end
+$$;
+
+-- Refuses the first invalid field of a schedule. Only clients can tell whether its cron expression is valid.
+create or replace function penstock._check_schedule(p_schedule penstock.schedule, p_largest bigint) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+    if p_schedule.name is null or octet_length(p_schedule.name) not between 1 and 200 then
+        perform penstock.refuse('PS400', 'name: it is null, or not 1 to 200 bytes long');
+    elsif p_schedule.kind is null or octet_length(p_schedule.kind) not between 1 and 128 then
+        perform penstock.refuse('PS400', 'kind: it is null, or not 1 to 128 bytes long');
+    elsif p_schedule.payload is null or jsonb_typeof(p_schedule.payload) <> 'object' then
+        perform penstock.refuse('PS422', 'payload: it is not a JSON object');
+    elsif octet_length(p_schedule.payload::text) > p_largest then
+        perform penstock.refuse('PS413',
+            format('payload: %s bytes are more than %s', octet_length(p_schedule.payload::text), p_largest));
+    elsif p_schedule.priority is null or p_schedule.priority not between 0 and 9 then
+        perform penstock.refuse('PS400',
+            format('priority: %s is not between 0 and 9', coalesce(p_schedule.priority::text, 'null')));
+    elsif p_schedule.cron is null or octet_length(p_schedule.cron) > 200
+       or p_schedule.cron !~ '^[^[:space:]]+( [^[:space:]]+){4}$' then
+        perform penstock.refuse('PS400',
+            format('cron: %s is not five fields', coalesce(quote_literal(left(p_schedule.cron, 80)), 'null')));
+    elsif p_schedule.backfill is null or p_schedule.backfill not in ('none', 'last', 'all') then
+        perform penstock.refuse('PS400',
+            format('backfill: %s is not none, last or all',
+                   coalesce(quote_literal(left(p_schedule.backfill, 80)), 'null')));
+    elsif p_schedule.tz is null then
+        perform penstock.refuse('PS400', 'tz: it is null');
+    end if;
+    begin
+        perform penstock.clock() at time zone p_schedule.tz;
+    exception when invalid_parameter_value then
+        perform penstock.refuse('PS400', format('tz: %L is not a time zone', left(p_schedule.tz, 80)));
+    end;
 end
 $$;

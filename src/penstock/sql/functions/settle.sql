@@ -1,226 +1,6 @@
 -- Settle: notes what became of claimed tasks. It writes documents, agenda, history, counters and the lease in one
 -- transaction, and only while the token is valid.
 
--- Creates the history partition of a day, if it does not exist. It creates a table LIKE history and then attaches it,
--- which needs no exclusive lock on history. Today's partition is needed at once, so the function waits for another
--- session that creates it; for a later day it leaves the work to that session.
-create or replace function penstock._make_history(p_day date) returns boolean
-language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' as $$
-declare
-    v_name constant text := 'history_' || to_char(p_day, 'YYYYMMDD');
-begin
-    if to_regclass('penstock.' || v_name) is not null then
-        return false;
-    end if;
-    if p_day <= (penstock.clock() at time zone 'UTC')::date then
-        perform from penstock.chore as c where c.name = 'make_history' for update;
-    elsif not penstock._take_chore('make_history') then
-        return false;
-    end if;
-    begin
-        execute format('create table penstock.%I (like penstock.history including all)', v_name);
-    exception when duplicate_table then
-        return false;    -- another session made it while this one waited for the lock
-    end;
-    -- PostgreSQL summarizes the first range of an empty index. Each insert there would update that summary: 230 bytes
-    -- of WAL.
-    perform brin_desummarize_range(i.indexrelid, 0)
-    from pg_index as i join pg_class as c on c.oid = i.indexrelid join pg_am as a on a.oid = c.relam
-    where i.indrelid = ('penstock.' || v_name)::regclass and a.amname = 'brin';
-    execute format('alter table penstock.history attach partition penstock.%I for values from (%L) to (%L)',
-                   v_name, p_day::timestamptz, (p_day + 1)::timestamptz);
-    return true;
-end
-$$;
-
--- Returns an error text in the form in which it is stored: cut, and without characters that a terminal would obey.
-create or replace function penstock._safe_text(p_text text) returns text
-language sql immutable parallel safe set search_path = pg_catalog, pg_temp
-return case when p_text is null then null else
-    regexp_replace(
-        case when octet_length(p_text) <= 8192 then p_text
-             when octet_length(left(p_text, 8000)) <= 8000 then left(p_text, 8000) || ' … (cut)'
-             else left(p_text, 2000) || ' … (cut)' end,
-        '[\x01-\x08\x0B-\x1F\x7F\u0080-\u009F]', '?', 'g') end;
-
--- Handles every end of an attempt except the plain done: a worker reports it (again, failed, dead, release) or the
--- clock does (expired). The caller holds the lease row and the named documents. Returns where each task is now.
-create or replace function penstock._conclude(
-    p_lease    penstock.lease,
-    p_now      timestamptz,
-    p_ids      bigint[],
-    p_outcomes text[],
-    p_dues     timestamptz[],
-    p_delays   interval[],
-    p_payloads text[],
-    p_errors   text[],
-    p_classes  text[]
-) returns table (id bigint, result text)
-language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
-#variable_conflict use_column
-begin
-    return query
-    with known as materialized (
-        select
-            t.id, t.queue_id, t.kind, t.subject, t.created, t.iterations, t.priority, t.renew,
-            s.outcome, s.due as asked_due, penstock._in_seconds(s.delay) as delay, s.payload,
-            penstock._safe_text(s.error) as error, left(s.error_class, 200) as error_class,
-            h.due as was_due, coalesce(h.attempts, 0) as attempts, coalesce(h.company, 0) as company,
-            coalesce(h.crashes, 0) as crashes,
-            -- An expiry burns the attempt only of a task that was alone: that task killed its worker.
-            s.outcome = 'failed' or (s.outcome = 'expired' and (p_lease).alone) as burned,
-            coalesce(k.max_attempts, q.max_attempts) as max_attempts, q.keep_done,
-            case when (s.outcome = 'failed' and s.delay is null) or (s.outcome = 'expired' and (p_lease).alone)
-                 then penstock.retry_delay(coalesce(k.retry, q.retry), coalesce(h.attempts, 0) + 1,
-                                           p_now - coalesce(t.since, t.created), t.id)
-                 else penstock._in_seconds(s.delay) end as wait
-        from unnest(p_ids, p_outcomes, p_dues, p_delays, p_payloads, p_errors, p_classes)
-             as s(id, outcome, due, delay, payload, error, error_class)
-        join unnest((p_lease).ids, (p_lease).dues, (p_lease).attempts, (p_lease).companies, (p_lease).crashes)
-             as h(id, due, attempts, company, crashes) on h.id = s.id
-        join (select * from penstock.task as d where d.id = any(p_ids) and d.ended is null) as t on t.id = s.id
-        join penstock.queue as q on q.id = t.queue_id
-        left join penstock.kind as k on k.queue_id = t.queue_id and k.kind = t.kind
-
-    ), judged as materialized (
-        select k.*,
-            case
-                when k.renew is not null then 'waits'
-                when k.outcome = 'done' then case when k.keep_done is null then 'gone' else 'done' end
-                when k.outcome = 'dead' then 'dead'
-                when k.burned and (k.attempts + 1 >= k.max_attempts or k.wait is null) then 'dead'
-                when k.burned and k.outcome = 'expired' and k.crashes + 1 >= 20 then 'dead'
-                else 'waits'
-            end as fate,
-            k.outcome in ('done', 'again') as succeeded,
-            k.outcome in ('release', 'expired') as unfinished
-        from known as k
-
-    ), dated as materialized (
-        select j.*,
-            case when j.outcome = 'release' then 'released'
-                 when j.fate = 'dead' then 'dead'
-                 else j.outcome end as told,
-            case when j.renew is not null then j.renew
-                 when j.outcome = 'again' then coalesce(j.asked_due, p_now + j.delay, p_now)
-                 when j.outcome = 'failed' then p_now + j.wait
-                 -- The task was alone because of an earlier crash. It most likely kills its workers, and would kill the
-                 -- next one at once.
-                 when j.outcome = 'expired' and (p_lease).alone and j.company = 1 then p_now + j.wait
-                 when j.outcome = 'release' then coalesce(p_now + j.delay, j.was_due)
-                 else p_now end as next_due
-        from judged as j
-
-    ), removed as (
-        delete from penstock.task as t using dated as d where t.id = d.id and d.fate = 'gone'
-
-    ), rewritten as (
-        update penstock.task as t set
-            iterations = t.iterations + d.succeeded::int,
-            last_iteration = case when d.succeeded then p_now else t.last_iteration end,
-            since = case when d.succeeded or d.renew is not null then p_now else t.since end,
-            payload = case when d.outcome = 'again' and d.renew is null then coalesce(d.payload::jsonb, t.payload)
-                           else t.payload end,
-            renew = null,
-            ended = case when d.fate in ('done', 'dead') then d.fate end,
-            ended_at = case when d.fate in ('done', 'dead') then p_now end,
-            reason = case when d.fate <> 'dead' then null
-                          when d.outcome = 'dead' then coalesce(split_part(d.error, E'\n', 1), 'told so')
-                          when d.outcome = 'expired' then 'crashed'
-                          when d.attempts + 1 >= d.max_attempts then 'attempts spent'
-                          else 'the strategy ended' end,
-            -- Class and text always belong to the same error.
-            error_class = case when d.succeeded then null
-                               when num_nonnulls(d.error_class, d.error) > 0 then d.error_class else t.error_class end,
-            error = case when d.succeeded then null
-                         when num_nonnulls(d.error_class, d.error) > 0 then d.error else t.error end,
-            attempts = case when d.fate = 'dead' then least(d.attempts + 1, 32767) end
-        from dated as d
-        where t.id = d.id and d.fate <> 'gone' and (not d.unfinished or d.renew is not null or d.fate = 'dead')
-
-    ), put_back as (
-        insert into penstock.agenda (task_id, due, queue_id, priority, attempts, company, crashes, pending, named)
-        select
-            d.id, d.next_due, d.queue_id, d.priority,
-            case when d.succeeded or d.renew is not null then 0 else least(d.attempts + d.burned::int, 32767) end,
-            case when d.renew is not null or not d.unfinished then 0
-                 when d.outcome = 'release' then d.company
-                 when (p_lease).alone then 1
-                 -- The company is an eighth of the lease that the task shared or, for a small lease, of the number of
-                 -- tasks that it may have shared a process with.
-                 else greatest(1, greatest(bit_count((p_lease).open), coalesce(nullif(d.company, 0), 64)) / 8) end,
-            case when d.renew is not null or not d.unfinished then 0
-                 else d.crashes + d.burned::int end,
-            -- A task with a moment in the future waits for it; the others may run now.
-            d.next_due <= p_now or (d.outcome = 'release' and d.delay is null and d.renew is null),
-            d.subject is not null
-        from dated as d
-        where d.fate = 'waits'
-
-    ), noted as (
-        insert into penstock.history (task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt,
-                                      outcome, kind, worker, subject, error_class, error)
-        select d.id, d.created, d.was_due, (p_lease).claimed_at, p_now, d.queue_id, d.iterations, d.attempts + 1,
-               d.told, d.kind, (p_lease).worker, d.subject,
-               coalesce(d.error_class, case when d.outcome = 'expired' and d.fate = 'dead' then 'Crashed' end), d.error
-        from dated as d
-
-    ), tallied as (
-        insert into penstock.counter_log (queue_id, metric, delta)
-        select d.queue_id, d.told || '_total', count(*) from dated as d group by d.queue_id, d.told
-    )
-    select d.id,
-           case d.fate when 'gone' then 'done'
-                       when 'waits' then case when d.next_due <= p_now
-                                                   or (d.outcome = 'release' and d.delay is null and d.renew is null)
-                                              then 'pending' else 'planned' end
-                       else d.fate end
-    from dated as d;
-end
-$$;
-
--- Handles the common end: tasks that are done, not kept and not renewed. Returns the ids that it removed.
-create or replace function penstock._finish(p_lease penstock.lease, p_now timestamptz, p_ids bigint[]) returns bigint[]
-language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
-declare
-    v_xid  constant bigint := pg_current_xact_id()::text::bigint;    -- once: the default would cost 0.3 µs a row
-    v_gone bigint[];
-begin
-    with gone as (
-        delete from penstock.task as t
-        where t.id = any(p_ids) and t.renew is null and t.ended is null
-        returning t.id, t.created, t.iterations, t.kind, t.subject
-    ), noted as (
-        insert into penstock.history (xid, task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt,
-                                      outcome, kind, worker, subject)
-        select v_xid, g.id, g.created, h.due, p_lease.claimed_at, p_now, p_lease.queue_id, g.iterations,
-               coalesce(h.attempts, 0) + 1, 'done', g.kind, p_lease.worker, g.subject
-        from gone as g
-        join unnest(p_lease.ids, p_lease.dues, p_lease.attempts) as h(id, due, attempts) on h.id = g.id
-    ), tallied as (
-        insert into penstock.counter_log (queue_id, metric, delta)
-        select p_lease.queue_id, 'done_total', count(*) from gone having count(*) > 0
-    )
-    select array_agg(g.id) into v_gone from gone as g;
-    return v_gone;
-end
-$$;
-
--- Locks documents that another session may hold: all documents of a call, in one statement and one order. A document
--- without a subject is held only to change its priority, which matters where the task goes back to waiting with it.
-create or replace function penstock._lock_documents(p_ids bigint[], p_named_only boolean) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off as $$
-begin
-    perform from penstock.task as t
-    where t.id = any(p_ids) and (t.subject is not null or not p_named_only)
-    order by t.subject collate "C", t.id
-    for update;
-end
-$$;
-
 -- Settles tasks of a lease. Returns one row per id: the state that the task is in now, or why nothing changed. The
 -- reasons are refused (the lease is lost), revoked (the task was cancelled meanwhile), unknown (the task was never in
 -- this lease) and busy (p_wait is false, and another transaction holds the document or the lease: settle it again
@@ -339,6 +119,209 @@ begin
 end
 $$;
 
+-- Puts the open tasks of a lease, or the given ones of them, back as they were, without burning an attempt. Returns no
+-- row if the lease is lost.
+drop function if exists penstock.release(uuid, bigint[], interval);
+create or replace function penstock.release(
+    p_token uuid, p_ids bigint[] default null, p_delay interval default null, p_wait boolean default true
+) returns table (id bigint, result text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+#variable_conflict use_column
+declare
+    v_ids bigint[] := p_ids;
+begin
+    if v_ids is null then
+        select array_agg(h.id) into v_ids
+        from penstock.lease as l, unnest(l.ids) with ordinality as h(id, n)
+        where l.token = p_token and get_bit(l.open, h.n::int - 1) = 1;
+    end if;
+    return query
+    select s.id, s.result
+    from penstock.settle(p_token, coalesce(v_ids, '{}'),
+                         array_fill('release'::text, array[coalesce(cardinality(v_ids), 0)]),
+                         p_delays => array_fill(p_delay, array[coalesce(cardinality(v_ids), 0)]),
+                         p_wait => p_wait) as s;
+end
+$$;
+
+-- Locks documents that another session may hold: all documents of a call, in one statement and one order. A document
+-- without a subject is held only to change its priority, which matters where the task goes back to waiting with it.
+create or replace function penstock._lock_documents(p_ids bigint[], p_named_only boolean) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off as $$
+begin
+    perform from penstock.task as t
+    where t.id = any(p_ids) and (t.subject is not null or not p_named_only)
+    order by t.subject collate "C", t.id
+    for update;
+end
+$$;
+
+-- Handles the common end: tasks that are done, not kept and not renewed. Returns the ids that it removed.
+create or replace function penstock._finish(p_lease penstock.lease, p_now timestamptz, p_ids bigint[]) returns bigint[]
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
+declare
+    v_xid  constant bigint := pg_current_xact_id()::text::bigint;    -- once: the default would cost 0.3 µs a row
+    v_gone bigint[];
+begin
+    with gone as (
+        delete from penstock.task as t
+        where t.id = any(p_ids) and t.renew is null and t.ended is null
+        returning t.id, t.created, t.iterations, t.kind, t.subject
+    ), noted as (
+        insert into penstock.history (xid, task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt,
+                                      outcome, kind, worker, subject)
+        select v_xid, g.id, g.created, h.due, p_lease.claimed_at, p_now, p_lease.queue_id, g.iterations,
+               coalesce(h.attempts, 0) + 1, 'done', g.kind, p_lease.worker, g.subject
+        from gone as g
+        join unnest(p_lease.ids, p_lease.dues, p_lease.attempts) as h(id, due, attempts) on h.id = g.id
+    ), tallied as (
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select p_lease.queue_id, 'done_total', count(*) from gone having count(*) > 0
+    )
+    select array_agg(g.id) into v_gone from gone as g;
+    return v_gone;
+end
+$$;
+
+-- Handles every end of an attempt except the plain done: a worker reports it (again, failed, dead, release) or the
+-- clock does (expired). The caller holds the lease row and the named documents. Returns where each task is now.
+create or replace function penstock._conclude(
+    p_lease    penstock.lease,
+    p_now      timestamptz,
+    p_ids      bigint[],
+    p_outcomes text[],
+    p_dues     timestamptz[],
+    p_delays   interval[],
+    p_payloads text[],
+    p_errors   text[],
+    p_classes  text[]
+) returns table (id bigint, result text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
+#variable_conflict use_column
+begin
+    return query
+    with known as materialized (
+        select
+            t.id, t.queue_id, t.kind, t.subject, t.created, t.iterations, t.priority, t.renew,
+            s.outcome, s.due as asked_due, penstock._in_seconds(s.delay) as delay, s.payload,
+            penstock._safe_text(s.error) as error, left(s.error_class, 200) as error_class,
+            h.due as was_due, coalesce(h.attempts, 0) as attempts, coalesce(h.quarantine, 0) as quarantine,
+            coalesce(h.crashes, 0) as crashes,
+            -- An expiry burns the attempt only of a task that was alone: that task killed its worker.
+            s.outcome = 'failed' or (s.outcome = 'expired' and (p_lease).alone) as burned,
+            coalesce(k.max_attempts, q.max_attempts) as max_attempts, q.keep_done,
+            case when (s.outcome = 'failed' and s.delay is null) or (s.outcome = 'expired' and (p_lease).alone)
+                 then penstock.retry_delay(coalesce(k.retry, q.retry), coalesce(h.attempts, 0) + 1,
+                                           p_now - coalesce(t.since, t.created), t.id)
+                 else penstock._in_seconds(s.delay) end as wait
+        from unnest(p_ids, p_outcomes, p_dues, p_delays, p_payloads, p_errors, p_classes)
+             as s(id, outcome, due, delay, payload, error, error_class)
+        join unnest((p_lease).ids, (p_lease).dues, (p_lease).attempts, (p_lease).quarantines, (p_lease).crashes)
+             as h(id, due, attempts, quarantine, crashes) on h.id = s.id
+        join (select * from penstock.task as d where d.id = any(p_ids) and d.ended is null) as t on t.id = s.id
+        join penstock.queue as q on q.id = t.queue_id
+        left join penstock.kind as k on k.queue_id = t.queue_id and k.kind = t.kind
+
+    ), judged as materialized (
+        select k.*,
+            case
+                when k.renew is not null then 'waits'
+                when k.outcome = 'done' then case when k.keep_done is null then 'gone' else 'done' end
+                when k.outcome = 'dead' then 'dead'
+                when k.burned and (k.attempts + 1 >= k.max_attempts or k.wait is null) then 'dead'
+                when k.burned and k.outcome = 'expired' and k.crashes + 1 >= 20 then 'dead'
+                else 'waits'
+            end as fate,
+            k.outcome in ('done', 'again') as succeeded,
+            k.outcome in ('release', 'expired') as unfinished
+        from known as k
+
+    ), dated as materialized (
+        select j.*,
+            case when j.outcome = 'release' then 'released'
+                 when j.fate = 'dead' then 'dead'
+                 else j.outcome end as told,
+            case when j.renew is not null then j.renew
+                 when j.outcome = 'again' then coalesce(j.asked_due, p_now + j.delay, p_now)
+                 when j.outcome = 'failed' then p_now + j.wait
+                 -- The task was alone because of an earlier crash. It most likely kills its workers, and would kill the
+                 -- next one at once.
+                 when j.outcome = 'expired' and (p_lease).alone and j.quarantine = 1 then p_now + j.wait
+                 when j.outcome = 'release' then coalesce(p_now + j.delay, j.was_due)
+                 else p_now end as next_due
+        from judged as j
+
+    ), removed as (
+        delete from penstock.task as t using dated as d where t.id = d.id and d.fate = 'gone'
+
+    ), rewritten as (
+        update penstock.task as t set
+            iterations = t.iterations + d.succeeded::int,
+            last_iteration = case when d.succeeded then p_now else t.last_iteration end,
+            since = case when d.succeeded or d.renew is not null then p_now else t.since end,
+            payload = case when d.outcome = 'again' and d.renew is null then coalesce(d.payload::jsonb, t.payload)
+                           else t.payload end,
+            renew = null,
+            ended = case when d.fate in ('done', 'dead') then d.fate end,
+            ended_at = case when d.fate in ('done', 'dead') then p_now end,
+            reason = case when d.fate <> 'dead' then null
+                          when d.outcome = 'dead' then coalesce(split_part(d.error, E'\n', 1), 'told so')
+                          when d.outcome = 'expired' then 'crashed'
+                          when d.attempts + 1 >= d.max_attempts then 'attempts spent'
+                          else 'the strategy ended' end,
+            -- Class and text always belong to the same error.
+            error_class = case when d.succeeded then null
+                               when num_nonnulls(d.error_class, d.error) > 0 then d.error_class else t.error_class end,
+            error = case when d.succeeded then null
+                         when num_nonnulls(d.error_class, d.error) > 0 then d.error else t.error end,
+            attempts = case when d.fate = 'dead' then least(d.attempts + 1, 32767) end
+        from dated as d
+        where t.id = d.id and d.fate <> 'gone' and (not d.unfinished or d.renew is not null or d.fate = 'dead')
+
+    ), put_back as (
+        insert into penstock.agenda (task_id, due, queue_id, priority, attempts, quarantine, crashes, pending, named)
+        select
+            d.id, d.next_due, d.queue_id, d.priority,
+            case when d.succeeded or d.renew is not null then 0 else least(d.attempts + d.burned::int, 32767) end,
+            case when d.renew is not null or not d.unfinished then 0
+                 when d.outcome = 'release' then d.quarantine
+                 when (p_lease).alone then 1
+                 -- The limit is an eighth of the lease that the task shared or, for a small lease, of the number of
+                 -- tasks that it may have shared a process with.
+                 else greatest(1, greatest(bit_count((p_lease).open), coalesce(nullif(d.quarantine, 0), 64)) / 8) end,
+            case when d.renew is not null or not d.unfinished then 0
+                 else d.crashes + d.burned::int end,
+            -- A task with a moment in the future waits for it; the others may run now.
+            d.next_due <= p_now or (d.outcome = 'release' and d.delay is null and d.renew is null),
+            d.subject is not null
+        from dated as d
+        where d.fate = 'waits'
+
+    ), noted as (
+        insert into penstock.history (task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt,
+                                      outcome, kind, worker, subject, error_class, error)
+        select d.id, d.created, d.was_due, (p_lease).claimed_at, p_now, d.queue_id, d.iterations, d.attempts + 1,
+               d.told, d.kind, (p_lease).worker, d.subject,
+               coalesce(d.error_class, case when d.outcome = 'expired' and d.fate = 'dead' then 'Crashed' end), d.error
+        from dated as d
+
+    ), tallied as (
+        insert into penstock.counter_log (queue_id, metric, delta)
+        select d.queue_id, d.told || '_total', count(*) from dated as d group by d.queue_id, d.told
+    )
+    select d.id,
+           case d.fate when 'gone' then 'done'
+                       when 'waits' then case when d.next_due <= p_now
+                                                   or (d.outcome = 'release' and d.delay is null and d.renew is null)
+                                              then 'pending' else 'planned' end
+                       else d.fate end
+    from dated as d;
+end
+$$;
+
 -- Removes these tasks from the lease. The lease is deleted with its last task.
 create or replace function penstock._close_lease(p_lease penstock.lease, p_ids bigint[]) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -361,34 +344,15 @@ begin
 end
 $$;
 
--- Applies the payload limit of the queue to the payloads that `again` brings, as for a push.
-create or replace function penstock._check_sizes(p_payloads text[], p_queue_id int) returns void
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
-declare
-    v_bad record;
-begin
-    select i.n - 1 as index, octet_length(i.payload) as size, penstock.largest_payload(q) as largest into v_bad
-    from penstock.queue as q, unnest(p_payloads) with ordinality as i(payload, n)
-    where q.id = p_queue_id and octet_length(i.payload) > penstock.largest_payload(q)
-    order by i.n limit 1;
-    if found then
-        perform penstock.refuse('PS413',
-            format('item %s: payload: %s bytes are more than %s', v_bad.index, v_bad.size, v_bad.largest));
-    end if;
-end
-$$;
-
-create or replace function penstock._check_distinct(p_ids bigint[]) returns void
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
-declare
-    v_twice bigint;
-begin
-    select s.id into v_twice from unnest(p_ids) as s(id) group by s.id having count(*) > 1 limit 1;
-    if found then
-        perform penstock.refuse('PS400', format('ids: %s is there twice', v_twice));
-    end if;
-end
-$$;
+-- Returns an error text in the form in which it is stored: cut, and without characters that a terminal would obey.
+create or replace function penstock._safe_text(p_text text) returns text
+language sql immutable parallel safe set search_path = pg_catalog, pg_temp
+return case when p_text is null then null else
+    regexp_replace(
+        case when octet_length(p_text) <= 8192 then p_text
+             when octet_length(left(p_text, 8000)) <= 8000 then left(p_text, 8000) || ' … (cut)'
+             else left(p_text, 2000) || ' … (cut)' end,
+        '[\x01-\x08\x0B-\x1F\x7F\u0080-\u009F]', '?', 'g') end;
 
 create or replace function penstock._check_settle(
     p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamptz[], p_delays interval[], p_payloads text[],
@@ -443,141 +407,31 @@ begin
 end
 $$;
 
--- Puts the open tasks of a lease, or the given ones of them, back as they were, without burning an attempt. Returns no
--- row if the lease is lost.
-drop function if exists penstock.release(uuid, bigint[], interval);
-create or replace function penstock.release(
-    p_token uuid, p_ids bigint[] default null, p_delay interval default null, p_wait boolean default true
-) returns table (id bigint, result text)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
-#variable_conflict use_column
+create or replace function penstock._check_distinct(p_ids bigint[]) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
-    v_ids bigint[] := p_ids;
+    v_twice bigint;
 begin
-    if v_ids is null then
-        select array_agg(h.id) into v_ids
-        from penstock.lease as l, unnest(l.ids) with ordinality as h(id, n)
-        where l.token = p_token and get_bit(l.open, h.n::int - 1) = 1;
+    select s.id into v_twice from unnest(p_ids) as s(id) group by s.id having count(*) > 1 limit 1;
+    if found then
+        perform penstock.refuse('PS400', format('ids: %s is given twice', v_twice));
     end if;
-    return query
-    select s.id, s.result
-    from penstock.settle(p_token, coalesce(v_ids, '{}'),
-                         array_fill('release'::text, array[coalesce(cardinality(v_ids), 0)]),
-                         p_delays => array_fill(p_delay, array[coalesce(cardinality(v_ids), 0)]),
-                         p_wait => p_wait) as s;
 end
 $$;
 
--- Puts the tasks of these locked leases back, except those that another transaction holds. Returns for each lease
--- whether it was alone, how many tasks left it, and how many of these are dead.
-create or replace function penstock._put_back(p_leases penstock.lease[], p_now timestamptz)
-returns table (alone boolean, tasks int, dead int)
-language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off as $$
-#variable_conflict use_column
+-- Applies the payload limit of the queue to the payloads that `again` brings, as for a push.
+create or replace function penstock._check_sizes(p_payloads text[], p_queue_id int) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
-    -- An expiry writes a document in two cases: the task was renewed, so it has a subject, or it dies, so it was alone.
-    -- The documents of all leases are locked in one statement, and so in one order.
-    v_held  constant bigint[] := penstock._held_elsewhere(array(
-        select h.id from unnest(p_leases) as l cross join lateral unnest(l.ids) with ordinality as h(id, n)
-        where (l.named or l.alone) and get_bit(l.open, h.n::int - 1) = 1));
-    v_lease penstock.lease;
-    v_open  bigint[];
+    v_bad record;
 begin
-    perform penstock._make_history((p_now at time zone 'UTC')::date);
-    foreach v_lease in array p_leases loop
-        v_open := array(
-            select h.id from unnest(v_lease.ids) with ordinality as h(id, n)
-            where get_bit(v_lease.open, h.n::int - 1) = 1 and h.id <> all(v_held));
-        return query
-        select v_lease.alone, cardinality(v_open), count(*) filter (where c.result = 'dead')::int
-        from penstock._conclude(v_lease, p_now, v_open, array_fill('expired'::text, array[cardinality(v_open)]),
-                               null, null, null, null, null) as c;
-        perform penstock._close_lease(v_lease, v_open);
-    end loop;
-end
-$$;
-
--- Puts the tasks of expired leases back, so that they can be claimed at once. A claim does this, so no daemon is
--- needed. It skips rows that another session holds, such as a lease that is being settled or a document that is being
--- pushed to, and leaves them for the next round. It stops after the lease with which p_limit tasks are put back.
-create or replace function penstock._expire(p_queue_id int, p_limit int default 10000, p_thorough boolean default false)
-returns int
-language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off as $$
-declare
-    v_now    constant timestamptz := penstock.clock();
-    v_from   timestamptz;
-    v_lease  penstock.lease;
-    v_leases penstock.lease[];
-    v_count  int := 0;
-begin
-    select l.until into v_from from penstock._watermark(p_queue_id) as l;
-    if p_thorough or v_from is null then
-        v_from := '-infinity';
+    select i.n - 1 as index, octet_length(i.payload) as size, penstock.largest_payload(q) as largest into v_bad
+    from penstock.queue as q, unnest(p_payloads) with ordinality as i(payload, n)
+    where q.id = p_queue_id and octet_length(i.payload) > penstock.largest_payload(q)
+    order by i.n limit 1;
+    if found then
+        perform penstock.refuse('PS413',
+            format('item %s: payload: %s bytes are more than %s', v_bad.index, v_bad.size, v_bad.largest));
     end if;
-    for v_lease in
-        select l.* from penstock.lease as l
-        where l.queue_id = p_queue_id and l.until >= v_from and l.until < v_now
-        order by l.until
-        limit p_limit
-        for update skip locked
-    loop
-        v_leases := v_leases || v_lease;
-        v_count := v_count + bit_count(v_lease.open);
-        exit when v_count >= p_limit;
-    end loop;
-    if v_leases is null then
-        return 0;
-    end if;
-    return (select sum(b.tasks) from penstock._put_back(v_leases, v_now) as b);
-end
-$$;
-
--- Puts the tasks of expired leases of these queues back. It is for workers that are all busy and claim nothing
--- meanwhile.
-create or replace function penstock.expire_leases(p_queues text[]) returns int
-language sql security definer set search_path = pg_catalog, pg_temp as $$
-    select coalesce(sum(penstock._expire(q.id, 1000)), 0)::int from penstock.queue as q where q.name = any(p_queues)
-$$;
-
--- Ends these leases now, because their worker is dead. It skips what another transaction holds. Returns how many
--- attempts failed and how many tasks are dead. A failed attempt belongs to a task that ran alone: it killed the worker,
--- and is tried again.
-create or replace function penstock.end_leases(p_tokens uuid[], out failed int, out dead int)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
-declare
-    v_leases penstock.lease[];
-begin
-    if p_tokens is null or array_ndims(p_tokens) > 1 or array_position(p_tokens, null) is not null then
-        perform penstock.refuse('PS400', 'tokens: it is null, nested, or has a null in it');
-    end if;
-    v_leases := array(
-        select l from penstock.lease as l where l.token = any(p_tokens) order by l.until for update skip locked);
-    select coalesce(sum(b.tasks - b.dead) filter (where b.alone), 0), coalesce(sum(b.dead), 0) into failed, dead
-    from penstock._put_back(v_leases, penstock.clock()) as b;
-end
-$$;
-
--- Locks those of these documents that are free, and returns those that another transaction holds. For the order see
--- hold_documents.
-create or replace function penstock._held_elsewhere(p_ids bigint[], p_named_only boolean default false) returns bigint[]
-language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off as $$
-declare
-    v_free bigint[];
-begin
-    v_free := array(
-        select t.id from penstock.task as t
-        where t.id = any(p_ids) and (t.subject is not null or not p_named_only)
-        order by t.subject collate "C", t.id
-        for update skip locked);
-    if cardinality(v_free) = cardinality(p_ids) then
-        return '{}';
-    end if;
-    return array(
-        select t.id from penstock.task as t
-        where t.id = any(p_ids) and (t.subject is not null or not p_named_only)
-        except select unnest(v_free));
 end
 $$;

@@ -1,5 +1,5 @@
--- Status: exact counts in one snapshot, and whether the books are true. These functions are STABLE: a volatile function
--- would take a new snapshot for each inner statement.
+-- Status: exact counts in one snapshot, and whether the counters are right. These functions are STABLE: a volatile
+-- function would take a new snapshot for each inner statement.
 
 create or replace function penstock.status(p_queue text default null)
 returns table (
@@ -149,7 +149,7 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set e
         union all
         select w.* from penstock.agenda as w where w.queue_id = p_queue_id and not w.pending
     ) as a
-    where a.priority not between 0 and 9 or least(a.attempts, a.crashes, a.company) < 0
+    where a.priority not between 0 and 9 or least(a.attempts, a.crashes, a.quarantine) < 0
     having count(*) > 0
     union all
     select 'leased in columns of different lengths', count(*)
@@ -157,7 +157,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set e
     where l.queue_id = p_queue_id
       and (cardinality(l.ids), cardinality(l.ids), cardinality(l.ids), cardinality(l.ids), cardinality(l.ids))
        <> (length(l.open), cardinality(l.dues), coalesce(cardinality(l.attempts), cardinality(l.ids)),
-           coalesce(cardinality(l.companies), cardinality(l.ids)), coalesce(cardinality(l.crashes), cardinality(l.ids)))
+           coalesce(cardinality(l.quarantines), cardinality(l.ids)),
+           coalesce(cardinality(l.crashes), cardinality(l.ids)))
     having count(*) > 0
 $$;
 
@@ -363,7 +364,7 @@ begin
     select q.name, 'put back into the agenda', count(*)
     from lost as l join penstock.queue as q on q.id = l.queue_id group by q.name;
 
-    -- The books come last: gauges and outcomes follow what exists, and then pushed follows what exists and what was
+    -- The counters come last: gauges and outcomes follow what exists, and then pushed follows what exists and what was
     -- removed.
     return query
     with off as (

@@ -9,18 +9,6 @@ language sql volatile security definer set search_path = pg_catalog, pg_temp as 
     select nextval('penstock.stream_epoch_seq')::int
 $$;
 
-create or replace function penstock._check_hold(p_lease interval, p_driver text default '-') returns void
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
-begin
-    if p_lease is null or penstock._in_seconds(p_lease) not between '100 milliseconds' and '24 hours' then
-        perform penstock.refuse('PS400',
-            format('lease: %s is not between 100 ms and 24 h', coalesce(p_lease::text, 'null')));
-    elsif p_driver is null or octet_length(p_driver) not between 1 and 200 then
-        perform penstock.refuse('PS400', 'driver: it is null, or not 1 to 200 bytes long');
-    end if;
-end
-$$;
-
 -- Takes a group for a driver, and creates the group if it does not exist. The call is refused while another driver is
 -- alive: it has its lock, and its hold has not ended. So a killed driver is replaced at once, and a driver that hangs
 -- is replaced when its hold has ended.
@@ -98,7 +86,7 @@ begin
         perform penstock.refuse('PS409',
             format('consumerGroup: driver %s has taken over %L', v_stream.driver, v_stream.name),
             'This driver was silent for longer than its lease, or was replaced. '
-            'What it had in hand is the other one''s now.');
+            'Its tasks now belong to the other driver.');
     end if;
     return v_stream;
 end
@@ -243,7 +231,7 @@ begin
                count(*) filter (where c.due <= p_before)::int as early, bool_and(c.alone) as alone,
                (array_agg(penstock.at_place(c.priority, c.due, c.id)))[count(*)] as place
         into v_claim
-        from penstock.claim(p_queue.name, v_ask, p_lease, p_driver, v_hint, p_may_alone => v_tasks = 0) as c;
+        from penstock.claim(p_queue.name, v_ask, p_lease, p_driver, v_hint, p_quarantined => v_tasks = 0) as c;
         exit when v_claim.tasks = 0;
         v_tokens := v_tokens || v_claim.token;
         v_tasks := v_tasks + v_claim.tasks;
@@ -336,5 +324,16 @@ begin
     join (select * from penstock.task as d where d.id = any(v_ids) and d.ended is null) as t on t.id = h.id
     where get_bit(v_lease.open, p_first + h.n::int - 1) = 1
     order by h.n;
+end
+$$;
+
+create or replace function penstock._check_hold(p_lease interval, p_driver text default '-') returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+    if p_lease is null or not penstock._lease_fits(p_lease) then
+        perform penstock._refuse_lease(p_lease);
+    elsif p_driver is null or octet_length(p_driver) not between 1 and 200 then
+        perform penstock.refuse('PS400', 'driver: it is null, or not 1 to 200 bytes long');
+    end if;
 end
 $$;

@@ -105,16 +105,6 @@ begin
 end
 $$;
 
-create or replace function penstock._check_origin() returns void
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
-begin
-    if (select array_agg(o.system) from penstock.history_origin as o) is distinct from array[penstock._system()] then
-        perform penstock.refuse('PS409', 'history: it was written in another cluster and restored into this one',
-            'As admin: select penstock.rebase_history(); then read it with a new checkpoint.');
-    end if;
-end
-$$;
-
 -- Refuses a mark that a reader kept and that is not in the past of this database: it belongs to another cluster or
 -- database, is ahead of this one, or is further than what was noted here of its branch. Rows below such a mark may be
 -- lost, and their ids may be given again.
@@ -148,27 +138,6 @@ begin
     elsif p_branch <> v_now.branch and p_xid > coalesce(v_then.noted, 0) then
         perform penstock._refuse_branch(p_branch, p_xid, v_then);
     end if;
-end
-$$;
-
--- Raises the error for a mark that is not in the past of this database. The error says what happened to its rows, and
--- how to go on.
-create or replace function penstock._refuse_branch(p_branch text, p_xid bigint, p_known penstock.history_branch)
-returns void
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' as $$
-declare
-    v_before constant text := left(split_part(p_branch, '-', 1), 10);
-    v_now    constant text := penstock.timeline()::text;
-begin
-    perform penstock.refuse('PS409', format(
-        'history: it was read up to transaction %s of timeline %s, and this database (timeline %s) '
-        'does not remember that: it was %s. '
-        'Rows that were read%s may no longer exist, and rows that were written here since may not have been read',
-        p_xid, v_before, v_now,
-        case when v_before = v_now then 'restored from an older copy'
-             else 'failed over to a standby that lagged, or restored' end,
-        ' from transaction ' || p_known.noted || ' on (' || date_trunc('second', p_known.noted_at)::text || ')'),
-        'A lake: penstock pipeline rebase --lake DIR. A stream: begin with a new checkpoint.');
 end
 $$;
 
@@ -250,7 +219,7 @@ begin
 end
 $$;
 
--- Returns whether anything was written in a window. With it, idle queues do not make a reader's books grow.
+-- Returns whether anything was written in a window. With it, a reader of idle queues writes nothing.
 create or replace function penstock.history_between(p_from bigint, p_to bigint) returns boolean
 language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
     select exists (select from penstock.history as h where h.xid >= p_from and h.xid < p_to)
@@ -296,5 +265,36 @@ $$;
 do $$
 begin
     perform penstock._begin_branch();
+end
+$$;
+
+create or replace function penstock._check_origin() returns void
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if (select array_agg(o.system) from penstock.history_origin as o) is distinct from array[penstock._system()] then
+        perform penstock.refuse('PS409', 'history: it was written in another cluster and restored into this one',
+            'As admin: select penstock.rebase_history(); then read it with a new checkpoint.');
+    end if;
+end
+$$;
+
+-- Raises the error for a mark that is not in the past of this database. The error says what happened to its rows, and
+-- how to go on.
+create or replace function penstock._refuse_branch(p_branch text, p_xid bigint, p_known penstock.history_branch)
+returns void
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' as $$
+declare
+    v_before constant text := left(split_part(p_branch, '-', 1), 10);
+    v_now    constant text := penstock.timeline()::text;
+begin
+    perform penstock.refuse('PS409', format(
+        'history: it was read up to transaction %s of timeline %s, and this database (timeline %s) '
+        'does not remember that: it was %s. '
+        'Rows that were read%s may no longer exist, and rows that were written here since may not have been read',
+        p_xid, v_before, v_now,
+        case when v_before = v_now then 'restored from an older copy'
+             else 'failed over to a standby that lagged, or restored' end,
+        ' from transaction ' || p_known.noted || ' on (' || date_trunc('second', p_known.noted_at)::text || ')'),
+        'A lake: penstock pipeline rebase --lake DIR. A stream: begin with a new checkpoint.');
 end
 $$;

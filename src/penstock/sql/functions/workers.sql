@@ -54,34 +54,6 @@ begin
 end
 $$;
 
-create or replace function penstock._check_beat(
-    p_worker text, p_queues text[], p_slots int, p_busy int, p_host text,
-    p_started_by text, p_leaving boolean, p_listens boolean
-) returns void
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
-begin
-    if p_worker is null or octet_length(p_worker) not between 1 and 200 then
-        perform penstock.refuse('PS400', 'worker: it is null, or not 1 to 200 bytes long');
-    elsif p_queues is null or array_ndims(p_queues) > 1 or array_position(p_queues, null) is not null then
-        perform penstock.refuse('PS400', 'queues: it is null, nested, or has a null in it');
-    elsif p_slots is null or p_slots not between 1 and 100000 then
-        perform penstock.refuse('PS400',
-            format('slots: %s is not between 1 and 100000', coalesce(p_slots::text, 'null')));
-    elsif p_busy is null or p_busy not between 0 and p_slots then
-        perform penstock.refuse('PS400',
-            format('busy: %s is not between 0 and %s slots', coalesce(p_busy::text, 'null'), p_slots));
-    elsif p_host is null or octet_length(p_host) > 200 then
-        perform penstock.refuse('PS400', 'host: it is null or longer than 200 bytes');
-    elsif octet_length(p_started_by) > 200 then
-        perform penstock.refuse('PS400', 'started_by: it is longer than 200 bytes');
-    elsif p_leaving is null then
-        perform penstock.refuse('PS400', 'leaving: it is null');
-    elsif p_listens is null then
-        perform penstock.refuse('PS400', 'listens: it is null');
-    end if;
-end
-$$;
-
 -- Returns whether a worker of these queues should listen: either pushes wake it already, or fewer than four workers are
 -- woken. Before PostgreSQL 19 a notification wakes the server process of every session that listens on anything, so not
 -- all idle workers should listen.
@@ -141,8 +113,8 @@ $$;
 
 -- Notes that a worker is alive: which queues it serves, how many tasks it may run at once, and how many it runs now.
 -- While it has a free slot and listens, pushes wake it with a notification on the channel that is returned; the
--- notification carries the name of the queue. Returns a row for each queue, which says whether a task waits there that
--- must run alone: a worker then has to finish everything else first. After five minutes without a beat upkeep forgets
+-- notification carries the name of the queue. Returns a row for each queue, which says whether a quarantined task
+-- waits there: a worker then has to finish everything else first. After five minutes without a beat upkeep forgets
 -- the worker. A worker that a scaler started is told to stop when a scaler wants that, or when no scaler has held any
 -- of its queues for ten minutes.
 drop function if exists penstock.beat(text, text[], int, int, text, int, timestamptz, text, boolean);
@@ -150,7 +122,7 @@ create or replace function penstock.beat(
     p_worker text, p_queues text[], p_slots int default 1, p_busy int default 0, p_host text default '',
     p_pid int default null, p_requested_at timestamptz default null, p_started_by text default null,
     p_leaving boolean default false, p_listens boolean default true
-) returns table (queue text, channel text, alone boolean, dismissed boolean)
+) returns table (queue text, channel text, quarantined boolean, dismissed boolean)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -165,7 +137,7 @@ begin
                                        p_started_by, p_leaving, p_listens);
     return query
     select q.name, 'penstock_' || penstock._channel_number(p_worker),
-           exists (select from penstock.agenda as a where a.queue_id = q.id and a.pending and a.company = 1),
+           exists (select from penstock.agenda as a where a.queue_id = q.id and a.pending and a.quarantine = 1),
            v_dismissed
     from penstock.queue as q where q.name = any(p_queues) order by q.name;
 end
@@ -173,12 +145,12 @@ $$;
 
 -- Notes the beats of all processes of a supervisor: [{"name", "pid", "busy", "requested_at", "listens"}, …]. Queues
 -- that do not exist are left out. Returns the channel of each worker that should listen, which are a few of all idle
--- ones; the queues in which a task waits that must run alone; the workers that should stop; and the leases of the
+-- ones; the queues in which a quarantined task waits; the workers that should stop; and the leases of the
 -- queues by name, in seconds, unless they equal p_known, which is what the last beat returned.
 create or replace function penstock.beat_all(
     p_workers jsonb, p_queues text[], p_slots int default 1, p_host text default '', p_started_by text default null,
     p_leaving boolean default false, p_known bigint default null
-) returns table (channels jsonb, alone text[], dismissed text[], known bigint, leases jsonb)
+) returns table (channels jsonb, quarantined text[], dismissed text[], known bigint, leases jsonb)
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
 declare
     v_names  text[];
@@ -199,16 +171,16 @@ begin
     perform penstock._check_beat('-', p_queues, p_slots, 0, p_host, p_started_by, p_leaving, true);
     select coalesce(array_agg(q.name), '{}'), coalesce(array_agg(q.id), '{}'),
            hashtextextended(string_agg(q.id || ' ' || q.lease, ','), 0),
-           array_agg(q.name) filter (where q.must_be_alone)
-    into v_names, v_ids, known, alone
+           array_agg(q.name) filter (where q.has_quarantined)
+    into v_names, v_ids, known, quarantined
     from (
         select q.id, q.name, extract(epoch from q.lease) as lease,
                exists (select from penstock.agenda as a
-                       where a.queue_id = q.id and a.pending and a.company = 1) as must_be_alone
+                       where a.queue_id = q.id and a.pending and a.quarantine = 1) as has_quarantined
         from penstock.queue as q where q.name = any(p_queues) order by q.id
     ) as q;
     known := coalesce(known, 0);
-    alone := coalesce(alone, '{}');
+    quarantined := coalesce(quarantined, '{}');
     if known is distinct from p_known then
         leases := (select coalesce(jsonb_object_agg(q.name, extract(epoch from q.lease)), '{}')
                    from penstock.queue as q where q.id = any(v_ids));
@@ -302,5 +274,33 @@ begin
     return query
     select q.name, extract(epoch from q.lease)::double precision, q.paused
     from penstock.queue as q where q.name = any(p_queues);
+end
+$$;
+
+create or replace function penstock._check_beat(
+    p_worker text, p_queues text[], p_slots int, p_busy int, p_host text,
+    p_started_by text, p_leaving boolean, p_listens boolean
+) returns void
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+    if p_worker is null or octet_length(p_worker) not between 1 and 200 then
+        perform penstock.refuse('PS400', 'worker: it is null, or not 1 to 200 bytes long');
+    elsif p_queues is null or array_ndims(p_queues) > 1 or array_position(p_queues, null) is not null then
+        perform penstock.refuse('PS400', 'queues: it is null, nested, or has a null in it');
+    elsif p_slots is null or p_slots not between 1 and 100000 then
+        perform penstock.refuse('PS400',
+            format('slots: %s is not between 1 and 100000', coalesce(p_slots::text, 'null')));
+    elsif p_busy is null or p_busy not between 0 and p_slots then
+        perform penstock.refuse('PS400',
+            format('busy: %s is not between 0 and %s slots', coalesce(p_busy::text, 'null'), p_slots));
+    elsif p_host is null or octet_length(p_host) > 200 then
+        perform penstock.refuse('PS400', 'host: it is null or longer than 200 bytes');
+    elsif octet_length(p_started_by) > 200 then
+        perform penstock.refuse('PS400', 'started_by: it is longer than 200 bytes');
+    elsif p_leaving is null then
+        perform penstock.refuse('PS400', 'leaving: it is null');
+    elsif p_listens is null then
+        perform penstock.refuse('PS400', 'listens: it is null');
+    end if;
 end
 $$;

@@ -114,19 +114,20 @@ create table penstock.agenda (
     queue_id int not null,
     priority smallint not null,
     attempts smallint not null default 0,
-    company  smallint not null default 0,
+    quarantine  smallint not null default 0,
     crashes  smallint not null default 0,
     pending  boolean not null,
     named    boolean not null default false
 ) with (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
-comment on column penstock.agenda.company is 'the largest lease it may share after a crash; 1: alone; 0: any';
-comment on column penstock.agenda.crashes is 'lone expiries since the last settled outcome';
+comment on column penstock.agenda.quarantine is
+    'the size of the largest lease it may share after a crash; 1: it is quarantined and runs alone; 0: any';
+comment on column penstock.agenda.crashes is 'expiries of a lease that it had alone, since the last settled outcome';
 comment on column penstock.agenda.named is
     'its document has a subject, so another session may be waiting for that document';
 
 create index agenda_pick on penstock.agenda (queue_id, priority, due, task_id) where pending;
 create index agenda_planned on penstock.agenda (queue_id, due) where not pending;
-create index agenda_alone on penstock.agenda (queue_id, priority, due, task_id) where pending and company = 1;
+create index agenda_quarantined on penstock.agenda (queue_id, priority, due, task_id) where pending and quarantine = 1;
 
 -- The place in the agenda where a claim begins to look.
 create type penstock.place as (priority smallint, due timestamptz, task_id bigint);
@@ -138,7 +139,7 @@ create type penstock.picks as (
     ids       bigint[],
     dues      timestamptz[],
     attempts  smallint[],
-    companies smallint[],
+    quarantines smallint[],
     crashes   smallint[],
     named     boolean,
     tried     boolean
@@ -157,18 +158,18 @@ create table penstock.lease (
     ids        bigint[] not null,
     dues       timestamptz[] not null,
     attempts   smallint[],
-    companies  smallint[],
+    quarantines  smallint[],
     crashes    smallint[],
     revoked    bigint[] not null default '{}'
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500);
-comment on table penstock.lease is 'attempts, companies and crashes are null when all are zero, as they mostly are';
+comment on table penstock.lease is 'attempts, quarantines and crashes are null when all are zero, as they mostly are';
 
 -- Compressing the arrays cost six times the rest of the insert (0.7 ms against 0.12 ms for 500 tasks).
 alter table penstock.lease
     alter column ids set storage external,
     alter column dues set storage external,
     alter column attempts set storage external,
-    alter column companies set storage external,
+    alter column quarantines set storage external,
     alter column crashes set storage external;
 
 create index lease_until on penstock.lease (queue_id, until);
@@ -200,7 +201,7 @@ alter sequence penstock.history_id_seq owned by penstock.history.id;
 create index history_xid_task on penstock.history
     using brin (xid, task_id int8_minmax_multi_ops) with (autosummarize = on);
 
--- The counts of the dropped partitions, so that the books still balance.
+-- The counts of the dropped partitions, so that verify can still compare totals with history.
 create table penstock.history_dropped (
     queue_id int not null,
     outcome  text collate "C" not null,
@@ -228,8 +229,9 @@ create table penstock.history_count (
     pages     bigint not null
 );
 comment on column penstock.history_count.below is
-    'rows of smaller xids are counted: all of them were there when it began';
-comment on column penstock.history_count.pages is 'how many there were then; all are counted when next_page is as many';
+    'rows of smaller xids are counted: all of them existed when the count began';
+comment on column penstock.history_count.pages is
+    'the number of pages when the count began; it is complete when next_page is equal';
 create table penstock.history_sum (
     day       date not null,
     queue_id  int not null,
@@ -261,11 +263,11 @@ create table penstock.history_branch (
     constraint one_branch_per_start unique (timeline, started, relation)
 ) with (fillfactor = 50);
 comment on column penstock.history_branch.id is
-    'the timeline and random digits: two servers may give the same timeline';
+    'the timeline and random digits, because two servers may have the same timeline';
 comment on column penstock.history_branch.started is
-    'when the server started; a copy of the disk that is put back has to be started, too';
+    'when the server started, because a restored copy of the disk has to be started too';
 comment on column penstock.history_branch.relation is
-    'the table history: a dump that is restored in its place is another one';
+    'the oid of the table history: a restored dump has another one';
 
 -- Queues that were dropped. Their attempts are still in history, under their name.
 create table penstock.queue_gone (
@@ -315,17 +317,17 @@ comment on column penstock.watermark.sums is 'the rows of `counter` with this xi
 comment on column penstock.watermark.xid is
     'rows of counter_log and `early` with this xid or a later one are not folded yet';
 comment on column penstock.watermark.running is
-    'nor are those of these earlier transactions: they ran when the others were folded';
+    'rows of these earlier transactions are not folded either: they ran when the others were folded';
 comment on column penstock.watermark.system is 'the cluster whose transactions these are';
 comment on column penstock.watermark.until is 'no lease ends earlier';
 comment on column penstock.watermark.first_due is
-    'by priority, from 0: no pending task is due earlier, but for those in `early`';
-comment on column penstock.watermark.first_planned is 'no planned task is due earlier, but for those in `early`';
+    'by priority, from 0: no pending task is due earlier, except those in `early`';
+comment on column penstock.watermark.first_planned is 'no planned task is due earlier, except those in `early`';
 comment on column penstock.watermark.next_bound is
-    'becomes the bound when every transaction below next_xid has ended: one of them may commit what lies before it';
+    'becomes the bound when every transaction below next_xid has ended: one of them may commit a row before it';
 comment on column penstock.watermark.looked_at is 'when the bounds were last moved; at most once a second';
 comment on column penstock.watermark.quarantine is
-    'the worker that empties itself until quarantine_until, to run a quarantined task (company 1) alone';
+    'the worker that claims nothing else until quarantine_until, to run a quarantined task alone';
 
 -- Tasks that started to wait with a due in the past. The bounds in `watermark` do not hold for such a task until it is
 -- folded into them.
@@ -377,9 +379,9 @@ create table penstock.worker (
     constraint busy_fits check (busy between 0 and slots)
 ) with (fillfactor = 50);
 comment on column penstock.worker.started_by is
-    'the scaler that started it, and its number there; null: no scaler did';
-comment on column penstock.worker.leaving is 'it takes nothing new, and goes when it has finished';
-comment on column penstock.worker.dismissed is 'a scaler wants it to go';
+    'the scaler that started it, and its number there; null: none';
+comment on column penstock.worker.leaving is 'it claims nothing more, and stops when its tasks have finished';
+comment on column penstock.worker.dismissed is 'a scaler wants it to stop';
 comment on column penstock.worker.queue_set is 'the queues it serves, as penstock.queue_set has them';
 
 -- The workers that a push wakes: they have a free slot and listen. A row comes and goes when that changes, not with
@@ -440,8 +442,8 @@ create table penstock.reject (
 create index reject_at on penstock.reject (at);
 create index reject_job on penstock.reject (job);
 
--- Schedules: when tasks are to be pushed. Clients read cron lines; PostgreSQL keeps what was decided, and pushes each
--- tick once.
+-- Schedules: when tasks are to be pushed. Clients read cron expressions; PostgreSQL keeps what was decided, and pushes
+-- each tick once.
 create table penstock.schedule (
     name      text collate "C" primary key,
     queue_id  int not null,
@@ -464,7 +466,7 @@ create table penstock.schedule (
 ) with (fillfactor = 50);
 comment on column penstock.schedule.mark is 'every tick up to here is decided: pushed, or left out';
 comment on column penstock.schedule.next_at is 'when a worker has to look at it: its next tick, or sooner';
-comment on column penstock.schedule.last_tick is 'the last one that was pushed';
+comment on column penstock.schedule.last_tick is 'the last tick that was pushed';
 create index schedule_next on penstock.schedule (next_at) where not paused;
 
 create table penstock.audit (
@@ -500,7 +502,7 @@ create table penstock.adopted (
 ) with (fillfactor = 50);
 comment on column penstock.adopted.tick is
     'progressive: ticks up to here, and at it keys up to `key` (null: all), were handled; '
-    'sidecar: how far strangers were looked for';
+    'sidecar: how far records without a row in adopted_record were looked for';
 
 -- What Penstock must remember of a record whose table has no room for it.
 create table penstock.adopted_record (
@@ -513,7 +515,7 @@ create table penstock.adopted_record (
     primary key (adopted_id, key),
     constraint failures_not_negative check (failures >= 0)
 );
-comment on column penstock.adopted_record.due is 'null: it was given up';
+comment on column penstock.adopted_record.due is 'null: it is not tried again';
 create index adopted_record_due on penstock.adopted_record (adopted_id, due, key) where due is not null;
 
 -- Failures of records of adopted tables: one row for each record whose last try failed. The newest 1,000 of each table
@@ -522,7 +524,7 @@ create table penstock.adopted_failure (
     adopted_id  int not null,
     key         text[] collate "C" not null,
     error_class text not null,
-    message     text not null,
+    error       text not null,
     times       int not null,
     dead        boolean not null,
     unwritten   boolean not null,
@@ -531,13 +533,14 @@ create table penstock.adopted_failure (
     primary key (adopted_id, key),
     constraint times_positive check (times > 0)
 );
+comment on column penstock.adopted_failure.error is 'its message, then a traceback';
 comment on column penstock.adopted_failure.times is 'failed tries since the last success, as far as they were kept';
 comment on column penstock.adopted_failure.unwritten is
-    'its new status could not be written: it has the one that it had';
+    'its new status could not be written, so it keeps the old one';
 create index adopted_failure_last on penstock.adopted_failure (adopted_id, last_at);
 
 -- Passes over adopted tables that have begun. A pass whose process no longer holds its lock did not end.
-create table penstock.adopted_hand (
+create table penstock.adopted_pass (
     id         int generated always as identity primary key,
     adopted_id int not null,
     key        text[],
@@ -545,9 +548,9 @@ create table penstock.adopted_hand (
     walks      boolean not null default false,
     began      timestamptz not null default penstock.clock()
 );
-comment on column penstock.adopted_hand.key is 'the record in hand, where a pass is careful';
-comment on column penstock.adopted_hand.pid is 'the server process that holds the lock of this pass';
-comment on column penstock.adopted_hand.walks is 'it walks the ticks of its table; only one pass at a time does';
+comment on column penstock.adopted_pass.key is 'the record that a careful pass handles now';
+comment on column penstock.adopted_pass.pid is 'the server process that holds the lock of this pass';
+comment on column penstock.adopted_pass.walks is 'it walks the ticks of its table; only one pass at a time does';
 
 -- Consumer groups: a queue read as a stream, batch by batch. One driver, known by its epoch, holds a group at a time.
 create sequence penstock.stream_epoch_seq as int;
@@ -566,9 +569,9 @@ create table penstock.stream (
     constraint name_fits check (octet_length(name) between 1 and 200)
 ) with (fillfactor = 50);
 comment on column penstock.stream.identity is
-    'every checkpoint has it: one of another group, or of a queue that was dropped, is told by it';
-comment on column penstock.stream.until is 'how long the driver holds the group, if it does not say that it lives';
-comment on column penstock.stream.tokens is 'the leases of the last batch; none: it is settled';
+    'every checkpoint has it, so that one of another group or of a dropped queue is recognised';
+comment on column penstock.stream.until is 'when the driver loses the group, unless it extends its hold';
+comment on column penstock.stream.tokens is 'the leases of the last batch; empty: it is settled';
 
 -- Readers that read history by windows and come again. Upkeep keeps the days that one of them has not passed.
 create table penstock.history_reader (
@@ -579,7 +582,7 @@ create table penstock.history_reader (
     constraint name_fits check (octet_length(name) between 1 and 200)
 ) with (fillfactor = 50);
 comment on column penstock.history_reader.branch is
-    'the branch on which it was last here; on a later one nothing is dropped until it comes';
+    'the branch on which it last read; on a later one nothing is dropped until it reads again';
 comment on column penstock.history_reader.passed is 'every row of a smaller xid has been read';
 
 -- What the pipeline learnt from history about a queue, for the scaler.
@@ -605,8 +608,8 @@ create table penstock.scaling (
     memory     jsonb,
     constraint target_not_negative check (target >= 0)
 ) with (fillfactor = 50);
-comment on column penstock.scaling.epoch is 'grows with each new holder: what an older one still decides is refused';
-comment on column penstock.scaling.memory is 'what the policy wants to be told next time, by any scaler';
+comment on column penstock.scaling.epoch is 'grows with each new holder: decisions of an older holder are refused';
+comment on column penstock.scaling.memory is 'what the policy stores for its next decision, by any scaler';
 
 create table penstock.decision (
     id               bigint generated always as identity primary key,
@@ -636,8 +639,8 @@ create table penstock.chore (
     upto    timestamptz,
     constraint name_fits check (octet_length(name) between 1 and 200)
 );
-comment on column penstock.chore.done_at is 'when it was last done; null: never; -infinity: some of it is left to do';
-comment on column penstock.chore.upto is 'for a chore that goes through time: how far it got';
+comment on column penstock.chore.done_at is 'when it was last done; null: never; -infinity: it is not finished';
+comment on column penstock.chore.upto is 'for a chore that advances through time: how far it got';
 
 -- How long upkeep keeps things. Null means for ever.
 create table penstock.retention (
@@ -649,12 +652,12 @@ insert into penstock.retention (what, keep) values
     ('history', '30 days'), ('samples', '90 days'), ('decisions', '90 days'), ('ledger', '30 days'),
     ('rejects', '30 days'), ('audit', '365 days');
 
--- Places for concurrent writers of a job of a bulk writer: a writer locks one of the places of its job until its
+-- Slots for concurrent writers of a job of a bulk writer: a writer locks one of the slots of its job until its
 -- transaction ends.
-create table penstock.job_place (
+create table penstock.job_slot (
     n int primary key
 );
-insert into penstock.job_place select generate_series(0, 4095);
+insert into penstock.job_slot select generate_series(0, 4095);
 
 -- Tasks in readable form.
 create view penstock.tasks as

@@ -27,14 +27,14 @@ class Executor(Protocol):
     def oldest(self) -> InFlight | None:
         """The flight whose tasks have waited longest for a slot."""
 
-    def put(self, jobs: Iterable[Job], *, alone: bool = False) -> None:
+    def put(self, jobs: Iterable[Job], *, tiny: bool = False) -> None:
         """Queues jobs.
 
-        With `alone`, the work is so small that one slot finishes it sooner than other slots could be woken.
+        With `tiny`, the work is so small that one slot finishes it sooner than other slots could be woken.
         """
 
     def nudge(self) -> None:
-        """Wakes a slot if jobs are still waiting: a job that was put with `alone` was not small."""
+        """Wakes a slot if jobs are still waiting: a job that was put with `tiny` was not small."""
 
     def withdraw(self) -> list[Job]:
         """Removes and returns the jobs that have not begun."""

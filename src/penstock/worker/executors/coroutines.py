@@ -36,9 +36,9 @@ class CoroutineExecutor(SlotExecutor):
         self._over = False
         self._spread = True  # a slot that takes a task wakes another slot for the next task
 
-    def put(self, jobs: Iterable[Job], *, alone: bool = False) -> None:
+    def put(self, jobs: Iterable[Job], *, tiny: bool = False) -> None:
         """Queues jobs and wakes a slot."""
-        self._spread = not alone
+        self._spread = not tiny
         self._jobs.extend(jobs)
         self._wake()
 
@@ -64,6 +64,7 @@ class CoroutineExecutor(SlotExecutor):
             await asyncio.wait(self._slots, timeout=FAREWELL)
 
     async def _work(self) -> None:
+        """Runs jobs in this slot, one after the other, until the executor ends."""
         me = asyncio.current_task()
         assert me is not None
         while not self._over:
@@ -84,6 +85,7 @@ class CoroutineExecutor(SlotExecutor):
                     me.uncancel()
 
     async def _run_next(self, me: asyncio.Task[None]) -> None:
+        """Runs the next job and hands in its outcomes, whatever its handler does."""
         job = self._jobs.popleft()
         if self._spread and self._jobs and (self._idle or len(self._slots) < self.slots):
             self._wake()

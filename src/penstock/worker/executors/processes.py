@@ -7,11 +7,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 
+from penstock.child_process import start_child
 from penstock.handlers import Spec
 from penstock.model import Outcome, Task
 from penstock.worker import execution
@@ -33,10 +33,10 @@ class ProcessExecutor(SlotExecutor):
     def __init__(self, slots: int, settler: Settler, config: RunnerConfig) -> None:
         super().__init__(slots, settler)
         self._config = config
-        self._running: dict[ChildProcess, Job] = {}
-        self._children: set[ChildProcess] = set()
+        self._running: dict[SlotProcess, Job] = {}
+        self._children: set[SlotProcess] = set()
 
-    def put(self, jobs: Iterable[Job], *, alone: bool = False) -> None:  # noqa: ARG002 - no job is small here
+    def put(self, jobs: Iterable[Job], *, tiny: bool = False) -> None:  # noqa: ARG002 - no job is small here
         """Queues jobs and wakes the slots."""
         self._jobs.extend(jobs)
         self.nudge()
@@ -63,7 +63,8 @@ class ProcessExecutor(SlotExecutor):
         await asyncio.gather(*self._slots, return_exceptions=True)
 
     async def _work(self) -> None:
-        child = ChildProcess(self._config)
+        """Runs jobs in a process of its own, one after the other, until it is cancelled."""
+        child = SlotProcess(self._config)
         self._children.add(child)
         try:
             while True:
@@ -82,7 +83,7 @@ class ProcessExecutor(SlotExecutor):
             self._children.discard(child)
             child.kill()
 
-    async def _run(self, child: ChildProcess, flight: InFlight, spec: Spec, work: Task | list[Task]) -> None:
+    async def _run(self, child: SlotProcess, flight: InFlight, spec: Spec, work: Task | list[Task]) -> None:
         began = time.perf_counter()
         if flight.lost or flight.revoked:
             work = drop_unwanted(self._settler, flight, work)
@@ -105,8 +106,8 @@ class HandlerCrashed(Exception):
     """The process of a handler ended before the handler did."""
 
 
-class ChildProcess:
-    """A process that runs one task at a time."""
+class SlotProcess:
+    """The process of a slot. It runs one job at a time."""
 
     def __init__(self, config: RunnerConfig) -> None:
         self.unwanted = False
@@ -145,7 +146,7 @@ class ChildProcess:
                         later = asyncio.get_running_loop().time() + answer["postpone"]
                         limit.reschedule(max(later, limit.when() or later))
                         continue
-                    return {int(id_): outcome_from_json(told) for id_, told in answer["outcomes"].items()}
+                    return {int(id_): outcome_from_json(outcome) for id_, outcome in answer["outcomes"].items()}
         except TimeoutError:
             await self._end(hurry=True)
             raise
@@ -162,12 +163,7 @@ class ChildProcess:
     async def _start(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - Penstock itself
-                [sys.executable, "-P", "-m", "penstock.worker.child", str(theirs.fileno()), self._config.target],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                process_group=0,
-            )
+            self._process = start_child("penstock.worker.child", theirs, self._config.target, process_group=0)
         self._pipe = await Pipe.over(ours)
         self._watching = asyncio.create_task(close_when_over(self._pipe, self._process))
         self._pipe.send(config=self._config.to_json())

@@ -32,9 +32,9 @@ class Executors:
         """The flights whose tasks have waited longest for a slot, one of each executor that has any."""
         return [flight for one in self._by_mode.values() if (flight := one.oldest) is not None]
 
-    def put(self, mode: str, jobs: Iterable[Job], *, alone: bool) -> None:
+    def put(self, mode: str, jobs: Iterable[Job], *, tiny: bool) -> None:
         """Queues jobs for the executor of this mode; see `Executor.put`."""
-        self._by_mode[mode].put(jobs, alone=alone)
+        self._by_mode[mode].put(jobs, tiny=tiny)
 
     def nudge(self) -> None:
         """Wakes slots if jobs are still waiting."""

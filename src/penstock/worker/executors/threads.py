@@ -46,9 +46,9 @@ class ThreadExecutor:
         except IndexError:
             return None
 
-    def put(self, jobs: Iterable[Job], *, alone: bool = False) -> None:
+    def put(self, jobs: Iterable[Job], *, tiny: bool = False) -> None:
         """Queues jobs and wakes a thread."""
-        self._spread = not alone
+        self._spread = not tiny
         self._jobs.extend(jobs)
         self._wake()
 
@@ -97,7 +97,8 @@ class ThreadExecutor:
                 self._started -= 1
 
     def _work(self) -> None:
-        jobs, calls, rung = self._jobs, self._calls, 0.0
+        """Runs jobs in this thread, one after the other, until the executor ends."""
+        jobs, calls, woken_at = self._jobs, self._calls, 0.0
         while True:
             try:
                 if calls:
@@ -114,12 +115,12 @@ class ThreadExecutor:
                 continue
             self._settler.add_quietly(entry)
             now = time.perf_counter()
-            if self._spread or not jobs or now - rung > RING:
-                rung = now
+            if self._spread or not jobs or now - woken_at > RING:
+                woken_at = now
                 self._settler.wake()
 
     def run_here(self, jobs: Iterable[Job], buffer: OutcomeBuffer) -> None:
-        """Runs these jobs in the thread of an call, until none waits any more.
+        """Runs these jobs in the calling thread, until none waits any more.
 
         Other threads may take some of them. The outcomes of this thread go to `buffer`, not to the settler.
         """

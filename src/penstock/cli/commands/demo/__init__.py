@@ -95,20 +95,20 @@ def run_demo(
     penstock = stack.enter_context(Penstock(server.dsn))
     penstock.init()
     create_fresh_queue(penstock)
-    place = home / "demo"
-    place.mkdir(exist_ok=True)
+    directory = home / "demo"
+    directory.mkdir(exist_ok=True)
     session = start_spark(viewer, stack) if spark else None
-    file = place / "tasks.parquet"
+    file = directory / "tasks.parquet"
     if session is not None:
         load.write_parquet(session, file, tasks)
-    with start_scaler(server.dsn, place / "scaler.log", max_workers) as scaler:
+    with start_scaler(server.dsn, directory / "scaler.log", max_workers) as scaler:
         viewer.tell(f"the scaler keeps the promise of {format_age(SLA)} with at most {max_workers} workers")
         first = partial(load_first_wave, penstock, session, file, tasks, viewer)
         with viewer.watching():
             scene = DemoRun(penstock, scaler, tasks, first, viewer.show, viewer.tell).run()
     verify_counters(penstock, viewer)
-    told = None if session is None else run_pipeline(session, server.dsn, place / "lake", viewer)
-    return collect_result(penstock.queue(QUEUE).status(), scene, place / "lake", told)
+    answers = None if session is None else run_pipeline(session, server.dsn, directory / "lake", viewer)
+    return collect_result(penstock.queue(QUEUE).status(), scene, directory / "lake", answers)
 
 
 def start_server(home: Path, viewer: Viewer, *, was_running: bool) -> embedded.Server:
@@ -179,8 +179,8 @@ StageAnswers = dict[str, Any]
 # --- what happened ----------------------------------------------------------------------------------------------------
 
 
-def collect_result(status: QueueStatus, scene: DemoProgress, lake: Path, told: StageAnswers | None) -> DemoResult:
-    report = None if told is None else told.get("report")
+def collect_result(status: QueueStatus, scene: DemoProgress, lake: Path, answers: StageAnswers | None) -> DemoResult:
+    report = None if answers is None else answers.get("report")
     return DemoResult(
         pushed=status.totals["pushed"],
         done=status.totals["done"],
@@ -193,7 +193,7 @@ def collect_result(status: QueueStatus, scene: DemoProgress, lake: Path, told: S
         worst_wait=scene.worst_usage * SLA,
         verdict=None if report is None else report["verdict"],
         most_workers=scene.most_workers,
-        lake=None if told is None else str(lake),
+        lake=None if answers is None else str(lake),
         report=None if report is None else report["path"],
     )
 

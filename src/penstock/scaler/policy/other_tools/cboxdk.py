@@ -64,7 +64,7 @@ class Cboxdk:
         if (held := repeat_if_early(signals, notes, self.every)) is not None:
             return held
         finishing = growth_rate(signals, "finished", 60.0)
-        arriving = self._arriving(self._looks(signals.samples[-1], notes), finishing)
+        arriving = self._arrival_rate(self._looks(signals.samples[-1], notes), finishing)
         little, drain = min(MAX_VALUE, arriving * service_time(signals)), min(MAX_VALUE, self._drain(signals))
         wanted = round_up(max(little, drain) / signals.limits.slots)
         rules = {"little": little, "drain": drain}
@@ -82,7 +82,7 @@ class Cboxdk:
         looks = notes["looks"] = [*looks, [latest.at, latest.pending]][-MAX_LOOKS:]
         return looks
 
-    def _arriving(self, looks: list[list[float]], finishing: float) -> float:
+    def _arrival_rate(self, looks: list[list[float]], finishing: float) -> float:
         points: list[tuple[float, float]] = []
         total, weights, weight = 0.0, 0.0, 1.0
         for (before, had), (at, has) in pairwise(looks):

@@ -1,4 +1,4 @@
-"""What took its worker down is tried alone, even by workers that always have something to do."""
+"""A task whose worker died is tried alone, even by workers that always have other tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DONE = "select count(*) from penstock.history where task_id = %s and outcome = '
 
 def test_a_beat_tells_of_it_and_a_claim_says_so(app: Penstock, queue: Queue, clock: Clock, sql: Connection) -> None:
     app.beat("w", ["work"])
-    asked = "select alone from penstock.beat('w', '{work}')"
+    asked = "select quarantined from penstock.beat('w', '{work}')"
     queue.push_many([{"n": n} for n in range(3)])
     for _ in range(2):
         assert not queue.claim(3).alone
@@ -34,18 +34,18 @@ def test_a_beat_tells_of_it_and_a_claim_says_so(app: Penstock, queue: Queue, clo
         clock.advance(11)
         app.upkeep()
     assert sql.execute(asked).fetchone() == (True,)
-    assert len(queue.claim(10, may_alone=False)) == 0
+    assert len(queue.claim(10, quarantined=False)) == 0
     one = queue.claim(10)
     assert (len(one), one.alone) == (1, True)
     queue.push_many([{}] * 5)
-    assert len(queue.claim(10, may_alone=False)) == 5, "what may have company is given to who has"
-    assert queue.claim(10).alone, "what must be alone comes first"
+    assert len(queue.claim(10, quarantined=False)) == 5, "tasks that may share a lease go to a busy worker"
+    assert queue.claim(10).alone, "a task that must run alone comes first"
 
 
 def test_asking_for_one_is_being_alone(queue: Queue) -> None:
     queue.push_many([{}, {}])
     assert queue.claim().alone
-    assert not queue.claim(may_alone=False).alone
+    assert not queue.claim(quarantined=False).alone
 
 
 def test_a_busy_worker_lets_go_of_everything_for_it(

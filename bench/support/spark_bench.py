@@ -1,4 +1,4 @@
-"""A server and a warm Spark session beside it, for what measures Spark."""
+"""A server and a warm Spark session, for benchmarks of Spark."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Ground:
+class SparkBench:
     server: Bench
 
     @cached_property
@@ -33,7 +33,7 @@ class Ground:
         return ours.session("bench", master="local[2]", **SETTINGS, **{"spark.jars": jar})
 
     def jdbc(self, dsn: str) -> dict[str, str]:
-        """The same database for Spark's own writer. `stringtype`: text into jsonb is for the server to read."""
+        """Returns the options for Spark's own writer. `stringtype` lets the server parse text as jsonb."""
         parts = conninfo_to_dict(dsn)
         password = (self.server.server.home / "pgpass").read_text("utf-8").strip().rsplit(":", 1)[1]
         url = f"jdbc:postgresql://127.0.0.1:{parts['port']}/{parts['dbname']}?stringtype=unspecified"

@@ -1,4 +1,4 @@
-"""What a worker tells of itself while it runs: registry, probes, process list, log."""
+"""How a running worker can be watched: the registry, probes, the process list and the log."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_registry_and_a_port_tell_how_it_stands(dsn: str, queue: Queue, sql:
         eventually(lambda: sum(row["busy"] for row in rows(sql)) == 6)
         for row in rows(sql):
             assert asked == row["requested_at"] <= row["started_at"] <= row["first_claim_at"] <= row["beat"]
-        eventually(lambda: sql.execute("select from penstock.sample").rowcount >= 1)  # upkeep is done beside it
+        eventually(lambda: sql.execute("select from penstock.sample").rowcount >= 1)  # upkeep runs too
 
         status, told = probe(port)
         assert (status, told["ok"], told["processes"], told["busy"]) == (200, True, 2, 6)
@@ -68,13 +68,13 @@ def test_the_registry_and_a_port_tell_how_it_stands(dsn: str, queue: Queue, sql:
         worker.allow()
         eventually(lambda: queue.status().totals["done"] == 6)
         assert worker.stop() == 0
-    assert registered(sql) == [], "who leaves is gone at once"
+    assert registered(sql) == [], "a worker that leaves is removed at once"
 
 
 def test_a_part_of_upkeep_that_fails_is_logged(dsn: str, queue: Queue, sql: Connection, tmp_path: Path) -> None:
     sql.execute("""
         create function penstock_test.refuse() returns trigger language plpgsql as
-            $$ begin raise exception 'nobody deletes here'; end $$;
+            $$ begin raise exception 'deletes are refused here'; end $$;
         create trigger refuse before delete on penstock.audit
             for each row execute function penstock_test.refuse();
         insert into penstock.audit (at, verb) values ('2000-01-01', 'drop');
@@ -82,7 +82,7 @@ def test_a_part_of_upkeep_that_fails_is_logged(dsn: str, queue: Queue, sql: Conn
     with working(tmp_path, dsn, WAITS, "--log-format", "json") as worker:
         failed = eventually(lambda: [one for one in worker.events if one["event"] == "upkeep part failed"])
         assert [(one["part"], one["times"]) for one in failed] == [("audit entries dropped", 1)]
-        assert sql.execute("select count(*) from penstock.sample").fetchone() == (1,), "the others are done"
+        assert sql.execute("select count(*) from penstock.sample").fetchone() == (1,), "the other parts are done"
         assert worker.stop() == 0
 
 
@@ -98,14 +98,14 @@ def test_a_file_tells_that_it_lives(dsn: str, queue: Queue, sql: Connection, tmp
         time.sleep(0.5)
         frozen = file.stat().st_mtime_ns
         time.sleep(1.2)
-        assert file.stat().st_mtime_ns == frozen, "who cannot work does not say that all is well"
+        assert file.stat().st_mtime_ns == frozen, "a worker that cannot work does not report that it lives"
         os.kill(runner, signal.SIGCONT)
         eventually(lambda: file.stat().st_mtime_ns > frozen)
         assert worker.stop() == 0
     assert not file.exists()
 
 
-# --- nothing that is nobody's business --------------------------------------------------------------------------------
+# --- no secrets -------------------------------------------------------------------------------------------------------
 
 CANARY = "canary-in-a-mine"
 TELLS = """
@@ -152,7 +152,7 @@ KINDS = ("raises", "raises_apart", "raises_on_loop", "raise_together", "dies", "
 
 @pytest.fixture
 def secret_dsn(dsn: str, sql: Connection) -> Iterator[str]:
-    """A role whose password is worth keeping."""
+    """The DSN of a role with a secret password."""
     role = f"canary_{os.getpid()}"
     sql.execute(f"create role {role} superuser login password '{CANARY}'")
     yield psycopg.conninfo.make_conninfo(dsn, user=role, password=CANARY)
@@ -166,7 +166,7 @@ def test_no_payload_no_error_text_and_no_password_is_told(
     queue.push_many([NewTask({"secret": CANARY}, kind=kind) for kind in KINDS])
     queue.push({"number": CANARY}, kind="refuses")
     with working(tmp_path, secret_dsn, TELLS, "--log-format", log_format) as worker:
-        eventually(lambda: worker.cells)
+        eventually(lambda: worker.slot_processes)
         lines = [command_line(pid) for pid in worker.family]
         assert len(lines) == 3
         assert all(lines)
@@ -188,7 +188,7 @@ def test_no_payload_no_error_text_and_no_password_is_told(
         "leaves": "SystemExit",
         "unknown": "UnknownKind",
     }
-    assert CANARY in (queue.tasks(state="dead")[0].error or ""), "it is where it belongs"
+    assert CANARY in (queue.tasks(state="dead")[0].error or ""), "the error text is stored in the task"
 
 
 def test_verbose_tells_the_database_without_its_password(secret_dsn: str, queue: Queue, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tiny tasks where processes fill the cores: one thread claims, runs and settles by itself; nothing else changes."""
+"""Tiny tasks in as many processes as cores: one thread claims, runs and settles them, with the usual results."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_each_is_settled_once_and_as_it_ended(
 
 
 @pytest.mark.parametrize("kinds", [("step", "slow"), ("step_async", "slow_async"), ("step", "slow_async")])
-def test_one_that_is_slow_holds_nobody_up(dsn: str, queue: Queue, tmp_path: Path, kinds: tuple[str, str]) -> None:
-    """One of them for each process, in the middle of a long queue of tiny ones."""
+def test_a_slow_task_holds_up_no_other(dsn: str, queue: Queue, tmp_path: Path, kinds: tuple[str, str]) -> None:
+    """There is one slow task for each process, in the middle of a long queue of tiny ones."""
     tiny, slow = kinds
     queue.push_many([NewTask({"n": 0}, kind=tiny) for _ in range(6000)])
     queue.push_many([NewTask({}, kind=slow) for _ in range(os.cpu_count() or 1)])
@@ -93,7 +93,7 @@ def fewer_than(queue: Queue, left: int) -> bool:
 def test_a_stop_in_the_middle_loses_nothing(
     dsn: str, app: Penstock, queue: Queue, sql: Connection, tmp_path: Path, kind: str
 ) -> None:
-    """Whatever ran is done, and only that; nobody gives back what somebody is settling."""
+    """All tasks that ran are done, and no others: a stop gives back no task that is being settled."""
     queue.push_many([NewTask({}, kind=kind) for _ in range(60_000)])
     done = 0
     for left in (55_000, 45_000, 35_000):

@@ -1,0 +1,53 @@
+"""Reads annotations: those of functions, of TypedDicts and of dataclasses, and how they are written."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NotRequired, Required, get_origin, get_type_hints, is_typeddict
+
+from penstock.errors import ConfigError
+
+
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the annotations of a function, of a callable object, of a TypedDict, or of a dataclass."""
+    if isinstance(function, functools.partial):
+        return hints_of(function.func)
+    has_own = inspect.isroutine(function) or is_typeddict(function) or is_dataclass(function)
+    target = function if has_own else type(function).__call__
+    try:
+        return get_type_hints(target)
+    except Exception as error:
+        raise ConfigError(
+            f"{name_of(function)}: its annotations cannot be read: {error}",
+            hint="Import what they name at the top of the module, not below `if TYPE_CHECKING`.",
+        ) from error
+
+
+def is_dataclass(annotation: Any) -> bool:
+    """Returns whether an annotation is a dataclass, and not an instance of one."""
+    return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Returns the name of a function, or the name of its class for a callable object, which has no name of its own."""
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+@functools.cache
+def keys_of(typed: Any) -> tuple[dict[str, Any], frozenset[str]]:
+    """Returns the annotations of a TypedDict by key, and the keys that are required.
+
+    The class itself does not know the required keys where annotations are strings (`from __future__ import
+    annotations`).
+    """
+    said = {key: get_origin(hint) for key, hint in get_type_hints(typed, include_extras=True).items()}
+    required = {key for key, word in said.items() if word is Required or key in typed.__required_keys__}
+    return get_type_hints(typed), frozenset(key for key in required if said[key] is not NotRequired)
+
+
+def spelt(annotation: Any) -> str:
+    """Returns an annotation as text."""
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
