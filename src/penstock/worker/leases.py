@@ -11,6 +11,7 @@ from penstock.client.database_async import AsyncDatabase
 from penstock.client.workers_async import extend_leases
 
 FINAL_LEASE = "100ms"
+ASK_AGAIN = 0.5  # seconds, at most, until a lease that is being settled is extended again
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ class Leases:
                 self.let_go(lease.token)
                 self._lost(lease)
             elif answer.until is None:
-                lease.due = now + lease.seconds / 20  # it is being settled at this moment, and may not be
+                lease.due = now + min(lease.seconds / 20, ASK_AGAIN)  # it is being settled at this moment
             else:
                 lease.rest(now)
                 if answer.revoked:

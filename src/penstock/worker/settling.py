@@ -380,8 +380,8 @@ class Settler:
         LOG.warning(text, extra={"queue": flight.claim.queue, **facts})
 
     def _note_answer(self, flight: InFlight) -> None:
-        """Records that PostgreSQL has accepted or refused outcomes of a flight: no earlier settle holds its lease."""
-        flight.unanswered_since = None
+        """Records that PostgreSQL has accepted or refused outcomes of a flight."""
+        self._workload.note_answer(flight)
         self._limit.note_answer()
 
     async def wait_until_empty(self) -> None:

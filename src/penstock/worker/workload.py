@@ -24,6 +24,7 @@ from penstock.worker.pipe import Pipe
 LOG = logging.getLogger("penstock.worker")
 MAX_UNSETTLED = 2 * LARGEST_BATCH  # outcomes that PostgreSQL does not know yet; with more, nothing is claimed
 UNSETTLED_PATIENCE = 3.0  # seconds that an outcome may wait for PostgreSQL before claiming stops
+EXTENDED_WITHIN = 1.0  # seconds in which the supervisor extends a lease that a settle held
 REPLACED = ("recycled", "left")
 
 
@@ -70,6 +71,7 @@ class Workload:
         self.changed = asyncio.Event()
         self.ended_leases: list[str] = []  # leases that ended and that the supervisor does not know of
         self.hooks: set[asyncio.Task[Any]] = set()  # hooks of dead tasks that are running
+        self._claims_held_until = 0.0
 
     @property
     def stopping(self) -> bool:
@@ -189,7 +191,19 @@ class Workload:
     def settles_lag(self) -> bool:
         """Whether PostgreSQL takes outcomes so slowly that tasks claimed now would only be lost and repeated."""
         too_many = self.unsettled >= max(MAX_UNSETTLED, self._config.concurrency)
-        return too_many or self.oldest_unsettled > UNSETTLED_PATIENCE
+        return too_many or self.oldest_unsettled > UNSETTLED_PATIENCE or time.monotonic() < self._claims_held_until
+
+    def note_answer(self, flight: InFlight) -> None:
+        """Records that PostgreSQL has accepted or refused outcomes of a flight: no earlier settle holds its lease.
+
+        A settle that waited for long in PostgreSQL kept the supervisor from extending the lease. If the lease has ended
+        meanwhile, the next claim would put its other tasks back, so claims wait for the supervisor.
+        """
+        since, flight.unanswered_since = flight.unanswered_since, None
+        if since is not None and time.monotonic() - since > flight.lease / 2:
+            pause = min(flight.lease / 5, EXTENDED_WITHIN)
+            self._claims_held_until = time.monotonic() + pause
+            asyncio.get_running_loop().call_later(pause, self.changed.set)
 
 
 async def call_dead_hook(hook: Hook, task: Task, error: str) -> None:
