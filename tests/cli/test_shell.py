@@ -403,7 +403,10 @@ def test_a_demo_beside_a_server_that_runs(tmp_path: Path) -> None:
             server.stop("immediate")
 
 
-@pytest.mark.parametrize("after", [b"PostgreSQL 18 is up", b"the scaler keeps", b"a second wave"])
+@pytest.mark.parametrize(
+    "after",
+    [b"PostgreSQL 18 is up", b"the scaler keeps", pytest.param(b"a second wave", marks=pytest.mark.slow)],
+)
 def test_an_interrupted_demo_stops_what_it_started(tmp_path: Path, after: bytes) -> None:
     code, out, err = interrupted_demo(tmp_path / "home", after, "--tasks", "20000", "--no-spark")
     assert (code, err) == (130, b"interrupted\n")

@@ -186,7 +186,6 @@ MUTANTS = (
             ("from gone as g\n        join unnest(p_lease.ids", "from gone as g\n        join unnest('{}'::bigint[]"),
         ),
         mix=BULK,
-        quick=True,
     ),
     Mutant(
         "a cancel of a task that runs does not revoke it",

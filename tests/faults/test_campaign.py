@@ -19,7 +19,7 @@ SLACK = 6.0  # seconds beyond each promise, because these tests share a busy mac
 @pytest.mark.parametrize(
     "stage",
     [
-        "storm",  # the network, upserts, cancels and zombies, which the quick tier of test_workers.py does not have
+        "storm",  # most kinds of harm; those of test_workers.py that it has too are in the slow tier there
         pytest.param("frozen", marks=pytest.mark.slow),  # test_failover.py has its faults too
         pytest.param("standby", marks=pytest.mark.slow),
         pytest.param("async", marks=pytest.mark.slow),
