@@ -225,9 +225,9 @@ begin
         'due', p_row.due, 'before', v_line.tasks, 'exact', v_line.exact, 'quarantined', p_row.quarantine = 1,
         'crashes', p_row.crashes)
         || to_jsonb(v_fleet)
-        || case when p_row.quarantine = 1 then (
+        || coalesce((
             select jsonb_build_object('emptying', w.quarantine, 'emptying_until', w.quarantine_until)
-            from penstock._watermark(p_queue.id) as w where w.quarantine_until > p_now) else '{}' end;
+            from penstock._watermark(p_queue.id) as w where p_row.quarantine = 1 and w.quarantine_until > p_now), '{}');
 end
 $$;
 
