@@ -898,7 +898,7 @@ def test_the_python_client_beside_a_hostile_schema(world: World) -> None:
 
 # --- B91, B92, B94 ----------------------------------------------------------------------------------------------------
 
-READING = {"status", "verify", "tasks", "task", "queues", "schedules", "retentions"}
+READING = {"status", "verify", "tasks", "task", "attempts", "why", "queues", "schedules", "retentions"}
 
 
 def test_a_read_only_transaction_reads(world: World) -> None:

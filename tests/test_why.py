@@ -375,7 +375,7 @@ def test_every_sentence_is_of_a_reason(sql: Connection) -> None:
 
 def test_what_cannot_be_asked(queue: Queue, app: Penstock, sql: Connection) -> None:
     for bad in ("1", 1.5, True, 0, None, 2**63):
-        with pytest.raises(ValidationError, match="id: .* is not a whole number"):
+        with pytest.raises(ValidationError, match=r"id: .* is not a whole number"):
             queue.why(bad)  # type: ignore[arg-type]
     with pytest.raises(NotFound, match="queue 'wrok' does not exist") as missing:
         app.queue("wrok").why(1)
