@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -404,6 +405,60 @@ def sizes_of(connection: psycopg.Connection, tasks: int) -> dict[str, float]:
     return {name: size / tasks for name, size in rows}
 
 
+# --- attempts -------------------------------------------------------------------------------------------------------
+
+# One row for each attempt of tasks that end in the order of their ids, spread over the last days, as a drain in batches
+# of 500 leaves them. Each day is written by itself, so that its index is summarized as the days of a real queue are.
+HISTORY = """
+    insert into penstock.history (task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt, outcome,
+                                  kind, worker)
+    select n, m.at, m.at, m.at, m.at, 1, 0, 1, 'done', 'default', 'bench'
+    from generate_series(%(first)s::bigint, %(last)s::bigint) as n
+    cross join lateral (select %(day)s::timestamptz + n %% 500 * interval '1 ms' as at) as m
+"""
+DAYS = 10
+
+
+def attempts(server: Bench, tasks: int = 5_000_000, looks: int = 40) -> bool:
+    """The attempts of one task among those of `tasks` others in ten days, and why it does not run. There is no bar."""
+    found: dict[str, list[float]] = {}
+    with server.database() as dsn, Penstock(dsn) as penstock, server.sql(dsn) as connection:
+        queue = penstock.queue("bench")
+        write_history(connection, tasks)
+        some = random.Random(1).sample(range(1, tasks + 1), looks)
+        connection.execute("select setval('penstock.task_id_seq', %s)", (tasks,))
+        live = [queue.push(delay="1h").id for _ in range(looks)]
+        sides: dict[str, tuple[list[int], Callable[[int], object]]] = {
+            "attempts, removed": (some, queue.attempts),
+            "attempts, live": (live, queue.attempts),
+            "why, removed": (some, queue.why),
+            "why, live": (live, queue.why),
+        }
+        queue.status()  # connects
+        for name, (ids, ask) in sides.items():
+            found[name] = sorted(timed(partial(ask, id_)) for id_ in ids)
+            print(f"{name:<20} {statistics.median(found[name]):.2f} ms, at most {found[name][-1]:.2f} ms")
+        assert {len(queue.attempts(id_)) for id_ in some} == {1}
+    report("attempts", {"tasks": tasks, "looks": looks, "milliseconds": found})
+    return True
+
+
+def write_history(connection: psycopg.Connection, tasks: int) -> None:
+    """Writes an attempt of each of these tasks, in days before today, and summarizes their indexes."""
+    for n in range(DAYS):
+        at = {"day": f"{datetime.now(UTC).date() - timedelta(days=DAYS - n)} 12:00Z"}
+        connection.execute("select penstock._make_history(%(day)s::timestamptz::date)", at)
+        connection.execute(HISTORY, at | {"first": n * tasks // DAYS + 1, "last": (n + 1) * tasks // DAYS})
+    connection.execute("vacuum analyze penstock.history")
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Returns the milliseconds of one call."""
+    began = time.perf_counter()
+    call()
+    return (time.perf_counter() - began) * 1e3
+
+
 BENCHES: dict[str, Callable[..., bool]] = {
     "push": push,
     "drain": drain,
@@ -412,6 +467,7 @@ BENCHES: dict[str, Callable[..., bool]] = {
     "depth": depth,
     "snapshot": snapshot,
     "size": size,
+    "attempts": attempts,
 }
 
 

@@ -247,16 +247,3 @@ def test_a_done_task_is_found_in_history(app: Penstock, queue: Queue, dsn: str) 
     assert app.find_task(claim.ids[0]).task.queue == "work"
     with pytest.raises(NotFound):
         app.find_task(claim.ids[1])  # its attempt failed, and then its queue was dropped
-
-
-def test_history_finds_a_task_by_its_index(app: Penstock, queue: Queue, sql: Connection) -> None:
-    queue.push_many([{}] * 40_000)
-    last = 0
-    while claim := queue.claim(5_000):
-        queue.settle(claim)
-        last = claim.ids[-1]
-    read = "select sum(seq_tup_read) from pg_stat_xact_user_tables where relname like 'history\\_2%'"
-    with sql.transaction():
-        assert sql.execute("select state from penstock.find_removed(%s)", (last,)).fetchone() == ("done",)
-        assert sql.execute(read).fetchone() == (0,)
-    assert app.find_task(last).task.state == "done"

@@ -382,6 +382,8 @@ VERBS: dict[str, tuple[set[str], Callable[[Penstock, Queue], object]]] = {
     "verify": ({"reader", "admin"}, lambda app, _: app.verify()),
     "tasks": ({"reader", "admin"}, lambda _, queue: queue.tasks()),
     "task": ({"reader", "admin"}, lambda _, queue: queue.task(1)),
+    "attempts": ({"reader", "admin"}, lambda _, queue: queue.attempts(1)),
+    "why": ({"reader", "admin"}, lambda _, queue: queue.why(1)),
     "queues": ({"reader", "admin"}, lambda app, _: app.queues()),
     "create_queue": ({"admin"}, lambda app, _: app.create_queue("new", exist_ok=True)),
     "set": ({"admin"}, lambda _, queue: queue.set(paused=False)),
@@ -433,10 +435,10 @@ FUNCTIONS = {
     "reader": {
         "board", "check_mark", "check_window", "clock", "contract", "decisions", "find_branch", "history_between",
         "history_horizon", "history_spans", "history_sums", "largest_payload", "mentions", "note_horizon",
-        "find_removed", "places_of", "profiles", "queues_named",
+        "attempts", "find_removed", "places_of", "profiles", "queues_named",
         "refuse", "retry_delay", "retry_spread", "running_times", "sample_days", "scalers", "schedules",
         "start_latencies", "status", "target_age", "target_workers",
-        "the_queue", "timeline", "upkeep_pace", "verify",
+        "the_queue", "timeline", "upkeep_pace", "verify", "why",
     },
     "outsider": set[str](),
 }  # fmt: skip
@@ -896,7 +898,7 @@ def test_the_python_client_beside_a_hostile_schema(world: World) -> None:
 
 # --- B91, B92, B94 ----------------------------------------------------------------------------------------------------
 
-READING = {"status", "verify", "tasks", "task", "queues", "schedules", "retentions"}
+READING = {"status", "verify", "tasks", "task", "attempts", "why", "queues", "schedules", "retentions"}
 
 
 def test_a_read_only_transaction_reads(world: World) -> None:

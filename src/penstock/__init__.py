@@ -45,11 +45,13 @@ if TYPE_CHECKING:
     from penstock.handler_async import AsyncHandler
     from penstock.handlers import AsyncContext, Context, Mode
     from penstock.model import (
+        Attempt,
         Backfill,
         Board,
         BoardWorker,
         Claim,
         Duration,
+        Explanation,
         Extended,
         Json,
         Mismatch,
@@ -81,6 +83,7 @@ __all__ = [
     "AsyncItems",
     "AsyncPenstock",
     "AsyncQueue",
+    "Attempt",
     "AuthError",
     "Backfill",
     "Backlog",
@@ -95,6 +98,7 @@ __all__ = [
     "CustomRetry",
     "Delays",
     "Duration",
+    "Explanation",
     "Exponential",
     "Extended",
     "Fibonacci",
@@ -196,11 +200,13 @@ HOMES = {
         "Mode",
     ),
     "penstock.model": (
+        "Attempt",
         "Backfill",
         "Board",
         "BoardWorker",
         "Claim",
         "Duration",
+        "Explanation",
         "Extended",
         "Json",
         "Mismatch",

@@ -12,13 +12,15 @@ from penstock import backlog, migrate
 from penstock.app_admin import AdminMethods
 from penstock.app_tasks import TaskMethods
 from penstock.backlog import Backlog
-from penstock.client import queues
+from penstock.client import queues, tasks
 from penstock.client.concurrency import in_thread
 from penstock.client.database import Database
 from penstock.client.queue import Queue
+from penstock.client.statements.tasks import MAX_TASKS
 from penstock.dsn import find_dsn
 from penstock.handlers import Registry
 from penstock.model import (
+    Attempt,
     Duration,
     QueueSettings,
     TaskDetails,
@@ -190,6 +192,10 @@ class Penstock(TaskMethods, AdminMethods):
         """Returns one task of any queue, with everything that is known of it: its state, or, if it is done and removed,
         when it ended. A removed task is found as long as history is kept (30 days by default)."""
         return queues.find_task(self._database, id)
+
+    def attempts(self, id: int, *, limit: int = MAX_TASKS) -> list[Attempt]:  # noqa: A002 - the parameter has this name everywhere
+        """Returns the attempts of one task of any queue, as `Queue.attempts` does, also of a task that is removed."""
+        return tasks.list_attempts(self._database, id, limit=limit)
 
     def queues(self) -> list[QueueSettings]:
         """Returns the settings of all queues."""

@@ -11,13 +11,15 @@ from penstock import backlog, migrate
 from penstock.app_admin_async import AsyncAdminMethods
 from penstock.app_tasks_async import AsyncTaskMethods
 from penstock.backlog import Backlog
-from penstock.client import queues_async
+from penstock.client import queues_async, tasks_async
 from penstock.client.concurrency_async import in_thread
 from penstock.client.database_async import AsyncDatabase
 from penstock.client.queue_async import AsyncQueue
+from penstock.client.statements.tasks import MAX_TASKS
 from penstock.dsn import find_dsn
 from penstock.handlers import Registry
 from penstock.model import (
+    Attempt,
     Duration,
     QueueSettings,
     TaskDetails,
@@ -189,6 +191,10 @@ class AsyncPenstock(AsyncTaskMethods, AsyncAdminMethods):
         """Returns one task of any queue, with everything that is known of it: its state, or, if it is done and removed,
         when it ended. A removed task is found as long as history is kept (30 days by default)."""
         return await queues_async.find_task(self._database, id)
+
+    async def attempts(self, id: int, *, limit: int = MAX_TASKS) -> list[Attempt]:  # noqa: A002 - the parameter has this name everywhere
+        """Returns the attempts of one task of any queue, as `Queue.attempts` does, also of a task that is removed."""
+        return await tasks_async.list_attempts(self._database, id, limit=limit)
 
     async def queues(self) -> list[QueueSettings]:
         """Returns the settings of all queues."""

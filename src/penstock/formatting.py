@@ -1,6 +1,8 @@
-"""Formats numbers for people, wherever Penstock prints them: counts, durations and shares. Pure."""
+"""Formats values for people, wherever Penstock prints them: counts, durations, shares and moments. Pure."""
 
 from __future__ import annotations
+
+from datetime import UTC, datetime
 
 UNITS = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0))
 
@@ -23,3 +25,8 @@ def format_duration(seconds: float) -> str:
 def format_percent(share: float) -> str:
     """Formats a share in percent. A share above zero is never shown as zero."""
     return "< 0.01 %" if 0 < share < 0.00005 else f"{100 * share:.2f} %"
+
+
+def format_time(moment: datetime | None) -> str:
+    """Formats a moment in UTC: `2030-01-31 06:00:00Z`."""
+    return "–" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"

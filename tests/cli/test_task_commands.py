@@ -88,7 +88,8 @@ def test_one_task_is_shown(dsn: str, queue: Queue) -> None:
         ("tasks", "show", "abc", "--json"),
         dsn=dsn,
     )
-    assert set(value.json) == LISTED | {"message", "traceback", "worker", "claimed_at", "lease_until", "removed"}
+    details = {"message", "traceback", "worker", "claimed_at", "lease_until", "removed", "history"}
+    assert set(value.json) == LISTED | details
     assert (value.json["id"], value.json["payload"]) == (pushed.id, {"to": "Ünï", "lines": [1]})
     assert 'payload\n{\n  "to": "Ünï",\n  "lines": [\n    1\n  ]\n}\n' in said.out
     assert "[red]\\x1b[31m\\n" in said.out

@@ -174,6 +174,7 @@ STAGES: dict[str, Stage] = {
         }
     ),
     "docs/spark.md": Stage(python=queues("mail", "images") + SESSION, sql=BACKLOG),
+    "docs/states.md": Stage(python=queues("mail")),
     "docs/roles.md": Stage(python=queues("mail")),
     "docs/scaling.md": Stage(
         python=queues("mail"),

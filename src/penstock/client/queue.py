@@ -19,12 +19,15 @@ from penstock.client.database import Database, retry_collided
 from penstock.client.spool import Chunk, task_columns
 from penstock.client.statements import pushes, tasks
 from penstock.client.statements.queues import QueueChanges
+from penstock.client.statements.tasks import MAX_TASKS
 from penstock.client.statements.texts import to_storable
-from penstock.client.tasks import change_tasks, list_tasks
+from penstock.client.tasks import change_tasks, explain, list_attempts, list_tasks
 from penstock.errors import NotFound
 from penstock.model import (
+    Attempt,
     Claim,
     Duration,
+    Explanation,
     Extended,
     Json,
     NewTask,
@@ -297,6 +300,16 @@ class Queue:
                 hint="A done task is removed, unless its queue has keep_done; `app.find_task(id)` finds it in history.",
             )
         return found[0]
+
+    def attempts(self, id: int, *, limit: int = MAX_TASKS) -> list[Attempt]:  # noqa: A002 - the parameter has this name everywhere
+        """Returns the attempts of one task, oldest first: the finished ones, as long as history is kept, and at the end
+        the running one. If there are more than `limit`, these are the last ones."""
+        return list_attempts(self._database, id, self.name, limit=limit)
+
+    def why(self, id: int) -> Explanation:  # noqa: A002 - the parameter has this name everywhere
+        """Returns why a task does not run: a reason, a sentence with numbers, and the facts. It also answers for a task
+        that runs, has ended, is removed, or was never there."""
+        return explain(self._database, self.name, id)
 
     # --- the queue itself -------------------------------------------------------------------------------------------
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from penstock.model.basics import Duration, Json
@@ -158,3 +159,46 @@ class TaskDetails(NamedTuple):
     claimed_at: datetime | None
     lease_until: datetime | None
     removed: bool = False
+
+
+class Attempt(NamedTuple):
+    """One attempt of a task: a run that ended, or the one that goes on. `attempt` counts from 1 and begins anew after a
+    success; `iteration` is the number of successful runs before it."""
+
+    queue: str
+    attempt: int
+    iteration: int
+    worker: str
+    due: datetime  # when the task was due for this attempt
+    claimed_at: datetime
+    finished_at: datetime | None  # None: it goes on
+    lease_until: datetime | None  # of the attempt that goes on
+    outcome: str | None  # done, again, failed, dead, released, expired or revoked; None: it goes on
+    error_class: str | None
+    error: str | None  # the message, then a traceback
+
+    @property
+    def message(self) -> str | None:
+        """The error without its traceback."""
+        return split_error(self.error)[0]
+
+    @property
+    def traceback(self) -> str | None:
+        """The traceback of the error, or None."""
+        return split_error(self.error)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a task does not run, that it runs, or how it ended. `reason` is a word for programs, `text` one sentence for
+    people, and `facts` has the values that the sentence is made of."""
+
+    id: int
+    queue: str
+    at: datetime  # the moment that it describes, by PostgreSQL's clock
+    reason: str
+    text: str
+    facts: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return self.text

@@ -72,8 +72,8 @@ begin
                                       'mentions', 'retry_delay', 'retry_spread', 'refuse', 'schedules',
                                       'history_horizon', 'note_horizon', 'check_mark', 'check_window', 'timeline',
                                       'find_branch', 'history_between', 'history_spans', 'queues_named', 'history_sums',
-                                      'sample_days', 'decisions', 'places_of', 'find_removed', 'target_workers',
-                                      'target_age', 'scalers', 'board', 'profiles', 'running_times',
+                                      'sample_days', 'decisions', 'places_of', 'find_removed', 'attempts', 'why',
+                                      'target_workers', 'target_age', 'scalers', 'board', 'profiles', 'running_times',
                                       -- A reader needs retry_spread and refuse, because retry_delay runs as its caller.
                                       'start_latencies', 'upkeep_pace']),
             ('penstock_admin', array['create_queue', 'set_queue', 'drop_queue', 'cancel', 'redrive', 'reschedule',

@@ -249,6 +249,16 @@ begin
     end if;
 end
 $$;
+CREATE FUNCTION penstock._check_id(p_id bigint) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    if p_id is null then
+        perform penstock.refuse('PS400', 'id: it is null');
+    end if;
+end
+$$;
 CREATE FUNCTION penstock._check_limit(p_limit integer) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1493,6 +1503,19 @@ begin
     return v_gone;
 end
 $$;
+CREATE FUNCTION penstock._fleet_of(p_queue text, p_now timestamp with time zone, OUT workers bigint, OUT slots bigint, OUT free bigint, OUT silent bigint, OUT leaving bigint) RETURNS record
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select count(*) filter (where s.heard and not s.leaves),
+           coalesce(sum(s.slots) filter (where s.heard and not s.leaves), 0),
+           coalesce(sum(s.slots - s.busy) filter (where s.heard and not s.leaves), 0),
+           count(*) filter (where not s.heard), count(*) filter (where s.heard and s.leaves)
+    from (
+        select w.slots, w.busy, w.beat > p_now - interval '10 seconds' as heard, w.leaving or w.dismissed as leaves
+        from penstock.worker as w where p_queue = any(w.queues)
+    ) as s
+$$;
 CREATE FUNCTION penstock._forget_idle(p_before timestamp with time zone) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1694,6 +1717,29 @@ CREATE FUNCTION penstock._idle_between(p_one penstock.sample, p_next penstock.sa
 CREATE FUNCTION penstock._in_seconds(p_length interval) RETURNS interval
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN CASE WHEN ((p_length >= '-100 years'::interval) AND (p_length <= '100 years'::interval)) THEN make_interval(secs => (EXTRACT(epoch FROM p_length))::double precision) ELSE p_length END;
+CREATE TABLE penstock.history (
+    id bigint NOT NULL,
+    xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL,
+    task_id bigint NOT NULL,
+    created timestamp with time zone NOT NULL,
+    due timestamp with time zone NOT NULL,
+    claimed_at timestamp with time zone NOT NULL,
+    finished_at timestamp with time zone NOT NULL,
+    queue_id integer NOT NULL,
+    iteration integer NOT NULL,
+    attempt integer NOT NULL,
+    outcome text NOT NULL COLLATE pg_catalog."C",
+    kind text NOT NULL COLLATE pg_catalog."C",
+    worker text NOT NULL,
+    subject text COLLATE pg_catalog."C",
+    error_class text,
+    error text
+)
+PARTITION BY RANGE (finished_at);
+CREATE FUNCTION penstock._in_short(p_attempt penstock.history) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN CASE WHEN ((p_attempt).task_id IS NOT NULL) THEN jsonb_build_object('attempt', (p_attempt).attempt, 'outcome', (p_attempt).outcome, 'worker', (p_attempt).worker, 'finished_at', (p_attempt).finished_at, 'error_class', (p_attempt).error_class) ELSE NULL::jsonb END;
 CREATE FUNCTION penstock._is_number(p_value jsonb, p_least numeric, p_most numeric) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN CASE WHEN (jsonb_typeof(p_value) = 'number'::text) THEN (((p_value)::numeric >= p_least) AND ((p_value)::numeric <= p_most)) ELSE false END;
@@ -1729,9 +1775,37 @@ CREATE FUNCTION penstock.largest_payload(p_queue penstock.queue) RETURNS bigint
 CREATE FUNCTION penstock._largest_text(p_queue penstock.queue) RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN GREATEST((64 * penstock.largest_payload(p_queue)), (4194304)::bigint);
+CREATE FUNCTION penstock._last_attempts(p_id bigint, p_since timestamp with time zone, p_limit integer) RETURNS SETOF penstock.history
+    LANGUAGE sql STABLE SECURITY DEFINER ROWS 10
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'on'
+    AS $$
+    select h.* from penstock.history as h
+    where h.task_id = p_id
+      -- An hour, because the clock may have been set back meanwhile.
+      and h.finished_at >= coalesce(p_since - interval '1 hour', '-infinity')
+    order by h.finished_at desc, h.id desc
+    limit p_limit
+$$;
 CREATE FUNCTION penstock._lease_fits(p_lease interval) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN ((penstock._in_seconds(p_lease) >= '00:00:00.1'::interval) AND (penstock._in_seconds(p_lease) <= '24:00:00'::interval));
+CREATE FUNCTION penstock._lease_of(p_queue_id integer, p_id bigint) RETURNS TABLE(worker text, claimed_at timestamp with time zone, until timestamp with time zone, due timestamp with time zone, attempt integer)
+    LANGUAGE sql STABLE SECURITY DEFINER ROWS 1
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+    select l.worker, l.claimed_at,
+           greatest(l.until, l.claimed_at),    -- after a restore, leases of the other cluster end at -infinity
+           l.dues[o.n], coalesce(l.attempts[o.n], 0) + 1
+    from penstock.lease as l
+    cross join lateral (select array_position(l.ids, p_id) as n offset 0) as o
+    where l.queue_id = p_queue_id
+      and l.until >= coalesce((select w.until from penstock._watermark(p_queue_id) as w), '-infinity')
+      and get_bit(l.open, o.n - 1) = 1
+$$;
 CREATE FUNCTION penstock._lease_out(p_token uuid, p_queue_id integer, p_now timestamp with time zone, p_until timestamp with time zone, p_worker text, p_alone boolean, p_picks penstock.picks) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1973,6 +2047,22 @@ CREATE FUNCTION penstock._pass_keeper(p_pass integer) RETURNS integer
       and d.datname = current_database()
     limit 1
 $$;
+CREATE FUNCTION penstock._pause_of(p_queue penstock.queue) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET "TimeZone" TO 'UTC'
+    AS $$
+    select jsonb_build_object('since', min(p.at), 'actor', (array_agg(p.actor order by p.id))[1])
+    from penstock.audit as p
+    where p.verb = 'set' and p.detail ? 'paused' and p.queue = p_queue.name and p.at >= p_queue.created
+      and p.id > coalesce((
+          select r.id from penstock.audit as r
+          where r.verb = 'set' and r.detail ? 'paused' and r.queue = p_queue.name
+            and not (r.detail->>'paused')::boolean
+          order by r.id desc limit 1), 0)
+$$;
 CREATE FUNCTION penstock._pick(p_queue_id integer, p_hint penstock.place, p_limit integer, p_quarantined boolean) RETURNS penstock.picks
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2156,6 +2246,14 @@ begin
         perform penstock._close_lease(v_lease, v_open);
     end loop;
 end
+$$;
+CREATE FUNCTION penstock._queue_name(p_queue_id integer) RETURNS text
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+    select coalesce((select q.name from penstock.queue as q where q.id = p_queue_id),
+                    (select g.name from penstock.queue_gone as g where g.id = p_queue_id))
 $$;
 CREATE FUNCTION penstock._read_up_to() RETURNS bigint
     LANGUAGE sql STABLE SECURITY DEFINER
@@ -2898,6 +2996,67 @@ begin
     return v_count;
 end
 $$;
+CREATE TABLE penstock.agenda (
+    task_id bigint NOT NULL,
+    due timestamp with time zone NOT NULL,
+    queue_id integer NOT NULL,
+    priority smallint NOT NULL,
+    attempts smallint DEFAULT 0 NOT NULL,
+    quarantine smallint DEFAULT 0 NOT NULL,
+    crashes smallint DEFAULT 0 NOT NULL,
+    pending boolean NOT NULL,
+    named boolean DEFAULT false NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0');
+COMMENT ON COLUMN penstock.agenda.quarantine IS 'the size of the largest lease it may share after a crash; 1: it is quarantined and runs alone; 0: any';
+COMMENT ON COLUMN penstock.agenda.crashes IS 'expiries of a lease that it had alone, since the last settled outcome';
+COMMENT ON COLUMN penstock.agenda.named IS 'its document has a subject, so another session may be waiting for that document';
+CREATE FUNCTION penstock._tasks_before(p_row penstock.agenda, p_now timestamp with time zone, p_most integer) RETURNS TABLE(tasks bigint, exact boolean)
+    LANGUAGE sql STABLE SECURITY DEFINER ROWS 1
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+    with watermark as materialized (    -- the search begins at the bounds, as a claim does
+        select w.first_due, w.first_planned, (
+            select min(y.due) from penstock.early as y
+            where y.queue_id = w.queue_id and y.xid >= coalesce(w.running[1], w.xid)) as early
+        from penstock._watermark((p_row).queue_id) as w
+    ), quarantined as materialized (
+        select from penstock.agenda as a
+        where (p_row).quarantine = 1 and a.queue_id = (p_row).queue_id and a.pending and a.quarantine = 1
+          and (a.priority, a.due, a.task_id) < ((p_row).priority, (p_row).due, (p_row).task_id)
+        limit p_most + 1
+    ), pending as materialized (
+        select from watermark as w
+        cross join lateral unnest(w.first_due) with ordinality as b(due, n)
+        cross join lateral (
+            select from penstock.agenda as a
+            where a.queue_id = (p_row).queue_id and a.pending and a.priority = (b.n - 1)::smallint
+              and a.due >= least(b.due, w.early)
+              and (a.due, a.task_id)
+                  < (case when b.n - 1 < (p_row).priority then 'infinity' else (p_row).due end, (p_row).task_id)
+            limit p_most + 1
+        ) as c
+        where (p_row).quarantine <> 1 and b.n - 1 <= (p_row).priority
+        limit p_most + 1
+    ), overdue as materialized (    -- planned tasks that are due: a claim promotes them before it takes any
+        select o.priority, o.due, o.task_id from watermark as w
+        cross join lateral (
+            select a.priority, a.due, a.task_id from penstock.agenda as a
+            where (p_row).quarantine <> 1 and a.queue_id = (p_row).queue_id and not a.pending and a.due <= p_now
+              and a.due >= least(w.first_planned, w.early)
+            order by a.due limit p_most + 1
+        ) as o
+    ), counted as (
+        select (select count(*) from quarantined) + (select count(*) from pending) as waiting,
+               (select count(*) from overdue as o
+                where (o.priority, o.due, o.task_id) < ((p_row).priority, (p_row).due, (p_row).task_id)) as promoted,
+               (select count(*) from overdue) as seen
+    )
+    select least(c.waiting + c.promoted, p_most), c.waiting + c.promoted <= p_most and c.seen <= p_most
+    from counted as c
+$$;
 CREATE FUNCTION penstock._tend(p_queue_id integer, p_limit integer) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2966,6 +3125,97 @@ begin
     for n in 1 .. least(p_tasks, v_many, 4) loop
         perform pg_notify('penstock_' || p_channels[1 + (v_from + n) % v_many], p_queue);
     end loop;
+end
+$$;
+CREATE FUNCTION penstock._why_gone(p_queue penstock.queue, p_id bigint) RETURNS jsonb
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    AS $$
+declare
+    v_last penstock.history;
+    v_name text;
+begin
+    select * into v_last from penstock._last_attempts(p_id, null, 1) as h;
+    v_name := penstock._queue_name(v_last.queue_id);
+    if v_last.task_id is null then
+        return jsonb_build_object('reason', 'unknown');
+    elsif v_name is distinct from p_queue.name then
+        return jsonb_build_object('reason', 'other_queue', 'found_in', v_name);
+    elsif v_last.outcome in ('done', 'dead', 'revoked') then
+        return jsonb_build_object(
+            'reason', replace(v_last.outcome, 'revoked', 'cancelled'), 'ended_at', v_last.finished_at,
+            'worker', v_last.worker, 'attempts', v_last.attempt, 'cause', null, 'error_class', v_last.error_class,
+            'error', v_last.error, 'removed', true);
+    end if;
+    return jsonb_build_object('reason', 'removed', 'last', penstock._in_short(v_last));
+end
+$$;
+CREATE FUNCTION penstock.moment() RETURNS timestamp with time zone
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN penstock.clock();
+CREATE TABLE penstock.task (
+    id bigint NOT NULL,
+    created timestamp with time zone DEFAULT penstock.moment() NOT NULL,
+    queue_id integer NOT NULL,
+    iterations integer DEFAULT 0 NOT NULL,
+    priority smallint DEFAULT 5 NOT NULL,
+    kind text DEFAULT 'default'::text NOT NULL COLLATE pg_catalog."C",
+    subject text COLLATE pg_catalog."C",
+    payload jsonb DEFAULT '{}'::jsonb NOT NULL,
+    due timestamp with time zone,
+    since timestamp with time zone,
+    last_iteration timestamp with time zone,
+    renew timestamp with time zone,
+    ended text COLLATE pg_catalog."C",
+    ended_at timestamp with time zone,
+    reason text,
+    error_class text,
+    error text,
+    attempts smallint
+)
+WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_analyze_scale_factor='0.05');
+COMMENT ON COLUMN penstock.task.due IS 'as pushed; null: at once. Where it waits now is in the agenda';
+COMMENT ON COLUMN penstock.task.since IS 'start of its age after a re-open, redrive or success; null: created';
+COMMENT ON COLUMN penstock.task.renew IS 'due of the run after this one; null: none';
+COMMENT ON COLUMN penstock.task.error IS 'of the last failed attempt: the message, then a traceback';
+COMMENT ON COLUMN penstock.task.attempts IS 'of a dead task; while it waits they are in the agenda';
+CREATE FUNCTION penstock._why_waiting(p_queue penstock.queue, p_task penstock.task, p_row penstock.agenda, p_now timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET "TimeZone" TO 'UTC'
+    AS $$
+declare
+    v_later constant boolean := not p_row.pending and p_row.due > p_now;
+    v_last  penstock.history;
+    v_line  record;
+    v_fleet record;
+begin
+    if p_queue.paused then
+        return jsonb_build_object('reason', 'paused', 'due', p_row.due, 'later', v_later)
+            || penstock._pause_of(p_queue);
+    elsif v_later then
+        select * into v_last from penstock._last_attempts(p_task.id, p_task.created, 1) as h;
+        return jsonb_build_object(
+            'reason', case when v_last.outcome = 'released' and v_last.error_class = 'UnknownKind' then 'unknown_kind'
+                           else 'planned' end,
+            'due', p_row.due, 'kind', p_task.kind, 'failures', p_row.attempts,
+            'max_attempts', coalesce((select k.max_attempts from penstock.kind as k
+                                      where k.queue_id = p_queue.id and k.kind = p_task.kind), p_queue.max_attempts),
+            'last', penstock._in_short(v_last));
+    end if;
+    select * into v_line from penstock._tasks_before(p_row, p_now, 10000);
+    select * into v_fleet from penstock._fleet_of(p_queue.name, p_now);
+    return jsonb_build_object(
+        'reason', case when v_fleet.workers = 0 then 'no_worker' when p_row.quarantine = 1 then 'quarantined'
+                       when v_line.tasks > 0 then 'behind' when v_fleet.free = 0 then 'busy' else 'next' end,
+        'due', p_row.due, 'before', v_line.tasks, 'exact', v_line.exact, 'quarantined', p_row.quarantine = 1,
+        'crashes', p_row.crashes)
+        || to_jsonb(v_fleet)
+        || coalesce((
+            select jsonb_build_object('emptying', w.quarantine, 'emptying_until', w.quarantine_until)
+            from penstock._watermark(p_queue.id) as w where p_row.quarantine = 1 and w.quarantine_until > p_now), '{}');
 end
 $$;
 CREATE FUNCTION penstock._within_quarantine(p_picks penstock.picks) RETURNS penstock.picks
@@ -3099,6 +3349,50 @@ $_$;
 CREATE FUNCTION penstock.at_place(p_priority smallint, p_due timestamp with time zone, p_task_id bigint) RETURNS penstock.place
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN CASE WHEN (p_task_id IS NOT NULL) THEN ROW(p_priority, p_due, p_task_id)::penstock.place ELSE NULL::penstock.place END;
+CREATE FUNCTION penstock.attempts(p_id bigint, p_queue text DEFAULT NULL::text, p_limit integer DEFAULT 10000) RETURNS TABLE(queue text, attempt integer, iteration integer, worker text, due timestamp with time zone, claimed_at timestamp with time zone, finished_at timestamp with time zone, lease_until timestamp with time zone, outcome text, error_class text, error text)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+    v_task penstock.task;
+begin
+    perform penstock._check_id(p_id);
+    perform penstock._check_limit(p_limit);
+    if p_queue is not null then
+        perform penstock.the_queue(p_queue);
+    end if;
+    select * into v_task from penstock.task as t where t.id = p_id;
+    return query
+    with found as (
+        select h.queue_id, h.attempt, h.iteration, h.worker, h.due, h.claimed_at, h.finished_at,
+               null::timestamptz as lease_until, h.outcome, h.error_class, h.error, h.id
+        from penstock._last_attempts(p_id, v_task.created, p_limit) as h
+        union all
+        select v_task.queue_id, l.attempt, v_task.iterations, l.worker, l.due, l.claimed_at, null, l.until, null, null,
+               null, null
+        from penstock._lease_of(v_task.queue_id, p_id) as l
+        where v_task.ended is null
+    ), named as (
+        select penstock._queue_name(f.queue_id) as queue, f.* from found as f
+        order by f.finished_at desc nulls first, f.id desc
+        limit p_limit
+    )
+    select n.queue, n.attempt, n.iteration, n.worker, n.due, n.claimed_at, n.finished_at, n.lease_until, n.outcome,
+           n.error_class, n.error
+    from named as n
+    where p_queue is null or n.queue = p_queue
+    order by n.finished_at nulls last, n.id;
+    if not found and (v_task.id is null or penstock._queue_name(v_task.queue_id) <> p_queue) then
+        perform penstock.refuse('PS404',
+            format('id: there is no task %s', p_id) || coalesce(' in queue ' || quote_literal(p_queue), ''),
+            case when p_queue is null
+                 then 'Nor does history know it; `penstock retention` tells how long history is kept.'
+                 else '`app.find_task(id)` finds a task of any queue.' end);
+    end if;
+end
+$$;
 CREATE FUNCTION penstock.batch_leases(p_stream integer, p_epoch integer, p_after bigint, p_upto bigint) RETURNS TABLE(token uuid, tasks integer)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3881,20 +4175,15 @@ $$;
 CREATE FUNCTION penstock.find_removed(p_id bigint) RETURNS TABLE(task_id bigint, queue text, kind text, subject text, state text, attempts integer, iterations integer, created timestamp with time zone, last_iteration timestamp with time zone, ended_at timestamp with time zone, error_class text, error text, worker text, claimed_at timestamp with time zone)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    SET enable_seqscan TO 'off'
     AS $$
     select
-        h.task_id, coalesce(q.name, g.name), h.kind, h.subject,
+        h.task_id, penstock._queue_name(h.queue_id), h.kind, h.subject,
         case h.outcome when 'revoked' then 'cancelled' else h.outcome end,
         case when h.outcome = 'dead' then h.attempt else 0 end,
         h.iteration + (h.outcome = 'done')::int,
         h.created, case when h.outcome = 'done' then h.finished_at end, h.finished_at,
         h.error_class, h.error, h.worker, h.claimed_at
-    from (
-        select a.* from penstock.history as a where a.task_id = p_id order by a.finished_at desc, a.id desc limit 1
-    ) as h
-    left join penstock.queue as q on q.id = h.queue_id
-    left join penstock.queue_gone as g on g.id = h.queue_id
+    from penstock._last_attempts(p_id, null, 1) as h
     where h.outcome in ('done', 'dead', 'revoked')
 $$;
 CREATE FUNCTION penstock.find_work(p_queues text[]) RETURNS TABLE(waiting text[], next_due double precision, next_schedule double precision, upkeep boolean)
@@ -4234,9 +4523,6 @@ $$;
 CREATE FUNCTION penstock.mentions(p_class text, p_error text, p_reason text, p_text text) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN (strpos(lower((((COALESCE((p_class || ': '::text), ''::text) || COALESCE(p_error, ''::text)) || ' '::text) || COALESCE(p_reason, ''::text))), lower(p_text)) > 0);
-CREATE FUNCTION penstock.moment() RETURNS timestamp with time zone
-    LANGUAGE sql STABLE PARALLEL SAFE
-    RETURN penstock.clock();
 CREATE FUNCTION penstock.next_batch(p_stream integer, p_epoch integer, p_after bigint, p_limit integer, p_slots integer, p_lease interval, p_before timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS TABLE(batch bigint, tasks integer, early integer)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5856,6 +6142,46 @@ begin
     from penstock.agenda as a where a.queue_id = v_queue.id and (a.pending or a.due <= v_now);
 end
 $$;
+CREATE FUNCTION penstock.why(p_queue text, p_id bigint) RETURNS jsonb
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET "TimeZone" TO 'UTC'
+    AS $$
+declare
+    v_now   constant timestamptz := penstock.clock();
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_task  penstock.task;
+    v_row   penstock.agenda;
+    v_lease record;
+    v_facts jsonb;
+begin
+    perform penstock._check_id(p_id);
+    select * into v_task from penstock.task as t where t.id = p_id;
+    if v_task.id is null then
+        v_facts := penstock._why_gone(v_queue, p_id);
+    elsif v_task.queue_id <> v_queue.id then
+        v_facts := jsonb_build_object('reason', 'other_queue', 'found_in', penstock._queue_name(v_task.queue_id));
+    elsif v_task.ended is not null then
+        v_facts := jsonb_build_object(
+            'reason', v_task.ended, 'ended_at', v_task.ended_at, 'attempts', v_task.attempts, 'cause', v_task.reason,
+            'error_class', v_task.error_class, 'error', v_task.error, 'removed', false);
+    else
+        select * into v_row from penstock.agenda as a where a.task_id = p_id;
+        if v_row.task_id is not null then
+            v_facts := penstock._why_waiting(v_queue, v_task, v_row, v_now);
+        else
+            select * into v_lease from penstock._lease_of(v_queue.id, p_id);
+            v_facts := case when v_lease.until is null then jsonb_build_object('reason', 'stray')
+                else jsonb_build_object(
+                    'reason', case when v_lease.until < v_now then 'lease_ended' else 'running' end,
+                    'worker', v_lease.worker, 'since', v_lease.claimed_at, 'until', v_lease.until,
+                    'attempt', v_lease.attempt, 'renewed_to', v_task.renew, 'paused', v_queue.paused) end;
+        end if;
+    end if;
+    return jsonb_build_object('id', p_id, 'queue', v_queue.name, 'at', v_now) || v_facts;
+end
+$$;
 CREATE TABLE penstock.adopted (
     id integer NOT NULL,
     name text NOT NULL COLLATE pg_catalog."C",
@@ -5930,21 +6256,6 @@ CREATE TABLE penstock.adopted_record (
     CONSTRAINT failures_not_negative CHECK ((failures >= 0))
 );
 COMMENT ON COLUMN penstock.adopted_record.due IS 'null: it is not tried again';
-CREATE TABLE penstock.agenda (
-    task_id bigint NOT NULL,
-    due timestamp with time zone NOT NULL,
-    queue_id integer NOT NULL,
-    priority smallint NOT NULL,
-    attempts smallint DEFAULT 0 NOT NULL,
-    quarantine smallint DEFAULT 0 NOT NULL,
-    crashes smallint DEFAULT 0 NOT NULL,
-    pending boolean NOT NULL,
-    named boolean DEFAULT false NOT NULL
-)
-WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0');
-COMMENT ON COLUMN penstock.agenda.quarantine IS 'the size of the largest lease it may share after a crash; 1: it is quarantined and runs alone; 0: any';
-COMMENT ON COLUMN penstock.agenda.crashes IS 'expiries of a lease that it had alone, since the last settled outcome';
-COMMENT ON COLUMN penstock.agenda.named IS 'its document has a subject, so another session may be waiting for that document';
 CREATE TABLE penstock.audit (
     id bigint NOT NULL,
     at timestamp with time zone DEFAULT penstock.clock() NOT NULL,
@@ -5984,25 +6295,6 @@ CREATE TABLE penstock.early (
     priority smallint NOT NULL,
     pending boolean NOT NULL
 );
-CREATE TABLE penstock.history (
-    id bigint NOT NULL,
-    xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL,
-    task_id bigint NOT NULL,
-    created timestamp with time zone NOT NULL,
-    due timestamp with time zone NOT NULL,
-    claimed_at timestamp with time zone NOT NULL,
-    finished_at timestamp with time zone NOT NULL,
-    queue_id integer NOT NULL,
-    iteration integer NOT NULL,
-    attempt integer NOT NULL,
-    outcome text NOT NULL COLLATE pg_catalog."C",
-    kind text NOT NULL COLLATE pg_catalog."C",
-    worker text NOT NULL,
-    subject text COLLATE pg_catalog."C",
-    error_class text,
-    error text
-)
-PARTITION BY RANGE (finished_at);
 ALTER TABLE penstock.history_branch ALTER COLUMN n ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.history_branch_n_seq
     START WITH 1
@@ -6155,32 +6447,6 @@ ALTER TABLE penstock.stream ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     NO MAXVALUE
     CACHE 1
 );
-CREATE TABLE penstock.task (
-    id bigint NOT NULL,
-    created timestamp with time zone DEFAULT penstock.moment() NOT NULL,
-    queue_id integer NOT NULL,
-    iterations integer DEFAULT 0 NOT NULL,
-    priority smallint DEFAULT 5 NOT NULL,
-    kind text DEFAULT 'default'::text NOT NULL COLLATE pg_catalog."C",
-    subject text COLLATE pg_catalog."C",
-    payload jsonb DEFAULT '{}'::jsonb NOT NULL,
-    due timestamp with time zone,
-    since timestamp with time zone,
-    last_iteration timestamp with time zone,
-    renew timestamp with time zone,
-    ended text COLLATE pg_catalog."C",
-    ended_at timestamp with time zone,
-    reason text,
-    error_class text,
-    error text,
-    attempts smallint
-)
-WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_analyze_scale_factor='0.05');
-COMMENT ON COLUMN penstock.task.due IS 'as pushed; null: at once. Where it waits now is in the agenda';
-COMMENT ON COLUMN penstock.task.since IS 'start of its age after a re-open, redrive or success; null: created';
-COMMENT ON COLUMN penstock.task.renew IS 'due of the run after this one; null: none';
-COMMENT ON COLUMN penstock.task.error IS 'of the last failed attempt: the message, then a traceback';
-COMMENT ON COLUMN penstock.task.attempts IS 'of a dead task; while it waits they are in the agenda';
 CREATE SEQUENCE penstock.task_id_seq
     START WITH 1
     INCREMENT BY 1
@@ -6322,6 +6588,7 @@ CREATE INDEX adopted_record_due ON penstock.adopted_record USING btree (adopted_
 CREATE INDEX agenda_pick ON penstock.agenda USING btree (queue_id, priority, due, task_id) WHERE pending;
 CREATE INDEX agenda_planned ON penstock.agenda USING btree (queue_id, due) WHERE (NOT pending);
 CREATE INDEX agenda_quarantined ON penstock.agenda USING btree (queue_id, priority, due, task_id) WHERE (pending AND (quarantine = 1));
+CREATE INDEX audit_paused ON penstock.audit USING btree (queue, id) WHERE ((verb = 'set'::text) AND (detail ? 'paused'::text));
 CREATE INDEX counter_log_xid ON penstock.counter_log USING btree (queue_id, xid);
 CREATE INDEX decision_by_queue ON penstock.decision USING btree (queue, at DESC);
 CREATE INDEX early_xid ON penstock.early USING btree (queue_id, xid);
@@ -6370,6 +6637,7 @@ REVOKE ALL ON FUNCTION penstock._check_claim(p_limit integer, p_lease interval, 
 REVOKE ALL ON FUNCTION penstock._check_distinct(p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_filter(p_error text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_hold(p_lease interval, p_driver text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._check_id(p_id bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_limit(p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_origin() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_push(p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_largest bigint) FROM PUBLIC;
@@ -6428,6 +6696,7 @@ REVOKE ALL ON FUNCTION penstock._expire(p_queue_id integer, p_limit integer, p_t
 REVOKE ALL ON FUNCTION penstock._expire_all(OUT rows bigint, OUT more boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._find_subjects(p_queue_id integer, p_subjects text[], p_which integer[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._finish(p_lease penstock.lease, p_now timestamp with time zone, p_ids bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._fleet_of(p_queue text, p_now timestamp with time zone, OUT workers bigint, OUT slots bigint, OUT free bigint, OUT silent bigint, OUT leaving bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._forget_idle(p_before timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._forget_workers(p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._held_elsewhere(p_ids bigint[], p_named_only boolean) FROM PUBLIC;
@@ -6449,6 +6718,8 @@ REVOKE ALL ON FUNCTION penstock._hold_waiting(p_ids bigint[]) FROM PUBLIC;
 GRANT SELECT ON TABLE penstock.sample TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock._idle_between(p_one penstock.sample, p_next penstock.sample) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._in_seconds(p_length interval) FROM PUBLIC;
+GRANT SELECT ON TABLE penstock.history TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock._in_short(p_attempt penstock.history) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._is_number(p_value jsonb, p_least numeric, p_most numeric) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._keep_branch() FROM PUBLIC;
 GRANT SELECT ON TABLE penstock.retention TO penstock_reader;
@@ -6458,7 +6729,9 @@ GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO pensto
 GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock._largest_text(p_queue penstock.queue) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._last_attempts(p_id bigint, p_since timestamp with time zone, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._lease_fits(p_lease interval) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._lease_of(p_queue_id integer, p_id bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._lease_out(p_token uuid, p_queue_id integer, p_now timestamp with time zone, p_until timestamp with time zone, p_worker text, p_alone boolean, p_picks penstock.picks) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._least_size(p_payload jsonb) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._left_out(p_queue_id integer, p_ids bigint[], p_held bigint[], p_taken bigint[]) FROM PUBLIC;
@@ -6475,11 +6748,13 @@ REVOKE ALL ON FUNCTION penstock._note_queue_set(p_ids integer[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._open_tasks(p_tokens uuid[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._part_ends() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._pass_keeper(p_pass integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._pause_of(p_queue penstock.queue) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._pick(p_queue_id integer, p_hint penstock.place, p_limit integer, p_quarantined boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._pick_quarantined(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._promote(p_queue_id integer, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._promote_all(OUT rows bigint, OUT more boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._put_back(p_leases penstock.lease[], p_now timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._queue_name(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._read_up_to() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._recount(p_queue text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._refresh(p_ns integer[], p_ids bigint[], p_ended text[], p_dues timestamp with time zone[], p_priorities smallint[]) FROM PUBLIC;
@@ -6504,10 +6779,24 @@ REVOKE ALL ON FUNCTION penstock._stand_still(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._system() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._take_chore(p_name text, p_every interval) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._take_samples() FROM PUBLIC;
+GRANT SELECT ON TABLE penstock.agenda TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock._tasks_before(p_row penstock.agenda, p_now timestamp with time zone, p_most integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._tend(p_queue_id integer, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._unread(p_relation regclass) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._waits_since(p_queue_id integer, p_before timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._wake(p_queue text, p_channels bigint[], p_tasks bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._why_gone(p_queue penstock.queue, p_id bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock.moment() FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.moment() TO penstock_producer;
+GRANT SELECT ON TABLE penstock.task TO penstock_reader;
+GRANT INSERT(id) ON TABLE penstock.task TO penstock_producer;
+GRANT INSERT(queue_id) ON TABLE penstock.task TO penstock_producer;
+GRANT INSERT(priority) ON TABLE penstock.task TO penstock_producer;
+GRANT INSERT(kind) ON TABLE penstock.task TO penstock_producer;
+GRANT INSERT(subject) ON TABLE penstock.task TO penstock_producer;
+GRANT INSERT(payload) ON TABLE penstock.task TO penstock_producer;
+GRANT INSERT(due) ON TABLE penstock.task TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock._why_waiting(p_queue penstock.queue, p_task penstock.task, p_row penstock.agenda, p_now timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._within_quarantine(p_picks penstock.picks) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._without_bounds(p_watermark penstock.watermark) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._without_orphans(p_queue_id integer, p_picks penstock.picks) FROM PUBLIC;
@@ -6518,6 +6807,8 @@ REVOKE ALL ON FUNCTION penstock.adopt(p_name text, p_schema text, p_table text, 
 GRANT ALL ON FUNCTION penstock.adopt(p_name text, p_schema text, p_table text, p_mode text, p_terms jsonb, p_retry jsonb, p_max_attempts integer, p_sla interval) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.at_place(p_priority smallint, p_due timestamp with time zone, p_task_id bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.at_place(p_priority smallint, p_due timestamp with time zone, p_task_id bigint) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.attempts(p_id bigint, p_queue text, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.attempts(p_id bigint, p_queue text, p_limit integer) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.batch_leases(p_stream integer, p_epoch integer, p_after bigint, p_upto bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.batch_leases(p_stream integer, p_epoch integer, p_after bigint, p_upto bigint) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.beat(p_worker text, p_queues text[], p_slots integer, p_busy integer, p_host text, p_pid integer, p_requested_at timestamp with time zone, p_started_by text, p_leaving boolean, p_listens boolean) FROM PUBLIC;
@@ -6613,8 +6904,6 @@ REVOKE ALL ON FUNCTION penstock.mark_adopted(p_adopted integer, p_tick timestamp
 GRANT ALL ON FUNCTION penstock.mark_adopted(p_adopted integer, p_tick timestamp with time zone, p_key text[], p_back boolean) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.mentions(p_class text, p_error text, p_reason text, p_text text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.mentions(p_class text, p_error text, p_reason text, p_text text) TO penstock_reader;
-REVOKE ALL ON FUNCTION penstock.moment() FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.moment() TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.next_batch(p_stream integer, p_epoch integer, p_after bigint, p_limit integer, p_slots integer, p_lease interval, p_before timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.next_batch(p_stream integer, p_epoch integer, p_after bigint, p_limit integer, p_slots integer, p_lease interval, p_before timestamp with time zone) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.next_epoch() FROM PUBLIC;
@@ -6747,6 +7036,8 @@ REVOKE ALL ON FUNCTION penstock.verify(p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.verify(p_queue text) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.waiting_now(p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.waiting_now(p_queue text) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.why(p_queue text, p_id bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.why(p_queue text, p_id bigint) TO penstock_reader;
 GRANT SELECT ON TABLE penstock.adopted TO penstock_reader;
 GRANT SELECT ON TABLE penstock.adopted TO penstock_worker;
 GRANT SELECT ON TABLE penstock.adopted_failure TO penstock_reader;
@@ -6754,11 +7045,9 @@ GRANT SELECT ON TABLE penstock.adopted_failure TO penstock_worker;
 GRANT SELECT ON TABLE penstock.adopted_pass TO penstock_reader;
 GRANT SELECT ON TABLE penstock.adopted_record TO penstock_reader;
 GRANT SELECT ON TABLE penstock.adopted_record TO penstock_worker;
-GRANT SELECT ON TABLE penstock.agenda TO penstock_reader;
 GRANT SELECT ON TABLE penstock.audit TO penstock_reader;
 GRANT SELECT ON TABLE penstock.chore TO penstock_reader;
 GRANT SELECT ON TABLE penstock.early TO penstock_reader;
-GRANT SELECT ON TABLE penstock.history TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history_dropped TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history_gone TO penstock_reader;
 GRANT SELECT ON TABLE penstock.history_origin TO penstock_reader;
@@ -6772,14 +7061,6 @@ GRANT SELECT ON TABLE penstock.queue_gone TO penstock_reader;
 GRANT SELECT ON TABLE penstock.queue_set TO penstock_reader;
 GRANT SELECT ON TABLE penstock.reject TO penstock_reader;
 GRANT SELECT ON TABLE penstock.scaling TO penstock_reader;
-GRANT SELECT ON TABLE penstock.task TO penstock_reader;
-GRANT INSERT(id) ON TABLE penstock.task TO penstock_producer;
-GRANT INSERT(queue_id) ON TABLE penstock.task TO penstock_producer;
-GRANT INSERT(priority) ON TABLE penstock.task TO penstock_producer;
-GRANT INSERT(kind) ON TABLE penstock.task TO penstock_producer;
-GRANT INSERT(subject) ON TABLE penstock.task TO penstock_producer;
-GRANT INSERT(payload) ON TABLE penstock.task TO penstock_producer;
-GRANT INSERT(due) ON TABLE penstock.task TO penstock_producer;
 GRANT USAGE ON SEQUENCE penstock.task_id_seq TO penstock_producer;
 GRANT SELECT ON TABLE penstock.tasks TO penstock_reader;
 GRANT SELECT ON TABLE penstock.worker TO penstock_reader;

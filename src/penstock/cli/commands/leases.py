@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from penstock import validate
-from penstock.cli.terminal.formatting import format_cell, format_json_line, format_time, to_iso
+from penstock.cli.terminal.formatting import format_cell, format_json_line, to_iso
 from penstock.cli.terminal.options import DryRun, QueueName, Shell, check_one_of, parse_json, parse_moment, with_shell
 from penstock.cli.terminal.output import print_json, print_line, print_table
 from penstock.errors import LeaseLost, PayloadError, ValidationError
+from penstock.formatting import format_time
 from penstock.model import Claim, Outcome
 
 # The options that each outcome accepts.

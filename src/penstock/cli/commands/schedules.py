@@ -11,10 +11,11 @@ import typer
 
 from penstock.app import Penstock
 from penstock.cli.terminal.consent import Yes, ask, check_consent
-from penstock.cli.terminal.formatting import escape, format_cell, format_time, to_iso
+from penstock.cli.terminal.formatting import escape, format_cell, to_iso
 from penstock.cli.terminal.options import DryRun, Shell, check_one_of, parse_json, with_shell
 from penstock.cli.terminal.output import print_json, print_line, print_table
 from penstock.errors import NotFound, ValidationError
+from penstock.formatting import format_time
 from penstock.model import Backfill, Schedule
 from penstock.schedule import Cron, cron_of, in_words, meaning, schedule_name, zone_of
 

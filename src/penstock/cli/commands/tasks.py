@@ -8,7 +8,7 @@ import typer
 
 from penstock import validate
 from penstock.cli.terminal.consent import Yes, ask, check_consent
-from penstock.cli.terminal.listing import print_page, print_task
+from penstock.cli.terminal.listing import print_forgotten, print_page, print_task
 from penstock.cli.terminal.named_tasks import (
     SUCCESSES,
     apply_verb,
@@ -35,7 +35,7 @@ from penstock.cli.terminal.options import (
 )
 from penstock.cli.terminal.output import print_line
 from penstock.client.statements.texts import to_storable
-from penstock.errors import ValidationError
+from penstock.errors import NotFound, ValidationError
 from penstock.formatting import format_count
 
 app = typer.Typer(help="List and show tasks, and change them by id or subject.", no_args_is_help=True)
@@ -70,15 +70,22 @@ def ls(
 @with_shell
 @read_only
 def show(shell: Shell, id: Annotated[int, typer.Argument(help="The task.")]) -> None:  # noqa: A002 - the name of the argument
-    """Show everything about one task: its state, its payload, and the class, message and traceback of its last error.
+    """Show everything about one task: its state, its payload, its attempts, and the class, message and traceback of its
+    last error.
 
     Attempts counts the failures since the last success, and iterations counts the successful runs. A long payload is
-    cut, except with --json. If a done task has been removed from its queue, history still shows when it ended.
+    cut, and only the last 50 attempts are shown, except with --json. If a task has been removed from its queue, history
+    still shows its attempts and when it ended. `penstock why QUEUE --task ID` says why a task does not run.
 
     Example: penstock tasks show 42
     """
     with shell.connect() as penstock:
-        print_task(shell, penstock.find_task(id))
+        try:
+            found = penstock.find_task(id)
+        except NotFound:
+            print_forgotten(shell, id, penstock.attempts(id))
+        else:
+            print_task(shell, found, penstock.attempts(id))
 
 
 @app.command("cancel")

@@ -1,9 +1,10 @@
-"""`penstock why` explains a decision of the scaler in words."""
+"""`penstock why` explains a decision of the scaler, or why a task does not run, in words."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -11,12 +12,12 @@ import typer
 from penstock.app import Penstock
 from penstock.cli.commands.scale import decision_json, format_facts
 from penstock.cli.terminal.board import RecentBoards, SlaStanding, count_ended, make_sample, make_signals
-from penstock.cli.terminal.formatting import escape, format_age, format_time, to_iso
+from penstock.cli.terminal.formatting import escape, format_age, to_iso
 from penstock.cli.terminal.options import QueueName, Shell, parse_moment, read_only, with_shell
 from penstock.cli.terminal.output import print_json, print_line, print_table
-from penstock.errors import NotFound
-from penstock.formatting import format_count
-from penstock.model import Board, Sampled, Scaled, StoredDecision
+from penstock.errors import NotFound, ValidationError
+from penstock.formatting import format_count, format_time
+from penstock.model import Board, Explanation, Sampled, Scaled, StoredDecision
 from penstock.scaler.policy import policies
 from penstock.scaler.policy.decision import Decision
 from penstock.scaler.policy.signals import Fleet, Limits, rate_over
@@ -39,15 +40,26 @@ def why(
             help="Explain the decision of this moment, as 2030-01-31T06:00:00Z; default: now.", show_default=False
         ),
     ] = None,
+    task: Annotated[
+        int | None, typer.Option(help="Explain why this task does not run, by its id.", show_default=False)
+    ] = None,
 ) -> None:
     """Explain why a queue has so many workers: the decision, its rule, its numbers, and what has changed.
 
-    If no scaler has ever run, it prints what a scaler would decide now. It changes nothing.
+    If no scaler has ever run, it prints what a scaler would decide now. With --task it says why a task does not run,
+    that it runs, or how it ended. It changes nothing.
 
     Example: penstock why mail --at 2030-01-31T06:00:00Z
+
+    Example: penstock why mail --task 42
     """
     when = parse_moment(at, "at")
+    if task is not None and when is not None:
+        raise ValidationError("task: give one of --task and --at", field="task")
     with shell.connect() as penstock:
+        if task is not None:
+            print_explanation(shell, penstock.queue(queue).why(task))
+            return
         found = penstock.decisions(queue, at=when, limit=2)
         board = None if when is not None and found else find_board(penstock, queue, found)
     if found:
@@ -68,6 +80,19 @@ def find_board(penstock: Penstock, queue: str, found: Sequence[StoredDecision]) 
         if found:
             return None
         raise
+
+
+def print_explanation(shell: Shell, found: Explanation) -> None:
+    """Prints why a task does not run: the sentence, or with --json also the reason and the facts."""
+    own = {"task": found.id, "queue": found.queue, "at": found.at, "reason": found.reason, "text": found.text}
+    shell.answer(make_plain({**own, **found.facts}), found.text)
+
+
+def make_plain(value: Any) -> Any:
+    """Returns a value with its moments as text, for JSON."""
+    if isinstance(value, Mapping):
+        return {name: make_plain(one) for name, one in value.items()}
+    return to_iso(value) if isinstance(value, datetime) else value
 
 
 # --- the decision -----------------------------------------------------------------------------------------------------

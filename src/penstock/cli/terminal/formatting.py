@@ -53,11 +53,6 @@ def format_size(count: int) -> str:
     return f"{count:,} bytes"
 
 
-def format_time(moment: datetime | None) -> str:
-    """Writes a moment in UTC: 2030-01-31 06:00:00Z."""
-    return "–" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
-
-
 def to_iso(moment: datetime | None) -> str | None:
     return None if moment is None else moment.astimezone(UTC).isoformat()
 

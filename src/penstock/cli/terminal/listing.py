@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
 from penstock import validate
-from penstock.cli.terminal.formatting import escape, format_cell, format_json, format_time, to_iso
+from penstock.cli.terminal.formatting import escape, format_cell, format_json, to_iso
 from penstock.cli.terminal.options import Shell, check_error_text, check_kind, check_text
 from penstock.cli.terminal.output import print_json, print_line, print_table
 from penstock.client.queue import Queue
-from penstock.model import State, TaskDetails, TaskInfo
+from penstock.formatting import format_count, format_time
+from penstock.model import Attempt, State, TaskDetails, TaskInfo
 
 COLUMNS = ("id", "state", "kind", "subject", "priority", "attempts", "due", "ended", "why")
 WORDS = ("state", "kind", "subject", "why")
@@ -22,6 +23,10 @@ FACTS = (
     "worker", "claimed_at", "lease_until", "ended_at", "reason", "error_class", "message",
 )  # fmt: skip
 MAX_PAYLOAD_CHARACTERS, MAX_PAYLOAD_LINES = 4000, 100  # characters, lines
+ATTEMPT_COLUMNS = ("attempt", "iteration", "worker", "due", "claimed", "finished", "outcome", "error")
+ATTEMPT_WORDS = ("worker", "due", "claimed", "finished", "outcome", "error")
+ATTEMPT_MOMENTS = ("due", "claimed_at", "finished_at", "lease_until")
+MAX_ATTEMPTS = 50  # rows of a table; --json has all
 
 
 def print_page(
@@ -55,13 +60,14 @@ def print_page(
         print_line("no tasks", quiet=shell.quiet)
 
 
-def print_task(shell: Shell, found: TaskDetails) -> None:
-    """Prints one task with all its details. Without --json a long payload is cut."""
+def print_task(shell: Shell, found: TaskDetails, attempts: Sequence[Attempt]) -> None:
+    """Prints one task with all its details and attempts. Without --json a long payload is cut."""
     task = found.task
     held = {"claimed_at": found.claimed_at, "lease_until": found.lease_until}
     if shell.json:
         parts = {"message": task.message, "traceback": task.traceback, "worker": found.worker, "removed": found.removed}
-        print_json({**task_json(task), **parts, **{name: to_iso(moment) for name, moment in held.items()}})
+        parts |= {name: to_iso(moment) for name, moment in held.items()}
+        print_json({**task_json(task), **parts, "history": [attempt_json(one) for one in attempts]})
     elif not shell.quiet:
         shown = {**task._asdict(), "message": task.message, "worker": found.worker}
         shown |= {name: format_time(getattr(task, name)) for name in MOMENTS}
@@ -72,8 +78,47 @@ def print_task(shell: Shell, found: TaskDetails) -> None:
             print_line("removed         its row and its payload are deleted; this is its last attempt, from history")
         else:
             print_line(f"payload\n{cut_payload(format_json(task.payload))}")
+        print_attempts(attempts)
         why = f"{task.error_class}: {task.message}" if task.error_class else f"{task.message}"
         print_traceback(task.traceback, why)
+
+
+def print_forgotten(shell: Shell, id_: int, attempts: Sequence[Attempt]) -> None:
+    """Prints the attempts of a task that was removed before one of them ended it. Nothing else of it is known."""
+    queue = attempts[-1].queue
+    if shell.json:
+        print_json({"id": id_, "queue": queue, "removed": True, "history": [attempt_json(one) for one in attempts]})
+    elif not shell.quiet:
+        print_line(f"task {id_} of queue {queue} is removed; history has its attempts")
+        print_attempts(attempts)
+
+
+def print_attempts(attempts: Sequence[Attempt]) -> None:
+    """Prints the last attempts of a task as a table, if there are any."""
+    if not attempts:
+        return
+    earlier = len(attempts) - MAX_ATTEMPTS
+    print_line("history" if earlier <= 0 else f"history, without {format_count(earlier, 'earlier attempt')} (--json)")
+    print_table(ATTEMPT_COLUMNS, [format_attempt(one) for one in attempts[-MAX_ATTEMPTS:]], words=ATTEMPT_WORDS)
+
+
+def format_attempt(one: Attempt) -> tuple[str, ...]:
+    message = None if one.message is None else " ".join(one.message.split())
+    return (
+        str(one.attempt),
+        str(one.iteration),
+        format_cell(one.worker or None),
+        format_time(one.due),
+        format_time(one.claimed_at),
+        format_time(one.finished_at),
+        one.outcome or f"active until {format_time(one.lease_until)}",
+        format_cell(": ".join(filter(None, (one.error_class, message))) or None),
+    )
+
+
+def attempt_json(one: Attempt) -> dict[str, Any]:
+    moments = {name: to_iso(getattr(one, name)) for name in ATTEMPT_MOMENTS}
+    return {**one._asdict(), **moments, "message": one.message, "traceback": one.traceback}
 
 
 def print_traceback(traceback: str | None, why: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from penstock import validate
 from penstock.client.binary import IdArray
 from penstock.errors import NotFound, ValidationError, shown
-from penstock.model import GAUGES, TaskDetails, TaskInfo
+from penstock.model import GAUGES, Attempt, TaskDetails, TaskInfo
 
 VERBS = {
     "cancel": "select id, result from penstock.cancel(%(queue)s, %(ids)s, %(subjects)s, %(reason)s)",
@@ -136,3 +136,19 @@ def read_task(row: tuple[Any, ...] | None, id_: int, *, removed: bool) -> TaskDe
 def read_tasks(rows: list[tuple[Any, ...]]) -> list[TaskInfo]:
     """Reads the answer of LIST."""
     return [TaskInfo(*(*row[:-1], validate.decode_text(row[-1]))) for row in rows]
+
+
+ATTEMPTS = """
+    select queue, attempt, iteration, worker, due, claimed_at, finished_at, lease_until, outcome, error_class, error
+    from penstock.attempts(%s, %s, %s)
+"""
+
+
+def attempts_parameters(id_: int, queue: str | None, limit: int) -> tuple[Any, ...]:
+    """Returns the parameters of ATTEMPTS."""
+    return (validate.ids([id_])[0], queue, validate.whole(limit, "limit", 1, MAX_TASKS))
+
+
+def read_attempts(rows: list[tuple[Any, ...]]) -> list[Attempt]:
+    """Reads the answer of ATTEMPTS."""
+    return [Attempt(*row) for row in rows]

@@ -65,29 +65,6 @@ begin
 end
 $$;
 
--- Returns a task whose document is gone, from its last attempt. Returns nothing if that attempt did not end the task (a
--- failure, before a purge). History is large: without statistics of today's rows, the planner would read all of it.
-create or replace function penstock.find_removed(p_id bigint)
-returns table (
-    task_id bigint, queue text, kind text, subject text, state text, attempts int, iterations int, created timestamptz,
-    last_iteration timestamptz, ended_at timestamptz, error_class text, error text, worker text, claimed_at timestamptz
-)
-language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
-    select
-        h.task_id, coalesce(q.name, g.name), h.kind, h.subject,
-        case h.outcome when 'revoked' then 'cancelled' else h.outcome end,
-        case when h.outcome = 'dead' then h.attempt else 0 end,
-        h.iteration + (h.outcome = 'done')::int,
-        h.created, case when h.outcome = 'done' then h.finished_at end, h.finished_at,
-        h.error_class, h.error, h.worker, h.claimed_at
-    from (
-        select a.* from penstock.history as a where a.task_id = p_id order by a.finished_at desc, a.id desc limit 1
-    ) as h
-    left join penstock.queue as q on q.id = h.queue_id
-    left join penstock.queue_gone as g on g.id = h.queue_id
-    where h.outcome in ('done', 'dead', 'revoked')
-$$;
-
 -- Returns what is wrong, one row per problem; no row means that all is well. The areas are drift (a counter differs
 -- from a recount), orphans (a task is in no place, or in two), history (a total differs from history) and balance (the
 -- tasks pushed are not the tasks that exist plus those that were removed).

@@ -477,6 +477,7 @@ create table penstock.audit (
     queue  text,
     detail jsonb not null default '{}'
 );
+create index audit_paused on penstock.audit (queue, id) where verb = 'set' and detail ? 'paused';
 
 -- Adopted tables: tables of other programs that Penstock drains in place, with their terms and how far their ticks were
 -- walked.
