@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
     from penstock.handler import Handler
     from penstock.handler_async import AsyncHandler
-    from penstock.handlers import AsyncContext, Context, Mode
+    from penstock.handlers import AsyncContext, AsyncRun, Context, Mode, Run
     from penstock.model import (
         Backfill,
         Board,
@@ -81,6 +81,7 @@ __all__ = [
     "AsyncItems",
     "AsyncPenstock",
     "AsyncQueue",
+    "AsyncRun",
     "AuthError",
     "Backfill",
     "Backlog",
@@ -131,6 +132,7 @@ __all__ = [
     "RecordHandler",
     "Repair",
     "RetryPolicy",
+    "Run",
     "Sampled",
     "Scaled",
     "Schedule",
@@ -192,8 +194,10 @@ HOMES = {
     "penstock.handler_async": ("AsyncHandler",),
     "penstock.handlers": (
         "AsyncContext",
+        "AsyncRun",
         "Context",
         "Mode",
+        "Run",
     ),
     "penstock.model": (
         "Backfill",
