@@ -505,7 +505,7 @@ def many(tasks: list[Task]) -> None: ...
     ],
 )
 def test_a_middleware_without_a_form_for_a_handler_is_refused_at_the_start(
-    app: Penstock, queue: Queue, middleware: Any, handler: Any, options: Any, shape: str, filters: dict[str, str]
+    app: Penstock, queue: Queue, middleware: Any, handler: Any, options: Any, shape: str, filters: dict[str, Any]
 ) -> None:
     app.middleware(middleware, **filters)
     app.task(queue="work", kind="handle", **options)(handler)
