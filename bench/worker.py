@@ -1,4 +1,4 @@
-"""The workers' bars, as ratios side by side in one run: python bench/worker.py drain|latency|recovery|all"""
+"""The workers' bars, as ratios side by side in one run: python bench/worker.py drain|middleware|latency|recovery|all"""
 
 from __future__ import annotations
 
@@ -38,40 +38,41 @@ def environment(dsn: str) -> dict[str, str]:
 # --- drain ------------------------------------------------------------------------------------------------------------
 
 
+def measure_drain(server: Bench, rows: list[dict[str, Any]], seen: dict[str, Any], side: str, processes: int) -> float:
+    """Returns the tasks a second of one drain, and notes in `seen` what PostgreSQL saw of it."""
+    with server.database() as dsn:
+        with Penstock(dsn) as penstock:
+            kind = side if side != "queue" else "sync"
+            penstock.queue("bench").push_many([NewTask(row, kind=kind) for row in rows])
+        with server.sql(dsn) as connection:
+            connection.execute("vacuum analyze penstock.task, penstock.agenda")
+            connection.execute("checkpoint")
+            before = Footprint.take(connection)
+            if side == "queue":
+                drained(through_penstock, dsn, processes)
+            else:
+                command = [*WORK, "--until-empty", "--processes", str(processes)]
+                subprocess.run(command, env=environment(dsn), cwd=ROOT, check=True, timeout=300)
+            after = Footprint.take(connection).since(before)
+            row = connection.execute(
+                "select count(*), extract(epoch from max(finished_at) - min(claimed_at)) from penstock.history"
+                " where outcome = 'done'"
+            ).fetchone()
+    assert row is not None
+    assert row[0] == len(rows)
+    seen[f"{side} {processes}"] = {
+        "wal_per_task": after.wal / len(rows),
+        "commits_per_task": after.commits / len(rows),
+        "tasks_per_lease": len(rows) / after.inserted["lease"],
+    }
+    return len(rows) / float(row[1])
+
+
 def drain(server: Bench, tasks: int = 300_000, rounds: int = ROUNDS) -> bool:
     """No-op tasks end to end with `penstock work`, against claim and settle in batches of 500 by the same number of
     processes, as in bench/queue.py. Both are measured by history, from the first claim to the last settle."""
-    rows = payloads(tasks)
     seen: dict[str, Any] = {}
-
-    def run(side: str, processes: int) -> float:
-        with server.database() as dsn:
-            with Penstock(dsn) as penstock:
-                kind = side if side != "queue" else "sync"
-                penstock.queue("bench").push_many([NewTask(row, kind=kind) for row in rows])
-            with server.sql(dsn) as connection:
-                connection.execute("vacuum analyze penstock.task, penstock.agenda")
-                connection.execute("checkpoint")
-                before = Footprint.take(connection)
-                if side == "queue":
-                    drained(through_penstock, dsn, processes)
-                else:
-                    command = [*WORK, "--until-empty", "--processes", str(processes)]
-                    subprocess.run(command, env=environment(dsn), cwd=ROOT, check=True, timeout=300)
-                after = Footprint.take(connection).since(before)
-                row = connection.execute(
-                    "select count(*), extract(epoch from max(finished_at) - min(claimed_at)) from penstock.history"
-                    " where outcome = 'done'"
-                ).fetchone()
-            assert row is not None
-            assert row[0] == tasks
-            seen[f"{side} {processes}"] = {
-                "wal_per_task": after.wal / tasks,
-                "commits_per_task": after.commits / tasks,
-                "tasks_per_lease": tasks / after.inserted["lease"],
-            }
-            return tasks / float(row[1])
-
+    run = partial(measure_drain, server, payloads(tasks), seen)
     sides: dict[str, Callable[[], float]] = {
         f"{side}, {processes}": partial(run, side, processes)
         for processes in (1, 2)
@@ -89,6 +90,26 @@ def drain(server: Bench, tasks: int = 300_000, rounds: int = ROUNDS) -> bool:
     }
     report("worker_drain", {"tasks": tasks, "rates": found, "ratios": ratios, "postgresql_saw": seen})
     kept = [judged(f"worker / queue, {name} processes", value, 0.8, at_least=True) for name, value in ratios.items()]
+    return all(kept)
+
+
+# --- middleware -------------------------------------------------------------------------------------------------------
+
+
+def middleware(server: Bench, tasks: int = 300_000, rounds: int = ROUNDS) -> bool:
+    """No-op tasks end to end inside a middleware that only calls `run`, against the same without one."""
+    run = partial(measure_drain, server, payloads(tasks), {})
+    pairs = {f"{side}, {processes}": (side, processes) for processes in (1, 2) for side in ("sync", "async")}
+    sides: dict[str, Callable[[], float]] = {}
+    for name, (side, processes) in pairs.items():
+        sides[name] = partial(run, side, processes)
+        sides[f"{name}, inside"] = partial(run, f"{side} in middleware", processes)
+    found = alternate(rounds, sides)
+    for name, rates in found.items():
+        print(f"{name:<24} {spread(rates)} tasks/s")
+    ratios = {name: ratio(found[f"{name}, inside"], found[name]) for name in pairs}
+    report("worker_middleware", {"tasks": tasks, "rates": found, "ratios": ratios})
+    kept = [judged(f"in middleware / without, {name}", value, 0.97, at_least=True) for name, value in ratios.items()]
     return all(kept)
 
 
@@ -141,7 +162,12 @@ def recovery(server: Bench, rounds: int = ROUNDS) -> bool:
     )
 
 
-BENCHES: dict[str, Callable[..., bool]] = {"drain": drain, "latency": latency, "recovery": recovery}
+BENCHES: dict[str, Callable[..., bool]] = {
+    "drain": drain,
+    "middleware": middleware,
+    "latency": latency,
+    "recovery": recovery,
+}
 
 
 def main() -> None:

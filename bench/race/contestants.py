@@ -200,7 +200,7 @@ CONTESTANTS = (
         forks=True,
         share=5,
         returns_said="1 min (heartbeat_timeout), and then until one in a thousand of its calls checks for dead workers",
-        better="middleware for everything, rate limits; less setup than Celery",
+        better="rate limits; less setup than Celery",
     ),
     Peer(
         "limit: COPY, bare loop",

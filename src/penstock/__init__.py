@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
     from penstock.handler import Handler
     from penstock.handler_async import AsyncHandler
-    from penstock.handlers import AsyncContext, Context, Mode
+    from penstock.handlers import AsyncContext, AsyncRun, Context, Mode, Run
     from penstock.model import (
         Attempt,
         Backfill,
@@ -83,6 +83,7 @@ __all__ = [
     "AsyncItems",
     "AsyncPenstock",
     "AsyncQueue",
+    "AsyncRun",
     "Attempt",
     "AuthError",
     "Backfill",
@@ -135,6 +136,7 @@ __all__ = [
     "RecordHandler",
     "Repair",
     "RetryPolicy",
+    "Run",
     "Sampled",
     "Scaled",
     "Schedule",
@@ -196,8 +198,10 @@ HOMES = {
     "penstock.handler_async": ("AsyncHandler",),
     "penstock.handlers": (
         "AsyncContext",
+        "AsyncRun",
         "Context",
         "Mode",
+        "Run",
     ),
     "penstock.model": (
         "Attempt",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar, Unpack, overload
 
@@ -17,6 +17,7 @@ from penstock.client.queue_async import AsyncQueue
 from penstock.errors import ConfigError, PenstockError
 from penstock.handler_async import AsyncHandler
 from penstock.handlers import Registry
+from penstock.handlers.middleware import middleware_of
 from penstock.handlers.registry import Hook, Mode, ScheduleOptions, spec_of
 from penstock.model import Backfill, Duration, Json
 from penstock.retry import CustomRetry, RetryPolicy, Strategy
@@ -155,6 +156,65 @@ class AsyncTaskMethods:
 
         return decorate
 
+    @overload
+    def middleware(
+        self,
+        function: F,
+        /,
+        *,
+        queue: str | Sequence[str] | None = ...,
+        kind: str | Sequence[str] | None = ...,
+        order: int = ...,
+        batch: bool = ...,
+        form_of: Callable[..., Any] | None = ...,
+    ) -> F: ...
+
+    @overload
+    def middleware(
+        self,
+        function: None = None,
+        /,
+        *,
+        queue: str | Sequence[str] | None = ...,
+        kind: str | Sequence[str] | None = ...,
+        order: int = ...,
+        batch: bool = ...,
+        form_of: Callable[..., Any] | None = ...,
+    ) -> Callable[[F], F]: ...
+
+    def middleware(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        queue: str | Sequence[str] | None = None,
+        kind: str | Sequence[str] | None = None,
+        order: int = 0,
+        batch: bool = False,
+        form_of: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Runs a function around each task, where its handler runs. The function is called with the task and `run`: it
+        calls `run()`, which returns the outcome or raises what the handler raises, and returns this outcome or another
+        one. If its first parameter is annotated `Context`, it gets the context instead of the task.
+
+        It wraps all handlers, or those of the given queues and kinds. Of several, that with the smallest `order` is the
+        outermost; with the same order, the first. A sync function wraps sync handlers, and an async one async handlers.
+        With `batch=True` it wraps handlers of many tasks: it gets their list, and `run()` returns outcomes by id.
+        `form_of` names a middleware of which this function is the form for other handlers. A worker does not start if
+        a middleware has no form for a handler that it wraps.
+        """
+
+        def decorate(given: Callable[..., Any]) -> Callable[..., Any]:
+            if form_of is None:
+                self.registry.add_middleware(middleware_of(given, queue=queue, kind=kind, order=order, batch=batch))
+            elif (queue, kind, order) != (None, None, 0):
+                raise ConfigError("form_of: the middleware has queue, kind and order already", hint="Leave them out.")
+            else:
+                self.registry.add_form(given, form_of, batch=batch)
+            return given
+
+        return decorate if function is None else decorate(function)
+
     def on_start(self, hook: H) -> H:
         """Registers a hook that is called in each worker process before its first task."""
         self.registry.starting.append(hook)
@@ -184,7 +244,7 @@ class AsyncTaskMethods:
         self._database.refuse_rehearsal("drain_inline")
         names = queues or tuple(self.registry.queues())
         for name in names:
-            self.registry.check_served(name)
+            self.registry.check(name)
         served = [self.queue(name) for name in names]
         return dict(await inline_async.drain(self._database, self.registry, served, limit, raise_errors=raise_errors))
 

@@ -14,8 +14,9 @@ from penstock.client.queue import Queue
 from penstock.client.statements.claims import failure_of_settle
 from penstock.errors import LeaseLost, NotFound, ValidationError
 from penstock.handlers import Held, Registry, Spec
+from penstock.handlers.outcomes import LOST, SETTLED
 from penstock.model import Claim, Outcome, Task
-from penstock.worker.execution import EXITS, LOST, SETTLED, UNKNOWN_KIND
+from penstock.worker.execution import EXITS, UNKNOWN_KIND
 from penstock.worker.performing import call_hook, perform
 
 LOG = logging.getLogger("penstock.worker")

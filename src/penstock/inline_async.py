@@ -13,8 +13,9 @@ from penstock.client.queue_async import AsyncQueue
 from penstock.client.statements.claims import failure_of_settle
 from penstock.errors import LeaseLost, NotFound, ValidationError
 from penstock.handlers import Held, Registry, Spec
+from penstock.handlers.outcomes import LOST, SETTLED
 from penstock.model import Claim, Outcome, Task
-from penstock.worker.execution import EXITS, LOST, SETTLED, UNKNOWN_KIND
+from penstock.worker.execution import EXITS, UNKNOWN_KIND
 from penstock.worker.performing import call_hook_async, perform_async
 
 LOG = logging.getLogger("penstock.worker")

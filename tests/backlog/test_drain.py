@@ -30,8 +30,11 @@ from penstock import (
     Exponential,
     Fibonacci,
     NotFound,
+    Outcome,
     Penstock,
     Progressive,
+    Run,
+    Task,
     ValidationError,
 )
 from penstock.handlers import Spec
@@ -97,6 +100,21 @@ def test_a_handler_of_an_application_runs_inside_its_wrappers(app: Penstock, see
     app.registry.wrap(wrapper)
     report = app.adopt("public.backlog", **TERMS).process(handle, limit=2)
     assert (report.done, seen) == (2, ["enter", 1, "enter", 2])
+
+
+def test_a_record_is_no_task_and_runs_outside_of_middleware(app: Penstock, seed: Connection) -> None:
+    seen: list[Any] = []
+
+    @app.middleware
+    def around(task: Task, run: Run) -> Outcome:
+        raise AssertionError
+
+    @app.task(queue="work")
+    def handle(record: dict[str, Any]) -> None:
+        seen.append(record["id"])
+
+    report = app.adopt("public.backlog", **TERMS).process(handle, limit=2)
+    assert (report.done, seen) == (2, [1, 2])
 
 
 def test_progressive_tries_each_at_its_own_rate(app: Penstock, seed: Connection, clock: Clock) -> None:

@@ -215,15 +215,15 @@ def test_a_handler_of_any_kind_takes_the_kinds_without_one(idle: Penstock) -> No
 
 def test_a_queue_without_handlers_is_named_with_the_nearest(idle: Penstock) -> None:
     with pytest.raises(ConfigError, match="no handler of the application is for 'mail'") as refused:
-        idle.registry.check_served("mail")
+        idle.registry.check("mail")
     assert refused.value.hint == "It has handlers for none."
     idle.task(queue="mails")(send)
-    idle.registry.check_served("mails")
+    idle.registry.check("mails")
     with pytest.raises(ConfigError) as refused:
-        idle.registry.check_served("mail")
+        idle.registry.check("mail")
     assert refused.value.hint == "Did you mean 'mails'?"
     with pytest.raises(ConfigError) as refused:
-        idle.registry.check_served("quite-another")
+        idle.registry.check("quite-another")
     assert refused.value.hint == "It has handlers for mails."
 
 

@@ -27,7 +27,7 @@ from penstock.backlog.trial import check_unique
 from penstock.client.connections import Connection
 from penstock.client.database import Database
 from penstock.errors import Conflict, Unavailable, ValidationError
-from penstock.handlers.registry import find_registered
+from penstock.handlers.registry import find_for_records
 from penstock.model import Duration
 
 LONGEST_AGE = timedelta(days=36500)
@@ -212,7 +212,7 @@ class Backlog:
             raise Conflict(
                 f"{self.name} was adopted to be observed only", hint="Adopt it with another mode to drain it."
             )
-        registered = find_registered(handler)
+        registered = find_for_records(handler)
         function = handler if registered is None else registered.function
         check_handler(function)
         return function

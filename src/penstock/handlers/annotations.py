@@ -36,6 +36,21 @@ def name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
+def is_async(function: Callable[..., Any]) -> bool:
+    """Returns whether a function, or a callable object, is async."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Returns whether two functions have the same name and module.
+
+    A module that is imported twice decorates its functions twice.
+    """
+    return getattr(one, "__qualname__", one) == getattr(other, "__qualname__", other) and getattr(
+        one, "__module__", one
+    ) == getattr(other, "__module__", other)
+
+
 @functools.cache
 def keys_of(typed: Any) -> tuple[dict[str, Any], frozenset[str]]:
     """Returns the annotations of a TypedDict by key, and the keys that are required.

@@ -13,9 +13,11 @@ from typing import Any, Literal, get_args, get_origin
 
 from penstock import validate
 from penstock.errors import ConfigError, ValidationError, shown
-from penstock.handlers.annotations import hints_of, name_of
+from penstock.handlers.annotations import hints_of, is_async, name_of, same_function
 from penstock.handlers.arguments import Arguments
+from penstock.handlers.chain import compile_chain
 from penstock.handlers.context import AsyncContext, Context
+from penstock.handlers.middleware import Middleware
 from penstock.model import Backfill, Duration, Json, NewSchedule, Task
 from penstock.retry import CustomRetry, RetryPolicy, Strategy, parse
 from penstock.schedule import check_schedule
@@ -43,6 +45,7 @@ class Spec:
     priority: int
     batch: int | None
     tracebacks: bool = True  # stored with errors
+    inside: Spec | None = None  # the handler itself, if `function` runs it inside its middleware
 
     @property
     def name(self) -> str:
@@ -53,9 +56,15 @@ class Spec:
     def quick(self) -> bool:
         """Whether the handler takes only keys of its payload, as they are in JSON, and has no timeout."""
         wanted = self.arguments
-        if wanted is None or self.timeout is not None:
+        if wanted is None or self.timeout is not None or self.inside is not None:
             return False
         return not (wanted.context or wanted.task or wanted.whole or wanted.converted)
+
+    @cached_property
+    def quick_inside(self) -> bool:
+        """Whether the handler inside its middleware is quick, and no middleware needs a context."""
+        wanted = self.arguments
+        return self.inside is not None and self.inside.quick and wanted is not None and wanted.context is None
 
     def stored(self) -> Json:
         """Returns what PostgreSQL stores about the kind."""
@@ -129,15 +138,15 @@ def spec_of(
     """Returns a checked handler. A handler that cannot work is refused when it is decorated."""
     if not callable(function):
         raise ConfigError(f"handler: {shown(function)} cannot be called")
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    awaited = is_async(function)
     name = kind if kind is not None else getattr(function, "__name__", type(function).__name__)
     stored, policy = strategy_of(retry)
     return Spec(
         function=function,
         queue=validate.queue_name(queue),
         kind=name if name == ANY_KIND else validate.text(name, "kind", validate.MAX_KIND),
-        mode=mode_of(name, run, is_async=is_async, timed=timeout is not None),
-        arguments=None if batch is not None else Arguments.of(function, wanted=AsyncContext if is_async else Context),
+        mode=mode_of(name, run, awaited=awaited, timed=timeout is not None),
+        arguments=None if batch is not None else Arguments.of(function, wanted=AsyncContext if awaited else Context),
         retry=stored,
         policy=policy,
         max_attempts=None if max_attempts is None else validate.whole(max_attempts, "max_attempts", 1, 32767),
@@ -148,12 +157,12 @@ def spec_of(
     )
 
 
-def mode_of(name: str, run: str | None, *, is_async: bool, timed: bool) -> Mode:
+def mode_of(name: str, run: str | None, *, awaited: bool, timed: bool) -> Mode:
     """Returns how a handler runs: async handlers on the loop, sync handlers in threads.
 
     A sync handler with a timeout runs in a process, because only a process can be ended.
     """
-    if is_async:
+    if awaited:
         if run not in (None, "async"):
             raise ConfigError(f"{name}: an async handler runs on the loop, not in a {run}", hint="Leave out run=.")
         return "async"
@@ -198,7 +207,7 @@ def strategy_of(retry: Any) -> tuple[Strategy | None, RetryPolicy | None]:
 
 @dataclass(slots=True)
 class Registry:
-    """The handlers, schedules and hooks of an application.
+    """The handlers, middleware, schedules and hooks of an application.
 
     Hooks run when a worker starts, when it stops, and when a task dies.
     """
@@ -208,6 +217,8 @@ class Registry:
     # Functions with a schedule that are not handlers yet.
     early: list[tuple[Callable[..., Any], ScheduleOptions]] = field(default_factory=list)
     around: list[Wrapper] = field(default_factory=list)
+    middleware: list[Middleware] = field(default_factory=list)  # the outermost first
+    compiled: dict[tuple[str, str], Spec] = field(default_factory=dict)
     starting: list[Hook] = field(default_factory=list)
     stopping: list[Hook] = field(default_factory=list)
     dying: list[Hook] = field(default_factory=list)
@@ -220,7 +231,8 @@ class Registry:
                 f"{spec.name}: {name_of(known.function)} handles it already",
                 hint="Give one of them another kind=.",
             )
-        self.specs[spec.queue, spec.kind] = functools.reduce(wrapped, self.around, spec)
+        self.specs[spec.queue, spec.kind] = spec
+        self.compiled.clear()
         ours = [asked for function, asked in self.early if function is spec.function]
         self.early = [one for one in self.early if one[0] is not spec.function]
         for asked in ours:
@@ -231,16 +243,33 @@ class Registry:
         """Makes workers, `drain_inline` and passes over adopted tables call what `wrapper` returns, for present and
         future handlers and `on_dead` hooks.
 
-        The wrapper gets the handler's Spec and returns a function like the one in it. Calling the handler as a function
-        is not affected.
+        The wrapper gets the handler's Spec and returns a function like the one in it, which is outside of all
+        middleware. Calling the handler as a function is not affected.
         """
         self.around.append(wrapper)
-        self.specs = {key: wrapped(spec, wrapper) for key, spec in self.specs.items()}
+        self.compiled.clear()
         self.dying = [wrapped(spec_of_hook(hook), wrapper).function for hook in self.dying]
 
     def add_dead_hook(self, hook: Hook) -> None:
         """Adds a hook that is called for dead tasks, inside the wrappers of handlers."""
         self.dying.append(functools.reduce(wrapped, self.around, spec_of_hook(hook)).function)
+
+    def add_middleware(self, new: Middleware) -> None:
+        """Adds a middleware for present and future handlers, inside those of the same order that are there."""
+        self.middleware = [one for one in self.middleware if not one.is_repeated_by(new)]
+        self.middleware.append(new)
+        self.middleware.sort(key=lambda one: one.order)
+        self.compiled.clear()
+
+    def add_form(self, function: Callable[..., Any], of: Callable[..., Any], *, batch: bool) -> None:
+        """Adds another form of a middleware."""
+        known = next((one for one in self.middleware if one.has(of)), None)
+        if known is None:
+            raise ConfigError(
+                f"form_of: {shown(of)} is no middleware of this application", hint="Decorate it with @app.middleware."
+            )
+        known.add(function, batch=batch)
+        self.compiled.clear()
 
     def schedule(self, spec: Spec, asked: ScheduleOptions) -> None:
         """Adds a schedule for a handler; its name must be unique."""
@@ -259,8 +288,22 @@ class Registry:
         return [new for new in self.schedules.values() if new.queue == queue]
 
     def find(self, queue: str, kind: str) -> Spec | None:
-        """Returns the handler of a kind, or else the queue's handler for any kind, or None."""
-        return self.specs.get((queue, kind)) or self.specs.get((queue, ANY_KIND))
+        """Returns the handler of a kind, or else the queue's handler for any kind, or None. Its function runs it inside
+        its middleware."""
+        known = self.compiled.get((queue, kind))
+        if known is not None:
+            return known
+        spec = self.specs.get((queue, kind)) or self.specs.get((queue, ANY_KIND))
+        if spec is None:
+            return None
+        compiled = self.wrap_function(compile_chain(spec, [one for one in self.middleware if one.wraps(queue, kind)]))
+        if (queue, kind) in self.specs:  # there is no bound to the kinds that a handler for any kind gets
+            self.compiled[queue, kind] = compiled
+        return compiled
+
+    def wrap_function(self, spec: Spec) -> Spec:
+        """Returns a handler with all wrappers around its function."""
+        return functools.reduce(wrapped, self.around, spec)
 
     def queues(self) -> list[str]:
         """Returns the names of the queues that have handlers, in order."""
@@ -274,14 +317,29 @@ class Registry:
         """Returns what PostgreSQL stores about the kinds of a queue."""
         return [spec.stored() for spec in self.of(queue) if spec.kind != ANY_KIND]
 
-    def check_served(self, queue: str) -> None:
-        """Refuses a queue without a handler: a worker could never run its tasks."""
+    def check(self, queue: str) -> None:
+        """Refuses a queue without a handler, because a worker could never run its tasks, and an application with a
+        middleware that cannot wrap what it is for."""
+        self.check_middleware()
         if any(self.of(queue)):
             return
         near = get_close_matches(queue, self.queues(), 1)
         served = ", ".join(self.queues()) or "none"
         hint = f"Did you mean {near[0]!r}?" if near else f"It has handlers for {served}."
         raise ConfigError(f"queues: no handler of the application is for {shown(queue)}", hint=hint)
+
+    def check_middleware(self) -> None:
+        """Refuses a middleware that names a queue or a kind without a handler, or that has no form for a handler."""
+        for one in self.middleware:
+            for queue in one.queues or ():
+                if not any(self.of(queue)):
+                    raise ConfigError(f"middleware {one.name}: no handler is for queue {shown(queue)}")
+            for kind in one.kinds or ():
+                served = [queue for queue in one.queues or self.queues() if self.find(queue, kind) is not None]
+                if not served:
+                    raise ConfigError(f"middleware {one.name}: no handler is for kind {shown(kind)}")
+        for queue, kind in self.specs:
+            self.find(queue, kind)
 
 
 def wrapped(spec: Spec, wrapper: Wrapper) -> Spec:
@@ -307,20 +365,26 @@ def spec_of_hook(hook: Hook) -> Spec:
 
 
 def find_registered(found: Any) -> Spec | None:
-    """Returns the Spec of a decorated function as its application runs it, or None if the function is not decorated."""
+    """Returns the Spec of a decorated function as its application runs it for a task, inside its middleware, or None if
+    the function is not decorated."""
     own = getattr(found, "spec", None)
     if not isinstance(own, Spec):
         return None
+    registry = registry_of(found)
+    return (registry and registry.find(own.queue, own.kind)) or own
+
+
+def find_for_records(found: Any) -> Spec | None:
+    """Returns the Spec of a decorated function for the records of an adopted table, or None if it is not decorated. A
+    record is no task, so middleware does not run."""
+    own = getattr(found, "spec", None)
+    if not isinstance(own, Spec):
+        return None
+    registry = registry_of(found)
+    return own if registry is None else registry.wrap_function(registry.specs.get((own.queue, own.kind), own))
+
+
+def registry_of(found: Any) -> Registry | None:
+    """Returns the registry of the application of a decorated function."""
     registry = getattr(getattr(found, "app", None), "registry", None)
-    known = registry.find(own.queue, own.kind) if isinstance(registry, Registry) else None
-    return known or own
-
-
-def same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """Returns whether two functions have the same name and module.
-
-    A module that is imported twice decorates its functions twice.
-    """
-    return getattr(one, "__qualname__", one) == getattr(other, "__qualname__", other) and getattr(
-        one, "__module__", one
-    ) == getattr(other, "__module__", other)
+    return registry if isinstance(registry, Registry) else None

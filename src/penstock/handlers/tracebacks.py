@@ -15,6 +15,7 @@ LONGEST_MESSAGE = 2000  # characters
 LONGEST_ERROR = 6000
 CUT = "… (cut)"
 OURS = tuple(str(Path(__file__).parents[1] / package) for package in ("worker", "backlog", "spark"))
+LAYERS = str(Path(__file__).with_name("chain.py"))
 LONGEST_LOGGED = 300  # characters of a message in one line of the log
 SUMMARY = "summary"  # the extra of a log record with that line; Penstock's own log shows it on a terminal only
 
@@ -83,8 +84,9 @@ def causes(error: BaseException) -> Iterator[tuple[BaseException, str]]:
 
 
 def frames(error: BaseException) -> Iterator[str]:
-    """Yields the frames of the application. The worker's frames that call it are left out."""
-    found = traceback.extract_tb(error.__traceback__)
+    """Yields the frames of the application. The worker's frames that call it are left out, and those that call its
+    middleware."""
+    found = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != LAYERS]
     first = next((n for n, one in enumerate(found) if not one.filename.startswith(OURS)), len(found))
     theirs = found[first:]
     if not theirs:

@@ -26,13 +26,13 @@ from penstock.client.statements.claims import failure_of_settle
 from penstock.client.statements.texts import to_storable
 from penstock.client.workers import find_lease
 from penstock.errors import Conflict, LeaseLost, PenstockError, Unavailable, ValidationError, shown
+from penstock.handlers.outcomes import judged
 from penstock.handlers.tracebacks import error_text
 from penstock.model import Claim, Duration, Outcome, Task
 from penstock.spark.connection import open_database, resolve_dsn
 from penstock.spark.options import MAX_PARTITIONS, Address
 from penstock.spark.renewal import RenewalThread
 from penstock.spark.subprocess_call import ChildProcess, ProcessEnded
-from penstock.worker.execution import judged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,22 +18,22 @@ from penstock import validate
 from penstock.child_process import become_child
 from penstock.client.database import Database
 from penstock.client.queue import Queue
-from penstock.handlers import Context, Held, Registry, Spec
+from penstock.handlers import Context, Held, Registry
+from penstock.handlers.outcomes import LOST, SETTLED
 from penstock.model import DONE, Claim, Outcome, Task
 from penstock.worker import execution, logs
 from penstock.worker.config import DEADLINE, RunnerConfig
 from penstock.worker.debugging import explain_breakpoints
-from penstock.worker.execution import LOST, SETTLED
 from penstock.worker.executors.base import call_hooks
 from penstock.worker.loading import load
 
 Json = dict[str, Any]
 
 
-def job_to_json(claim: Claim, spec: Spec, work: Task | list[Task]) -> Json:
+def job_to_json(claim: Claim, work: Task | list[Task]) -> Json:
     """Returns the message that sends a job to the child process."""
     tasks = work if isinstance(work, list) else [work]
-    return {"queue": claim.queue, "token": str(claim.token), "kind": spec.kind, "tasks": [list(one) for one in tasks]}
+    return {"queue": claim.queue, "token": str(claim.token), "tasks": [list(one) for one in tasks]}
 
 
 def outcome_to_json(outcome: Outcome) -> Json:
@@ -84,7 +84,7 @@ class JobServer:
     def _run(self, job: Json) -> dict[int, Outcome]:
         tasks = [Task(*one) for one in job["tasks"]]
         claim = Claim(job["queue"], UUID(job["token"]), None, tuple(tasks), os.getpid())
-        spec = self._registry.find(job["queue"], job["kind"])
+        spec = self._registry.find(claim.queue, tasks[0].kind)
         assert spec is not None
         if spec.batch is not None:
             return execution.run_batch(spec, tasks)

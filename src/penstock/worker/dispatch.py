@@ -74,7 +74,7 @@ class Dispatcher:
         if claim.alone or self._workload.stopping:
             return None
         specs = [self._spec(claim.queue, kind) for kind in {task.kind for task in claim.tasks}]
-        modes = {spec.mode if spec is not None and spec.quick else None for spec in specs}
+        modes = {spec.mode if spec is not None and (spec.quick or spec.quick_inside) else None for spec in specs}
         return modes.pop() if len(modes) == 1 else None
 
     def _spec(self, queue: str, kind: str) -> Spec | None:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, cast
 
 from penstock import validate
-from penstock.errors import HandlerMisuse, LeaseLost, PayloadError, ValidationError, shown
+from penstock.errors import HandlerMisuse, LeaseLost, ValidationError
 from penstock.handlers import Spec
-from penstock.handlers.context import AnyContext, outcome_too_late
+from penstock.handlers.context import AnyContext
+from penstock.handlers.outcomes import LOST, judged, shared, stands
 from penstock.handlers.tracebacks import SUMMARY, error_text, message_of
 from penstock.model import DONE, Outcome, Task
 from penstock.worker.logs import facts_of
@@ -24,9 +25,6 @@ LOG = logging.getLogger("penstock.worker")
 UNKNOWN_KIND = Outcome.release(delay="60s", error_class="UnknownKind")
 # The handler ended its process: the task is put back and the process replaced.
 EXITS = ("SystemExit", "KeyboardInterrupt")
-SETTLED = Outcome("settled")  # the handler settled the task in transaction(), so there is nothing to report
-LOST = Outcome("lost")  # the lease is no longer ours: an outcome would be refused
-WORDS = ("done", "again", "failed", "dead", "release")
 Caught = Callable[[Task, BaseException], None]  # it is told of every error, for `drain_inline`
 
 
@@ -52,6 +50,15 @@ def run_quickly(spec: Spec, task: Task) -> Outcome:
         return DONE if result is None else judged(result, None)
     except BaseException as error:  # noqa: BLE001 - every error becomes an outcome
         return failed(spec, task, None, error)
+
+
+def run_inside(spec: Spec, task: Task) -> Outcome:
+    """Runs a quick sync handler inside its middleware. The answer of middleware is an outcome already."""
+    try:
+        outcome: Outcome = spec.function(task, None)
+    except BaseException as error:  # noqa: BLE001 - every error becomes an outcome
+        return failed(spec, task, None, error)
+    return outcome
 
 
 async def run_async(spec: Spec, task: Task, context: AnyContext | None, caught: Caught | None = None) -> Outcome:
@@ -110,60 +117,6 @@ def cancelled(error: BaseException) -> bool:
 # --- outcomes ---------------------------------------------------------------------------------------------------------
 
 
-def judged(result: object, context: AnyContext | None) -> Outcome:
-    """Returns the outcome for what a handler returned: None, an Outcome, or a value that must be valid JSON."""
-    if context is not None and context.decided:
-        if type(result) is Outcome and result != context.outcome:
-            raise outcome_too_late(context, result)
-        return stands(context)
-    if type(result) is Outcome:
-        return check_outcome(result)
-    if result is not None:
-        unserialisable = not_json(result)
-        if unserialisable is not None:
-            return unserialisable
-    return DONE if context is None else context.outcome
-
-
-def check_outcome(outcome: Outcome) -> Outcome:
-    """Returns an outcome that PostgreSQL accepts, or raises. One invalid outcome would make the whole settle fail."""
-    if outcome.word not in WORDS:
-        raise ValidationError(f"outcome: {shown(outcome.word)} is not one of {', '.join(WORDS)}", field="outcome")
-    if outcome.due is not None:
-        validate.moment(outcome.due)
-    if outcome.payload is not None:
-        validate.payload(outcome.payload, validate.MAX_PAYLOAD)
-    validate.delay(outcome.delay)
-    return outcome
-
-
-def not_json(result: object) -> Outcome | None:
-    """Returns a failure if the result of a handler is not valid JSON."""
-    try:
-        validate.payload({"result": result}, validate.MAX_PAYLOAD)
-    except PayloadError as error:
-        return Outcome.failed(f"the handler's result: {error.message}", error_class="UnserialisableResult")
-    return None
-
-
-def shared(result: object, tasks: Sequence[Task]) -> dict[int, Outcome]:
-    """Returns the outcomes of a batch from its handler's answer: None, or outcomes by id.
-
-    A task that the answer does not name is done.
-    """
-    if result is None:
-        return {task.id: DONE for task in tasks}
-    if not isinstance(result, Mapping):
-        raise ValidationError(f"the handler's result: {shown(result)} is neither None nor outcomes by id")
-    unknown = result.keys() - {task.id for task in tasks}
-    if unknown:
-        raise ValidationError(f"the handler's result: {shown(next(iter(unknown)))} is no task of the batch")
-    wrong = next((one for one in result.values() if type(one) is not Outcome), None)
-    if wrong is not None:
-        raise ValidationError(f"the handler's result: {shown(wrong)} is not an Outcome")
-    return {task.id: check_outcome(result.get(task.id, DONE)) for task in tasks}
-
-
 def failed(
     spec: Spec, task: Task, context: AnyContext | None, error: BaseException, caught: Caught | None = None
 ) -> Outcome:
@@ -182,14 +135,6 @@ def failed(
     if spec.policy is None:
         return Outcome.failed(text, error_class=name)
     return by_policy(spec, task, error, text)
-
-
-def stands(context: AnyContext) -> Outcome:
-    """Returns the outcome after a transaction() block.
-
-    The task is settled, or still has to be settled if the block was rolled back.
-    """
-    return SETTLED if context.settled else context.outcome
 
 
 def report_late(spec: Spec, task: Task, error: BaseException, caught: Caught | None) -> None:

@@ -9,8 +9,8 @@ from queue import SimpleQueue
 
 from penstock.client.queue import Queue
 from penstock.handlers import Held
+from penstock.handlers.outcomes import LOST, SETTLED
 from penstock.model import DONE, Claim, Outcome, Task
-from penstock.worker.execution import LOST, SETTLED
 
 FIRST_RETRY = 0.05  # seconds until a deferred outcome is tried again; the time doubles
 LOG_AFTER = 2.0  # seconds for which outcomes are deferred before the log says so

@@ -28,7 +28,7 @@ class InProcessWorker:
 
     def __init__(self, registry: Registry, plan: Plan) -> None:
         for name in plan.queues:
-            registry.check_served(name)
+            registry.check(name)
         for spec in registry.specs.values():
             if spec.mode == "process" and spec.queue in plan.queues:
                 raise ConfigError(

@@ -37,6 +37,7 @@ def load(target: str, handler_of: str | None = None, *, tracebacks: bool = True)
         )
     if not known.specs:
         raise ConfigError(f"app: {shown(target)} has no handlers", hint="Decorate functions with @app.task.")
+    known.check_middleware()
     return known, getattr(found, "dsn", None)
 
 

@@ -13,6 +13,7 @@ from penstock.client.database_async import AsyncDatabase
 from penstock.client.queue import Queue
 from penstock.client.queue_async import AsyncQueue
 from penstock.handlers import AsyncContext, Context, Held, Spec
+from penstock.handlers.outcomes import stands
 from penstock.handlers.registry import Hook
 from penstock.model import Outcome, Task
 from penstock.worker import execution
@@ -49,7 +50,7 @@ async def perform_one_async(spec: Spec, task: Task, context: AsyncContext, caugh
         async with asyncio.timeout(spec.timeout):
             return await execution.run_async(spec, task, context, caught)
     except TimeoutError:
-        return execution.stands(context) if context.decided else execution.timed_out(spec, task, caught)
+        return stands(context) if context.decided else execution.timed_out(spec, task, caught)
 
 
 async def perform_batch_async(spec: Spec, tasks: list[Task], caught: Caught | None) -> dict[int, Outcome]:

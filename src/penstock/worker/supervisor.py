@@ -122,7 +122,7 @@ class Supervisor:
         The runs that schedules missed are pushed before the queues are checked for being drained.
         """
         for name in self._plan.queues:
-            self._registry.check_served(name)
+            self._registry.check(name)
         kinds = {name: stored for name in self._plan.queues if (stored := self._registry.stored(name))}
         found = await workers_async.prepare_work(
             self._database, [*self._plan.queues], kinds

@@ -10,11 +10,12 @@ from collections.abc import Coroutine
 from typing import Any
 
 from penstock.handlers import Registry
+from penstock.handlers.outcomes import SETTLED
 from penstock.handlers.registry import Hook
 from penstock.handlers.tracebacks import SUMMARY, summarize
 from penstock.model import Outcome, Task, split_error
 from penstock.worker.config import RunnerConfig
-from penstock.worker.execution import EXITS, SETTLED, UNKNOWN_KIND
+from penstock.worker.execution import EXITS, UNKNOWN_KIND
 from penstock.worker.in_flight import Entry, InFlight
 from penstock.worker.logs import DETAILS, facts_of
 from penstock.worker.pace import LARGEST_BATCH, Pace, Turns

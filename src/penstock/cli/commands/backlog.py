@@ -19,7 +19,7 @@ from penstock.cli.terminal.options import DryRun, NoTracebacks, PageSize, Shell,
 from penstock.cli.terminal.output import print_json, print_line, print_table, progress_bar
 from penstock.errors import AuthError, NotFound, ValidationError, shown
 from penstock.formatting import format_count, format_time
-from penstock.handlers.registry import find_registered
+from penstock.handlers.registry import find_for_records
 from penstock.worker import loading, logs
 
 app = typer.Typer(help="Drain adopted tables, and show their state.", no_args_is_help=True)
@@ -287,7 +287,7 @@ def print_failures(found: list[RecordFailure]) -> None:
 def load_handler(target: str) -> tuple[Any, bool]:
     """Returns the function, and whether its application stores tracebacks."""
     found = loading.resolve(target)
-    spec = find_registered(found)
+    spec = find_for_records(found)
     return found, spec is None or spec.tracebacks
 
 

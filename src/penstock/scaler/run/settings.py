@@ -164,9 +164,10 @@ def to_seconds(value: Duration, field: str) -> float:
 def count_connections(registry: Registry, concurrency: int) -> int:
     """Counts the connections that a worker may open.
 
-    A handler with a context may open one for transaction(). One that does not run in a thread may open another for
-    extend().
+    A handler or a middleware with a context may open one for transaction(). One that does not run in a thread may open
+    another for extend().
     """
-    deep = [spec for spec in registry.specs.values() if spec.arguments is None or spec.arguments.context]
+    specs = [spec for key in registry.specs if (spec := registry.find(*key)) is not None]
+    deep = [spec for spec in specs if spec.arguments is None or spec.arguments.context]
     each_slot = max((1 if spec.mode == "thread" else 2 for spec in deep), default=0)
     return CONNECTIONS + concurrency * each_slot

@@ -186,7 +186,7 @@ def check_chosen(
     """Returns the name of a queue, or refuses one that does not exist or has no handler."""
     if validate.queue_name(name) in tables:
         return name
-    registry.check_served(name)
+    registry.check(name)
     if name not in known:
         near = get_close_matches(name, [*known, *tables], 1)
         hint = f"Did you mean {near[0]!r}?" if near else f"Create it: penstock queues create {name} --sla 30s"

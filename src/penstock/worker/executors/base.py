@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from penstock.handlers import Spec
+from penstock.handlers.outcomes import LOST
 from penstock.handlers.registry import Hook
 from penstock.model import Outcome, Task
-from penstock.worker.execution import LOST
 from penstock.worker.in_flight import InFlight
 from penstock.worker.settling import Settler
 

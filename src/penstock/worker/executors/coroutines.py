@@ -9,9 +9,9 @@ from datetime import timedelta
 
 from penstock.client.queue_async import AsyncQueue
 from penstock.handlers import AsyncContext, Spec
+from penstock.handlers.outcomes import LOST, stands
 from penstock.model import Outcome, Task
 from penstock.worker import execution
-from penstock.worker.execution import LOST
 from penstock.worker.executors.base import Job, SlotExecutor, add_all, drop_unwanted, fail_all, ids_of
 from penstock.worker.in_flight import InFlight
 from penstock.worker.settling import Settler
@@ -133,7 +133,7 @@ class CoroutineExecutor(SlotExecutor):
                 return await execution.run_async(spec, task, context)
         except TimeoutError:
             if context is not None and context.decided:
-                return execution.stands(context)
+                return stands(context)
             return execution.timed_out(spec, task)
 
     async def _run_batch(self, spec: Spec, tasks: list[Task]) -> dict[int, Outcome]:

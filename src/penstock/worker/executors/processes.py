@@ -13,11 +13,11 @@ from contextlib import suppress
 
 from penstock.child_process import start_child
 from penstock.handlers import Spec
+from penstock.handlers.outcomes import LOST
 from penstock.model import Outcome, Task
 from penstock.worker import execution
 from penstock.worker.child import job_to_json, outcome_from_json
 from penstock.worker.config import RunnerConfig
-from penstock.worker.execution import LOST
 from penstock.worker.executors.base import Job, SlotExecutor, add_all, drop_unwanted, fail_all, ids_of
 from penstock.worker.in_flight import InFlight
 from penstock.worker.pipe import Pipe, close_when_over
@@ -138,7 +138,7 @@ class SlotProcess:
         killed from outside.
         """
         pipe = await self._ready()
-        pipe.send(job=job_to_json(flight.claim, spec, work))
+        pipe.send(job=job_to_json(flight.claim, work))
         try:
             async with asyncio.timeout(spec.timeout) as limit:
                 while (answer := await pipe.receive()) is not None:

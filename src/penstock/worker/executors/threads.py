@@ -141,8 +141,7 @@ class ThreadExecutor:
             if self._spread and self._jobs and (self._idle or self._started < self.slots):
                 self._wake()
             if not spec.quick or flight.lost or flight.revoked:
-                self._run(flight, spec, work)
-                return None
+                return self._run(flight, spec, work)
             began = time.perf_counter()
             task = cast("Task", work)
             outcome = execution.run_quickly(spec, task)
@@ -159,11 +158,11 @@ class ThreadExecutor:
             self._wake()
         self._bell.get()
 
-    def _run(self, flight: InFlight, spec: Spec, work: Task | list[Task]) -> None:
+    def _run(self, flight: InFlight, spec: Spec, work: Task | list[Task]) -> Entry | None:
         if flight.lost or flight.revoked:
             work = drop_unwanted(self._settler, flight, work)
             if not work:
-                return
+                return None
         began = time.perf_counter()
         if isinstance(work, list):
             outcomes = execution.run_batch(spec, work)
@@ -171,10 +170,14 @@ class ThreadExecutor:
             if spec.timeout is not None and took > spec.timeout:
                 outcomes = {task.id: execution.timed_out(spec, task) for task in work}
             add_all(self._settler, flight, work, outcomes, took)
-            return
+            return None
+        if spec.quick_inside:
+            outcome = execution.run_inside(spec, work)
+            return flight, work, outcome, time.perf_counter() - began
         context = Context(work, flight, flight.queue)
         context.deadline = None if spec.timeout is None else time.monotonic() + spec.timeout
         outcome = execution.run(spec, work, context)
         if context.late and not context.decided:
             outcome = execution.timed_out(spec, work)
         self._settler.add(flight, work, outcome, time.perf_counter() - began)
+        return None
