@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from psycopg import Connection
 
 from penstock import NewTask, Outcome, Penstock, Queue, Run, Task
+from penstock.handlers import Spec
 from shell import penstock
 from workers import End, ends, eventually, noted, work, write_app
 
@@ -262,6 +264,27 @@ def test_a_worker_in_this_process_runs_it(app: Penstock, queue: Queue) -> None:
         handle.push_many([{"n": n} for n in range(5)])
         eventually(lambda: worker.report.done == 5)
     assert sorted(seen) == [(n, "done") for n in range(5)]
+
+
+def test_a_wrapper_around_it_may_drop_its_answer(app: Penstock, queue: Queue) -> None:
+    @app.middleware
+    def around(task: Task, run: Run) -> Outcome:
+        run()
+        return Outcome.dead("dropped by the wrapper")
+
+    @app.task(queue="work")
+    def handle(n: int) -> None: ...
+
+    def wrapper(spec: Spec) -> Callable[..., None]:
+        def drop(*arguments: Any, **named: Any) -> None:
+            spec.function(*arguments, **named)
+
+        return drop
+
+    app.registry.wrap(wrapper)
+    with app.run_worker("work", concurrency=2) as worker:
+        handle.push(n=1)
+        eventually(lambda: worker.report.done == 1)
 
 
 def test_the_process_of_a_handler_may_end_in_it(queue: Queue, dsn: str, sql: Connection, tmp_path: Path) -> None:

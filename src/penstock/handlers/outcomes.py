@@ -24,7 +24,7 @@ def judged(result: object, context: AnyContext | None) -> Outcome:
             raise outcome_too_late(context, result)
         return stands(context)
     if type(result) is Outcome:
-        return check_outcome(result)
+        return result if result is DONE else check_outcome(result)
     if result is not None:
         unserialisable = not_json(result)
         if unserialisable is not None:

@@ -53,12 +53,12 @@ def run_quickly(spec: Spec, task: Task) -> Outcome:
 
 
 def run_inside(spec: Spec, task: Task) -> Outcome:
-    """Runs a quick sync handler inside its middleware. The answer of middleware is an outcome already."""
+    """Runs a quick sync handler inside its middleware."""
     try:
-        outcome: Outcome = spec.function(task, None)
+        result = spec.function(task, None)
+        return DONE if result is DONE else judged(result, None)
     except BaseException as error:  # noqa: BLE001 - every error becomes an outcome
         return failed(spec, task, None, error)
-    return outcome
 
 
 async def run_async(spec: Spec, task: Task, context: AnyContext | None, caught: Caught | None = None) -> Outcome:
