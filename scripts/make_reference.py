@@ -140,8 +140,9 @@ SWITCHES = {
 PYTHON = """\
 # Python
 
-`from penstock import …`. `AsyncPenstock`, `AsyncQueue`, `AsyncHandler`, `AsyncContext`, `AsyncItems` and `AsyncRun` are
-like `Penstock`, `Queue`, `Handler`, `Context`, `Items` and `Run`, and they or their methods are awaited.
+`from penstock import …`. `AsyncPenstock`, `AsyncQueue`, `AsyncHandler`, `AsyncContext`, `AsyncItems` and
+`AsyncRunHandler` are like `Penstock`, `Queue`, `Handler`, `Context`, `Items` and `RunHandler`, and they or their
+methods are awaited.
 [Errors](errors.md) have a page of their own.
 """
 SCALER = """\

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from penstock import AsyncRun, Outcome, Penstock, Run, Task
+from penstock import AsyncRunHandler, Outcome, Penstock, RunHandler, Task
 
 app = Penstock(os.environ.get("PENSTOCK_DSN", "host=nowhere"))
 
@@ -25,12 +25,12 @@ WRAPPED = ("sync in middleware", "async in middleware")
 
 
 @app.middleware(kind=WRAPPED)
-def through(task: Task, run: Run) -> Outcome:  # noqa: ARG001 - middleware gets it
+def through(task: Task, run: RunHandler) -> Outcome:  # noqa: ARG001 - middleware gets it
     return run()
 
 
 @app.middleware(form_of=through)
-async def through_async(task: Task, run: AsyncRun) -> Outcome:  # noqa: ARG001 - middleware gets it
+async def through_async(task: Task, run: AsyncRunHandler) -> Outcome:  # noqa: ARG001 - middleware gets it
     return await run()
 
 

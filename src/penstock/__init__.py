@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
     from penstock.handler import Handler
     from penstock.handler_async import AsyncHandler
-    from penstock.handlers import AsyncContext, AsyncRun, Context, Mode, Run
+    from penstock.handlers import AsyncContext, AsyncRunHandler, Context, Mode, RunHandler
     from penstock.model import (
         Attempt,
         Backfill,
@@ -83,7 +83,7 @@ __all__ = [
     "AsyncItems",
     "AsyncPenstock",
     "AsyncQueue",
-    "AsyncRun",
+    "AsyncRunHandler",
     "Attempt",
     "AuthError",
     "Backfill",
@@ -136,7 +136,7 @@ __all__ = [
     "RecordHandler",
     "Repair",
     "RetryPolicy",
-    "Run",
+    "RunHandler",
     "Sampled",
     "Scaled",
     "Schedule",
@@ -198,10 +198,10 @@ HOMES = {
     "penstock.handler_async": ("AsyncHandler",),
     "penstock.handlers": (
         "AsyncContext",
-        "AsyncRun",
+        "AsyncRunHandler",
         "Context",
         "Mode",
-        "Run",
+        "RunHandler",
     ),
     "penstock.model": (
         "Attempt",

@@ -12,13 +12,13 @@ from psycopg import Connection
 from penstock import (
     AsyncContext,
     AsyncPenstock,
-    AsyncRun,
+    AsyncRunHandler,
     ConfigError,
     Context,
     Outcome,
     Penstock,
     Queue,
-    Run,
+    RunHandler,
     Task,
     ValidationError,
 )
@@ -41,13 +41,13 @@ def seen() -> list[Any]:
 
 def test_it_sees_the_task_and_the_outcome_of_each_run(app: Penstock, queue: Queue, seen: list[Any]) -> None:
     @app.middleware
-    def look(task: Task, run: Run) -> Outcome:
+    def look(task: Task, run: RunHandler) -> Outcome:
         outcome = run()
         seen.append((task.kind, task.payload, task.attempt, outcome))
         return outcome
 
     @app.middleware(form_of=look)
-    async def look_async(task: Task, run: AsyncRun) -> Outcome:
+    async def look_async(task: Task, run: AsyncRunHandler) -> Outcome:
         outcome = await run()
         seen.append((task.kind, task.payload, task.attempt, outcome))
         return outcome
@@ -75,12 +75,12 @@ def test_the_async_client_runs_it_too(app: Penstock, queue: Queue, dsn: str, see
     client = AsyncPenstock(dsn)
 
     @client.middleware
-    def look(task: Task, run: Run) -> Outcome:
+    def look(task: Task, run: RunHandler) -> Outcome:
         seen.append("sync")
         return run()
 
     @client.middleware(form_of=look)
-    async def look_async(task: Task, run: AsyncRun) -> Outcome:
+    async def look_async(task: Task, run: AsyncRunHandler) -> Outcome:
         seen.append("async")
         return await run()
 
@@ -104,7 +104,7 @@ def test_an_error_of_the_handler_passes_through_it(
     app: Penstock, queue: Queue, sql: Connection, seen: list[Any]
 ) -> None:
     @app.middleware
-    def report(task: Task, run: Run) -> Outcome:
+    def report(task: Task, run: RunHandler) -> Outcome:
         try:
             return run()
         except LookupError as error:
@@ -126,7 +126,7 @@ def test_an_error_of_the_handler_passes_through_it(
 
 def test_a_stored_traceback_has_the_frames_of_middleware_and_handler_only(app: Penstock, queue: Queue) -> None:
     @app.middleware
-    def around(task: Task, run: Run) -> Outcome:
+    def around(task: Task, run: RunHandler) -> Outcome:
         return run()
 
     @app.task(queue="work")
@@ -142,7 +142,7 @@ def test_a_stored_traceback_has_the_frames_of_middleware_and_handler_only(app: P
 
 def test_a_payload_that_does_not_fit_is_an_error_inside_of_it(app: Penstock, queue: Queue, seen: list[Any]) -> None:
     @app.middleware
-    def report(task: Task, run: Run) -> Outcome:
+    def report(task: Task, run: RunHandler) -> Outcome:
         try:
             return run()
         except ValidationError as error:
@@ -221,7 +221,7 @@ def test_it_may_run_the_handler_again(app: Penstock, queue: Queue, sql: Connecti
 
 def test_an_error_that_it_raises_fails_the_task(app: Penstock, queue: Queue, sql: Connection) -> None:
     @app.middleware
-    def fail(task: Task, run: Run) -> Outcome:
+    def fail(task: Task, run: RunHandler) -> Outcome:
         run()
         raise LookupError("after the handler")
 
@@ -239,12 +239,12 @@ def test_an_error_that_it_raises_fails_the_task(app: Penstock, queue: Queue, sql
 
 def test_it_gets_the_context_of_the_handler_if_it_asks_for_it(app: Penstock, queue: Queue, seen: list[Any]) -> None:
     @app.middleware
-    def look(context: Context, run: Run) -> Outcome:
+    def look(context: Context, run: RunHandler) -> Outcome:
         seen.append((context.queue, context.task.payload))
         return run()
 
     @app.middleware(form_of=look)
-    async def look_async(context: AsyncContext, run: AsyncRun) -> Outcome:
+    async def look_async(context: AsyncContext, run: AsyncRunHandler) -> Outcome:
         seen.append((context.queue, context.task.payload))
         return await run()
 
@@ -262,7 +262,7 @@ def test_it_gets_the_context_of_the_handler_if_it_asks_for_it(app: Penstock, que
 
 def test_what_it_chooses_by_the_context_holds_if_nothing_else_is_returned(app: Penstock, queue: Queue) -> None:
     @app.middleware
-    def choose(context: Context, run: Run) -> Outcome:
+    def choose(context: Context, run: RunHandler) -> Outcome:
         context.dead("no longer wanted")
         return run()
 
@@ -277,7 +277,7 @@ def test_it_sees_with_which_outcome_a_transaction_has_settled_the_task(
     app: Penstock, queue: Queue, sql: Connection, seen: list[Any]
 ) -> None:
     @app.middleware
-    def look(task: Task, run: Run) -> Outcome:
+    def look(task: Task, run: RunHandler) -> Outcome:
         seen.append(run())
         return Outcome.dead("too late") if task.payload["late"] else seen[-1]
 
@@ -299,7 +299,7 @@ def test_it_may_open_the_transaction_in_which_the_handler_runs(
     sql.execute("create table effects (n int)")
 
     @app.middleware
-    def commit(context: Context, run: Run) -> Outcome:
+    def commit(context: Context, run: RunHandler) -> Outcome:
         with context.transaction() as connection:
             connection.execute("insert into effects values (%s)", (context.task.payload["n"],))
             return run()
@@ -364,8 +364,8 @@ def test_a_batch_is_never_stuck(app: Penstock, queue: Queue, answer: Any) -> Non
 
 
 def test_the_smallest_order_is_the_outermost_and_then_the_first(app: Penstock, queue: Queue, seen: list[Any]) -> None:
-    def make(name: str) -> Callable[[Task, Run], Outcome]:
-        def middleware(task: Task, run: Run) -> Outcome:
+    def make(name: str) -> Callable[[Task, RunHandler], Outcome]:
+        def middleware(task: Task, run: RunHandler) -> Outcome:
             seen.append(name)
             return run()
 
@@ -388,8 +388,8 @@ def test_the_smallest_order_is_the_outermost_and_then_the_first(app: Penstock, q
 def test_it_wraps_the_queues_and_kinds_that_it_names(app: Penstock, queue: Queue, seen: list[Any]) -> None:
     app.create_queue("other")
 
-    def middleware(name: str) -> Callable[[Task, Run], Outcome]:
-        def note(task: Task, run: Run) -> Outcome:
+    def middleware(name: str) -> Callable[[Task, RunHandler], Outcome]:
+        def note(task: Task, run: RunHandler) -> Outcome:
             seen.append((name, task.kind))
             return run()
 
@@ -423,7 +423,7 @@ def test_wrappers_are_outside_of_it(app: Penstock, queue: Queue, seen: list[Any]
         return run_wrapped
 
     @app.middleware
-    def note(task: Task, run: Run) -> Outcome:
+    def note(task: Task, run: RunHandler) -> Outcome:
         seen.append("middleware")
         return run()
 
@@ -438,7 +438,7 @@ def test_wrappers_are_outside_of_it(app: Penstock, queue: Queue, seen: list[Any]
 
 def test_a_handler_without_middleware_keeps_its_quick_way(app: Penstock) -> None:
     @app.middleware(kind="wrapped")
-    def around(task: Task, run: Run) -> Outcome:
+    def around(task: Task, run: RunHandler) -> Outcome:
         return run()
 
     @app.task(queue="work")
@@ -474,15 +474,15 @@ def test_a_module_that_is_imported_again_replaces_its_middleware(app: Penstock, 
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def around(task: Task, run: Run) -> Outcome:
+def around(task: Task, run: RunHandler) -> Outcome:
     return run()
 
 
-async def around_async(task: Task, run: AsyncRun) -> Outcome:
+async def around_async(task: Task, run: AsyncRunHandler) -> Outcome:
     return await run()
 
 
-def one_more(task: Task, run: Run) -> Outcome:
+def one_more(task: Task, run: RunHandler) -> Outcome:
     return run()
 
 
@@ -533,11 +533,11 @@ def test_a_name_without_a_handler_is_refused_at_the_start(
 def test_a_form_that_cannot_work_is_refused_at_decoration(app: Penstock) -> None:
     def alone(task: Task) -> None: ...
 
-    def other_context(context: AsyncContext, run: Run) -> None: ...
+    def other_context(context: AsyncContext, run: RunHandler) -> None: ...
 
-    def with_tasks(tasks: list[Task], run: Run) -> None: ...
+    def with_tasks(tasks: list[Task], run: RunHandler) -> None: ...
 
-    def with_context(context: Context, run: Run) -> None: ...
+    def with_context(context: Context, run: RunHandler) -> None: ...
 
     refused: list[tuple[Any, dict[str, Any], str]] = [
         (7, {}, "cannot be called"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from psycopg import Connection
 
-from penstock import NewTask, Outcome, Penstock, Queue, Run, Task
+from penstock import NewTask, Outcome, Penstock, Queue, RunHandler, Task
 from penstock.handlers import Spec
 from shell import penstock
 from workers import End, ends, eventually, noted, work, write_app
@@ -252,7 +252,7 @@ def test_a_worker_in_this_process_runs_it(app: Penstock, queue: Queue) -> None:
     seen: list[Any] = []
 
     @app.middleware
-    def around(task: Task, run: Run) -> Outcome:
+    def around(task: Task, run: RunHandler) -> Outcome:
         outcome = run()
         seen.append((task.payload["n"], outcome.word))
         return outcome
@@ -268,7 +268,7 @@ def test_a_worker_in_this_process_runs_it(app: Penstock, queue: Queue) -> None:
 
 def test_a_wrapper_around_it_may_drop_its_answer(app: Penstock, queue: Queue) -> None:
     @app.middleware
-    def around(task: Task, run: Run) -> Outcome:
+    def around(task: Task, run: RunHandler) -> Outcome:
         run()
         return Outcome.dead("dropped by the wrapper")
 

@@ -4,7 +4,7 @@ This package does no I/O.
 """
 
 from penstock.handlers.context import AsyncContext, Context, Held
-from penstock.handlers.middleware import AsyncRun, Run
+from penstock.handlers.middleware import AsyncRunHandler, RunHandler
 from penstock.handlers.registry import ANY_KIND, Mode, Registry, Spec
 
-__all__ = ["ANY_KIND", "AsyncContext", "AsyncRun", "Context", "Held", "Mode", "Registry", "Run", "Spec"]
+__all__ = ["ANY_KIND", "AsyncContext", "AsyncRunHandler", "Context", "Held", "Mode", "Registry", "RunHandler", "Spec"]

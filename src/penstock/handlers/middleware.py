@@ -16,10 +16,10 @@ from penstock.model import Outcome, Task
 if TYPE_CHECKING:
     from penstock.handlers.registry import Spec
 
-Run = Callable[[], Outcome]
+RunHandler = Callable[[], Outcome]
 """What a middleware calls to run the handler, or the next middleware. It returns the outcome, or raises what the
 handler raises."""
-AsyncRun = Callable[[], Awaitable[Outcome]]
+AsyncRunHandler = Callable[[], Awaitable[Outcome]]
 """What an async middleware awaits to run the handler, or the next middleware."""
 
 Names = str | Sequence[str] | None
