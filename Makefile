@@ -71,7 +71,8 @@ format: .venv/ready  ## let ruff format the code
 generate: .venv/ready  ## write the sync client anew from the async one
 	@$(BIN)/python scripts/make_sync.py
 
-schema: .venv/ready  ## write src/penstock/sql/schema.sql anew
+schema: .venv/ready  ## raise the revision if sql/ has changed, and write src/penstock/sql/schema.sql anew
+	@$(BIN)/python scripts/raise_revision.py
 	@$(BIN)/python scripts/dump_schema.py
 
 reference: .venv/ready  ## docs/reference, from the code
