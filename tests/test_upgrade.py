@@ -207,7 +207,7 @@ def test_the_script_from_this_version_changes_nothing(empty: str) -> None:
 def test_a_version_that_is_not_known(version: str) -> None:
     ran = penstock("init", "--sql", f"--from={version}")
     assert (ran.code, ran.out) == (2, "")
-    assert f"from: {version!r} is neither a revision from 1 to {our_revision()} nor a release" in ran.err
+    assert f"from: {version!r} is not known; known are the revisions 1 to {our_revision()} and the releases" in ran.err
     assert "select penstock.revision()" in ran.err
 
 
@@ -223,7 +223,7 @@ def test_a_release_is_accepted(later: Path, tmp_path: Path) -> None:
     path.write_text("1 1 abc 0.1.0 0.1.1\n2 1 def\n3 2 ghi 0.2.0\n")
     assert "this script upgrades Penstock from revision 1 to 3" in run(source, "init", "--sql", "--from", "v0.1.1").out
     ran = run(source, "init", "--sql", "--from", "0.3.0")
-    assert "a revision from 1 to 3 nor a release with one (0.1.0, 0.1.1, 0.2.0)" in ran.err
+    assert "the revisions 1 to 3 and the releases 0.1.0, 0.1.1, 0.2.0" in ran.err
 
 
 # --- old workers beside new ones --------------------------------------------------------------------------------------

@@ -48,8 +48,9 @@ def find_revision(version: str) -> Revision:
         if version.strip().removeprefix("v") in (str(revision.number), *revision.releases):
             return revision
     raise ValidationError(
-        f"from: {shown(version)} is neither {describe_known()}",
-        hint="`penstock doctor` and `select penstock.revision()` tell the revision of a database.",
+        f"from: {shown(version)} is not known; known are {describe_known()}",
+        hint="`penstock doctor` and `select penstock.revision()` tell the revision of a database. "
+        "For a later one, upgrade Penstock.",
         field="from",
     )
 
@@ -57,6 +58,7 @@ def find_revision(version: str) -> Revision:
 def describe_known() -> str:
     """Returns what `find_revision` accepts, in words."""
     known = revisions()
-    numbers = f"a revision from {known[0].number} to {known[-1].number}"
     releases = [release for revision in known for release in revision.releases]
-    return f"{numbers} nor a release with one ({', '.join(releases) or 'there is none yet'})"
+    return (
+        f"the revisions {known[0].number} to {known[-1].number} and the releases {', '.join(releases) or '(none yet)'}"
+    )
