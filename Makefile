@@ -35,7 +35,8 @@ test-spark: .venv/ready  ## connector and pipeline, with real Spark; its drivers
 test-compat: .venv/ready  ## the queue on PostgreSQL 15, through PgBouncer, and with other plans
 	@PENSTOCK_PG_BIN="$$(scripts/setup-compat)" && export PENSTOCK_PG_BIN && $(BIN)/pytest -m "not slow" \
 	    tests/sql tests/test_queue.py tests/test_upsert.py tests/test_verbs.py tests/test_retry.py \
-	    tests/test_concurrency.py tests/test_properties.py tests/test_migrate.py tests/test_roles.py tests/test_schedules.py \
+	    tests/test_concurrency.py tests/test_properties.py tests/test_migrate.py tests/test_upgrade.py tests/test_roles.py \
+	    tests/test_schedules.py \
 	    tests/faults/test_restore.py tests/worker/test_run.py tests/worker/test_leases.py
 	@PENSTOCK_TEST_POOLER=1 $(BIN)/pytest tests/test_queue.py tests/test_upsert.py tests/test_verbs.py tests/test_schedules.py \
 	    "tests/test_concurrency.py::test_the_lock_rule_over_hot_subjects[quick]" \
