@@ -35,7 +35,8 @@ test-spark: .venv/ready  ## connector and pipeline, with real Spark; its drivers
 test-compat: .venv/ready  ## the queue on PostgreSQL 15, through PgBouncer, and with other plans
 	@PENSTOCK_PG_BIN="$$(scripts/setup-compat)" && export PENSTOCK_PG_BIN && $(BIN)/pytest -m "not slow" \
 	    tests/sql tests/test_queue.py tests/test_upsert.py tests/test_verbs.py tests/test_retry.py \
-	    tests/test_concurrency.py tests/test_properties.py tests/test_migrate.py tests/test_roles.py tests/test_schedules.py \
+	    tests/test_concurrency.py tests/test_properties.py tests/test_migrate.py tests/test_upgrade.py tests/test_roles.py \
+	    tests/test_schedules.py \
 	    tests/faults/test_restore.py tests/worker/test_run.py tests/worker/test_leases.py
 	@PENSTOCK_TEST_POOLER=1 $(BIN)/pytest tests/test_queue.py tests/test_upsert.py tests/test_verbs.py tests/test_schedules.py \
 	    "tests/test_concurrency.py::test_the_lock_rule_over_hot_subjects[quick]" \
@@ -71,7 +72,8 @@ format: .venv/ready  ## let ruff format the code
 generate: .venv/ready  ## write the sync client anew from the async one
 	@$(BIN)/python scripts/make_sync.py
 
-schema: .venv/ready  ## write src/penstock/sql/schema.sql anew
+schema: .venv/ready  ## raise the revision if sql/ has changed, and write src/penstock/sql/schema.sql anew
+	@$(BIN)/python scripts/raise_revision.py
 	@$(BIN)/python scripts/dump_schema.py
 
 reference: .venv/ready  ## docs/reference, from the code

@@ -25,10 +25,12 @@ from conftest import Clock
 from penstock import Outcome, Penstock, Queue, Unavailable, doctor
 from penstock.cli import tree
 from penstock.client.database import Database
+from penstock.client.session import OUR_CONTRACT
 from penstock.doctor import CHECKS, DANGERS, Finding, Inspection, Thresholds, examine, judge_version
 from penstock.embedded import Server
 from penstock.errors import PenstockError
 from penstock.migrate import init
+from penstock.revisions import our_revision
 from shell import is_one_block, penstock
 from workers import eventually
 
@@ -243,13 +245,39 @@ def password_of(parts: Mapping[str, object]) -> str:
 # --- the schema -------------------------------------------------------------------------------------------------------
 
 
+VERSION = "create or replace function penstock.{}() returns int language sql return {}"
+
+
 @pytest.mark.parametrize(("theirs", "fix"), [(0, "penstock init"), (999, "pip install -U penstock")])
 def test_an_older_and_a_newer_contract(dsn: str, sql: Connection, theirs: int, fix: str) -> None:
-    sql.execute(f"create or replace function penstock.contract() returns int language sql return {theirs}")
+    for name in ("contract", "oldest_client"):
+        sql.execute(VERSION.format(name, theirs))
     found = examined(dsn)
     assert found.bad - {"migrations"} == {"contract"}, "all possible checks run"
     assert found.the("contract").level == "error"
     assert fix in str(found.the("contract").fix)
+
+
+def test_a_schema_without_versions_is_older(dsn: str, sql: Connection) -> None:
+    sql.execute("drop function penstock.oldest_client(), penstock.revision()")
+    found = examined(dsn).the("contract")
+    assert (found.level, found.fix) == ("error", "Run `penstock init` against this database.")
+
+
+def test_a_newer_schema_that_serves_this_client(dsn: str, sql: Connection) -> None:
+    sql.execute(VERSION.format("contract", OUR_CONTRACT + 1))
+    sql.execute(VERSION.format("revision", 999))
+    found = examined(dsn)
+    assert found.bad == {"functions"}
+    assert found.the("contract").level == "ok"
+    assert found.the("functions").level == "info"
+    assert "is at revision 999" in found.the("functions").what
+
+
+def test_the_revision_is_in_the_finding(dsn: str) -> None:
+    found = examined(dsn).the("migrations")
+    assert found.numbers == {"revision": our_revision()}
+    assert f"(revision {our_revision()})" in found.what
 
 
 def test_migrations_that_are_missing_and_unknown(dsn: str, sql: Connection) -> None:
@@ -264,10 +292,10 @@ def test_migrations_that_are_missing_and_unknown(dsn: str, sql: Connection) -> N
     assert "0001_tables.sql" in missing.what
 
     sql.execute("insert into penstock.migration values (9999, 'future', '')")
-    newer = examined(dsn).the("migrations")
-    assert newer.level == "error"
-    assert "9999" in newer.what
-    assert "Upgrade Penstock" in str(newer.fix)
+    newer = examined(dsn).the("functions")
+    assert newer.level == "info"
+    assert "is at migration 9999" in newer.what
+    assert "Upgrade this Penstock" in str(newer.fix)
 
 
 def test_roles_without_rights(dsn: str, sql: Connection) -> None:

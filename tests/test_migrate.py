@@ -133,15 +133,6 @@ def test_functions_are_applied_when_their_text_changed(empty: str) -> None:
         penstock.create_queue("work").claim()
 
 
-def test_a_newer_schema_is_refused(empty: str) -> None:
-    with Penstock(empty) as penstock, psycopg.connect(empty, autocommit=True) as sql:
-        penstock.init()
-        sql.execute("insert into penstock.migration (number, name, checksum) values (99, 'later', 'x')")
-        with pytest.raises(SchemaVersionError, match="is at migration 99") as refused:
-            penstock.init()
-        assert "Upgrade Penstock" in (refused.value.hint or "")
-
-
 def test_an_edited_migration_is_refused(empty: str) -> None:
     with Penstock(empty) as penstock, psycopg.connect(empty, autocommit=True) as sql:
         penstock.init()
@@ -175,7 +166,10 @@ def test_functions_pin_their_search_path(sql: Connection) -> None:
 
 # --- another version (B85) --------------------------------------------------------------------------------------------
 
-OTHER = "create or replace function penstock.contract() returns int language sql immutable parallel safe return {}"
+OTHER = """
+    create or replace function penstock.contract() returns int language sql immutable parallel safe return {};
+    create or replace function penstock.oldest_client() returns int language sql immutable parallel safe return {};
+"""
 SAID = {"missing": "penstock init", "older": "penstock init", "newer": "pip install -U penstock"}
 
 
@@ -184,7 +178,7 @@ def test_another_version_is_recognised_at_once(version: str, make_database: Call
     dsn = make_database("template0" if version == "missing" else "penstock_template")
     if version != "missing":
         with psycopg.connect(dsn) as sql:
-            sql.execute(OTHER.format({"older": 0, "newer": 99}[version]).encode())
+            sql.execute(OTHER.format(*{"older": (0, 0), "newer": (99, 98)}[version]).encode())
     acts: tuple[Callable[[Penstock], object], ...] = (
         lambda app: app.queue("work").push(),
         lambda app: app.queue("work").push_many([{}]),
@@ -204,21 +198,47 @@ def test_another_version_is_recognised_at_once(version: str, make_database: Call
         assert SAID[version] in ran.err
 
 
-def test_an_old_client_does_not_replace_new_functions(empty: str) -> None:
+def test_a_schema_that_no_longer_serves_this_client_is_left_alone(empty: str) -> None:
     with Penstock(empty) as app, psycopg.connect(empty, autocommit=True) as sql:
         app.init()
-        sql.execute(OTHER.format(99).encode())
+        sql.execute(OTHER.format(99, 98).encode())
         sql.execute("update penstock.migration set checksum = 'newer' where number = 0")
         for act in (app.init, app.plan):
-            with pytest.raises(SchemaVersionError, match="newer") as refused:
+            with pytest.raises(SchemaVersionError, match="contract 99, which serves clients from 98 on") as refused:
                 act()
             assert "pip install -U penstock" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("mark", ["migration", "revision", "contract"])
+def test_init_leaves_a_newer_schema_as_it_is(mark: str, empty: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The schema serves this client, so that an old program may still run `init` when it starts."""
+    newer = {
+        "migration": "insert into penstock.migration (number, name, checksum) values (99, 'later', 'x')",
+        "revision": "create or replace function penstock.revision() returns int language sql return 99",
+        "contract": "create or replace function penstock.contract() returns int language sql return 99",
+    }
+    with Penstock(empty) as app, psycopg.connect(empty, autocommit=True) as sql:
+        app.init()
+        sql.execute(newer[mark].encode())
+        sql.execute("update penstock.migration set checksum = 'newer' where number = 0")
+        before = sql.execute(CATALOG).fetchall()
+        assert app.plan() == []
+        assert app.init() == []
+        assert sql.execute(CATALOG).fetchall() == before
+        app.create_queue("work").push()
+    assert f"leaves the schema as it is: it is at {mark} 99, and this Penstock has " in caplog.text
+    ran = penstock("init", dsn=empty)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith(f"the schema is left as it is: it is at {mark} 99, and this Penstock has ")
+    found = penstock("init", "--plan", "--json", dsn=empty).json
+    assert found["planned"] == []
+    assert found["newer"].startswith(f"is at {mark} 99")
 
 
 def test_an_old_schema_is_brought_up_to_date(empty: str) -> None:
     with Penstock(empty) as app, psycopg.connect(empty, autocommit=True) as sql:
         app.init()
-        sql.execute(OTHER.format(0).encode())
+        sql.execute(OTHER.format(0, 0).encode())
         sql.execute("update penstock.migration set checksum = 'older' where number = 0")
         assert app.init() == ["functions"]
         app.create_queue("work").push()

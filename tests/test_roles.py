@@ -419,8 +419,8 @@ def test_the_verbs_of_each_role(world: World, role: str) -> None:
 FUNCTIONS = {
     "producer": {
         "clock", "contract", "enter_part", "enter_partition", "job_report", "judge_payloads", "largest_payload",
-        "moment", "note_rejects", "note_report", "push", "push_many", "seal_job", "status", "take_job_slot",
-        "the_queue",
+        "moment", "note_rejects", "note_report", "oldest_client", "push", "push_many", "revision", "seal_job", "status",
+        "take_job_slot", "the_queue",
     },
     "worker": {
         "at_place", "batch_leases", "beat", "beat_all", "begin_pass", "begin_walk", "board", "claim", "clock",
@@ -428,15 +428,16 @@ FUNCTIONS = {
         "extend", "extend_many", "find_work", "fire", "forget_records", "hold_scaling", "hold_stream", "keep_stream",
         "largest_payload", "leave", "leave_scaling", "leave_stream", "scaler_snapshot", "mark_adopted", "next_batch",
         "next_epoch", "next_pass", "next_schedule", "note_failures", "note_pass_record", "note_pass", "note_reader",
-        "note_records", "pass_on", "prepare_work", "profiles", "read_lease", "release", "scalers", "schedules",
+        "note_records", "oldest_client", "pass_on", "prepare_work", "profiles", "read_lease", "release", "revision",
+        "scalers", "schedules",
         "set_kinds", "set_profiles", "set_schedule", "settle", "status", "take_quarantine", "target_age",
         "target_workers", "the_queue", "upkeep", "upkeep_part", "upkeep_parts", "waiting_now",
     },
     "reader": {
         "board", "check_mark", "check_window", "clock", "contract", "decisions", "find_branch", "history_between",
         "history_horizon", "history_spans", "history_sums", "largest_payload", "mentions", "note_horizon",
-        "attempts", "find_removed", "places_of", "profiles", "queues_named",
-        "refuse", "retry_delay", "retry_spread", "running_times", "sample_days", "scalers", "schedules",
+        "attempts", "find_removed", "oldest_client", "places_of", "profiles", "queues_named",
+        "refuse", "retry_delay", "retry_spread", "revision", "running_times", "sample_days", "scalers", "schedules",
         "start_latencies", "status", "target_age", "target_workers",
         "the_queue", "timeline", "upkeep_pace", "verify", "why",
     },

@@ -1,31 +1,38 @@
-"""Applies the files of sql/: migrations once, functions whenever their text changed. Each step is a transaction of its
-own, under a lock on the schema's own table, so that any number of processes may start at once. It uses no session
-state, so that a pooler may stand between."""
+"""Applies the files of sql/: migrations once, functions whenever their text changed, unless the schema is newer than
+these files. Each step is a transaction of its own, under a lock on the schema's own table, so that any number of
+processes may start at once. It uses no session state, so that a pooler may stand between."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import NamedTuple
 
 from penstock.client.connections import Connection
 from penstock.client.database import Database
-from penstock.client.session import CONTRACT, OUR_CONTRACT, check_contract
+from penstock.client.session import OUR_CONTRACT, check_contract
 from penstock.client.sqlstate import translate_errors
 from penstock.errors import AuthError, ConfigError, SchemaVersionError, Unavailable
+from penstock.revisions import Revision, our_revision
 
+LOG = logging.getLogger("penstock.migrate")
 LOCK_SECONDS: float = 2
 PAUSES = (0.5, 1, 2, 4, 8, 8, 8, 8, 8, 8)  # seconds between tries
 FUNCTIONS = 0  # the row in penstock.migration with the checksum of the functions
 ROLES = -1  # it is not in penstock.migration, because roles belong to the cluster
 ROLE_NAMES = ("penstock_producer", "penstock_worker", "penstock_reader", "penstock_admin")
 SQL = files("penstock") / "sql"
-# Names resolve to PostgreSQL's own, and texts are read as written, whatever the installer's session has set.
+# Names resolve to PostgreSQL's own, and texts are read as written, whatever the installer's session has set. That the
+# functions of former versions do not exist is not worth a notice.
 SAFELY = (
     "set local search_path = pg_catalog, pg_temp; set local check_function_bodies = off; "
     "set local client_encoding = 'UTF8'; set local standard_conforming_strings = on; "
-    "set local quote_all_identifiers = off; set local array_nulls = on;"
+    "set local quote_all_identifiers = off; set local array_nulls = on; set local client_min_messages = warning;"
 )
 # This runs before anything is written: otherwise half of the schema would exist in another encoding when the first text
 # fails.
@@ -35,6 +42,42 @@ begin
         raise exception 'the encoding of this database is %, and Penstock needs UTF8',
             pg_catalog.current_setting('server_encoding')
             using hint = 'Create a database with: create database name encoding ''UTF8'' template template0;';
+    end if;
+end
+$$;"""
+# It locks the table as `init` does, so that no other upgrade comes between the check and the steps. A step that cannot
+# get a lock fails soon, because clients would queue behind it.
+REFUSE_OTHERS = """set local lock_timeout = '{seconds}s';
+do $$
+declare
+    v_revision int := 0;
+    v_other    text;
+begin
+    if to_regclass('penstock.migration') is null then
+        raise exception 'this script upgrades Penstock from revision {revision}, and this database has no Penstock'
+            using hint = 'Apply the whole schema: penstock init --sql';
+    end if;
+    lock table penstock.migration in share row exclusive mode;
+    if to_regprocedure('penstock.revision()') is not null then
+        v_revision := penstock.revision();
+    end if;
+    if v_revision <> {revision} then
+        raise exception 'this script upgrades Penstock from revision {revision} to {ours}, and this database is at '
+            'revision %', v_revision
+            using hint = case
+                when v_revision = {ours} then 'It has been upgraded already: there is nothing to do.'
+                when v_revision > {ours} then 'It is newer than this script: there is nothing to do.'
+                when v_revision = 0 then 'It is older than all revisions: run penstock init.'
+                else 'Print the script for it: penstock init --sql --from ' || v_revision
+            end;
+    end if;
+    select string_agg(number::text, ', ' order by number) into v_other
+    from (values {rows}) as ours(number, checksum)
+    full join (select number, checksum from penstock.migration where number > 0) as theirs using (number)
+    where ours.checksum is distinct from theirs.checksum;
+    if v_other is not null then
+        raise exception 'migration % of this database differs from that of revision {revision}', v_other
+            using hint = 'penstock doctor says what is wrong.';
     end if;
 end
 $$;"""
@@ -73,30 +116,79 @@ def roles_step() -> Step:
     return Step(ROLES, "roles", (SQL / "roles.sql").read_text("utf-8"))
 
 
+class Upgrade(NamedTuple):
+    """What `init` applies, or would apply: the names of the steps in order. `newer` says in which way the schema is
+    newer than this Penstock; in that case there are no steps."""
+
+    steps: list[str]
+    newer: str | None
+
+
 def plan(dsn: str, source: str = "dsn", *, roles: bool = True) -> list[str]:
     """Returns the names of the steps that `init` would apply, in order; an empty list means that the schema is up to
-    date."""
-    with Database(dsn, source=source).session() as connection, connection.transaction():
-        check_encoding(connection)
-        connection.execute("set local search_path = pg_catalog, pg_temp")
-        return [step.name for step in list_missing(connection, roles)]
+    date, or newer than this Penstock."""
+    return find_upgrade(dsn, source, roles=roles).steps
 
 
 def init(dsn: str, source: str = "dsn", *, roles: bool = True) -> list[str]:
-    """Brings the schema up to date and returns the names of the steps that it applied."""
+    """Brings the schema up to date and returns the names of the steps that it applied. It logs a warning if the schema
+    is newer than this Penstock."""
+    done = upgrade(dsn, source, roles=roles)
+    if done.newer:
+        LOG.warning("init leaves the schema as it is: it %s", done.newer)
+    return done.steps
+
+
+def find_upgrade(dsn: str, source: str = "dsn", *, roles: bool = True) -> Upgrade:
+    """Returns what `upgrade` would apply."""
+    with Database(dsn, source=source).session() as connection:
+        check_encoding(connection)
+        with reading(connection):
+            return Upgrade([step.name for step in list_missing(connection, roles)], find_newer(connection))
+
+
+def upgrade(dsn: str, source: str = "dsn", *, roles: bool = True) -> Upgrade:
+    """Brings the schema up to date, unless it is newer than this Penstock."""
     applied: list[str] = []
     with Database(dsn, source=source).session() as connection:
         check_encoding(connection)
         while (name := apply_patiently(connection, roles)) is not None:
             applied.append(name)
-    return applied
+        with reading(connection):
+            return Upgrade(applied, find_newer(connection))
 
 
-def script(*, roles: bool = True) -> str:
-    """Returns all steps as one text, for projects that apply their own migrations."""
-    steps = [*([roles_step()] if roles else []), *migrations(), functions()]
+@contextmanager
+def reading(connection: Connection) -> Iterator[None]:
+    """A transaction in which names resolve to PostgreSQL's own."""
+    with connection.transaction():
+        connection.execute("set local search_path = pg_catalog, pg_temp")
+        yield
+
+
+def script(*, roles: bool = True, since: Revision | None = None) -> str:
+    """Returns all steps as one text, for projects that apply their own migrations. With `since` it returns only those
+    that a schema of that revision lacks, behind a check that the database has such a schema."""
+    guards, steps = [REFUSE_ENCODING], [*migrations(), functions()]
+    if since is not None:
+        guards, steps = [REFUSE_ENCODING, make_guard(since)], list_since(since)
+    steps = [*([roles_step()] if roles and steps else []), *steps]
     parts = [*(step.text for step in steps), *(note(step) for step in steps if step.number != ROLES)]
-    return f"begin;\n{SAFELY}\n{REFUSE_ENCODING}\n\n" + "\n".join(parts) + "\ncommit;\n"
+    return "\n".join(["begin isolation level read committed;", SAFELY, *guards, "", *parts, "commit;", ""])
+
+
+def list_since(since: Revision) -> list[Step]:
+    """Returns the steps that a schema of that revision lacks."""
+    if since.number == our_revision():
+        return []
+    return [*(step for step in migrations() if step.number > since.migration), functions()]
+
+
+def make_guard(since: Revision) -> str:
+    """Returns the statement that refuses a database that does not have the schema of that revision."""
+    applied = [step for step in migrations() if step.number <= since.migration]
+    rows = ", ".join(f"({step.number}, '{step.checksum}')" for step in applied)
+    return REFUSE_OTHERS.format(revision=since.number, ours=our_revision(), rows=rows, seconds=LOCK_SECONDS)
 
 
 def check_encoding(connection: Connection) -> None:
@@ -110,29 +202,47 @@ def check_encoding(connection: Connection) -> None:
 
 
 def list_missing(connection: Connection, roles: bool) -> list[Step]:
-    """Returns the steps that are not applied yet, and raises SchemaVersionError if the schema is newer or was
-    edited."""
+    """Returns the steps that are not applied yet: none if the schema is newer. It raises SchemaVersionError if the
+    schema is too new for this Penstock, or was edited."""
+    newer = find_newer(connection)
     applied = read_checksums(connection)
     known = migrations()
-    unknown = [number for number in applied if number > known[-1].number]
-    if unknown:
-        raise SchemaVersionError(
-            f"the schema is at migration {max(unknown)}, this Penstock knows {known[-1].number}",
-            hint="Upgrade Penstock: pip install -U penstock.",
-        )
-    if (theirs := contract(connection)) > OUR_CONTRACT:
-        check_contract((theirs,))  # otherwise the init of an old client would replace new functions with old ones
+    check_unedited(known, applied)
+    if newer:
+        return []
+    steps = [roles_step()] if roles and not has_roles(connection) else []
+    steps += [step for step in known if step.number not in applied]
+    if steps or applied.get(FUNCTIONS) != functions().checksum or (roles and not has_grants(connection)):
+        steps.append(functions())
+    return steps
+
+
+def check_unedited(known: list[Step], applied: dict[int, str]) -> None:
+    """Refuses a schema in which a migration was applied with another text."""
     for step in known:
         if step.number in applied and applied[step.number] != step.checksum:
             raise SchemaVersionError(
                 f"migration {step.name} was edited after it was applied",
                 hint="Recreate the schema (drop schema penstock cascade; penstock init), or restore the file.",
             )
-    steps = [roles_step()] if roles and not has_roles(connection) else []
-    steps += [step for step in known if step.number not in applied]
-    if steps or applied.get(FUNCTIONS) != functions().checksum or (roles and not has_grants(connection)):
-        steps.append(functions())
-    return steps
+
+
+def find_newer(connection: Connection) -> str | None:
+    """Returns in which way the schema is newer than this Penstock, or None if it is not. It raises SchemaVersionError
+    if the schema no longer serves clients of this contract.
+
+    Functions of a newer schema are never replaced: an old program that runs `init` when it starts would otherwise put
+    back its own functions under all others."""
+    theirs = read_number(connection, "contract")
+    if theirs > OUR_CONTRACT:
+        check_contract((theirs, read_number(connection, "oldest_client")))
+    pairs = (
+        ("migration", max(read_checksums(connection), default=0), migrations()[-1].number),
+        ("revision", read_number(connection, "revision"), our_revision()),
+        ("contract", theirs, OUR_CONTRACT),
+    )
+    newer = [f"is at {what} {found}, and this Penstock has {ours}" for what, found, ours in pairs if found > ours]
+    return newer[0] if newer else None
 
 
 def has_roles(connection: Connection) -> bool:
@@ -157,10 +267,11 @@ def read_checksums(connection: Connection) -> dict[int, str]:
     return {int(number): str(checksum) for number, checksum in rows}
 
 
-def contract(connection: Connection) -> int:
-    """Returns the contract version of the installed functions, or 0 if none are installed."""
-    present = connection.execute("select to_regprocedure('penstock.contract()') is not null").fetchone()
-    row = connection.execute(CONTRACT).fetchone() if present and present[0] else None
+def read_number(connection: Connection, name: str) -> int:
+    """Returns what the installed functions say of their version: their contract, oldest_client or revision. It is 0 if
+    they do not have that function."""
+    present = connection.execute("select to_regprocedure(%s) is not null", (f"penstock.{name}()",)).fetchone()
+    row = connection.execute(f"select penstock.{name}()".encode()).fetchone() if present and present[0] else None
     return int(row[0]) if row else 0
 
 
@@ -242,7 +353,6 @@ def apply(connection: Connection, step: Step) -> None:
     """Applies one step and records it."""
     with connection.transaction():
         connection.execute(SAFELY.encode())
-        connection.execute("set local client_min_messages = warning")
         connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'".encode())
         connection.execute(step.text.encode())
         if step.number > FUNCTIONS:

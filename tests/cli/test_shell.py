@@ -309,7 +309,7 @@ def test_head_may_leave(dsn: str) -> None:
         env=environment(dsn),
         check=False,
     )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "begin;\n", "")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "begin isolation level read committed;\n", "")
 
 
 # --- the embedded server ----------------------------------------------------------------------------------------------

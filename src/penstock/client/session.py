@@ -104,19 +104,21 @@ def is_trusted(search_path: str) -> bool:
     return "pg_catalog" not in names or names[0] == "pg_catalog"
 
 
-CONTRACT = "select penstock.contract()"
+CONTRACT = "select penstock.contract(), penstock.oldest_client()"
 OUR_CONTRACT = 5  # the version of the functions' parameters and results; every change raises it
 
 
 def check_contract(row: Sequence[Any] | None) -> None:
-    """Checks that the schema's functions have the version that this code calls."""
-    theirs = int(row[0]) if row else 0
+    """Checks that the functions of the schema serve this code: the contract of this code is not above theirs, and not
+    below that of the oldest clients that they serve."""
+    theirs, oldest = row or (0, 0)
     if theirs < OUR_CONTRACT:
         raise SchemaVersionError(
             f"the schema is older than this Penstock (contract {theirs}, needed {OUR_CONTRACT})", hint=SCHEMA.hint
         )
-    if theirs > OUR_CONTRACT:
+    if oldest > OUR_CONTRACT:
         raise SchemaVersionError(
-            f"the schema is newer than this Penstock (contract {theirs}, known {OUR_CONTRACT})",
+            f"the schema is newer than this Penstock (contract {theirs}, which serves clients from {oldest} on; "
+            f"this one has {OUR_CONTRACT})",
             hint="Upgrade Penstock: pip install -U penstock.",
         )

@@ -8,6 +8,7 @@ from penstock.client.session import check_contract as require_contract
 from penstock.doctor.inspection import Finding, Inspection, report_ok
 from penstock.errors import SchemaVersionError
 from penstock.formatting import format_count
+from penstock.revisions import our_revision
 
 
 def check_schema(inspection: Inspection) -> list[Finding]:
@@ -20,26 +21,41 @@ def check_migrations(inspection: Inspection) -> list[Finding]:
     with inspection.reading() as connection:
         try:
             missing = [step.name for step in migrate.list_missing(connection, roles=False)]
-        except SchemaVersionError as newer:
-            return [Finding("migrations", "error", newer.message, newer.hint)]
+            newer = migrate.find_newer(connection)
+            revision = migrate.read_number(connection, "revision")
+        except SchemaVersionError as other:
+            return [Finding("migrations", "error", other.message, other.hint)]
+    numbers = {"revision": revision}
+    if newer:
+        fix = "Upgrade this Penstock before the schema is upgraded again."
+        return [
+            Finding("functions", "info", f"the schema is newer, and serves this Penstock: it {newer}", fix, numbers)
+        ]
     if not missing:
-        return report_ok("migrations", "all migrations are applied, and the functions are those of this Penstock")
+        what = f"all migrations are applied, and the functions are those of this Penstock (revision {revision})"
+        return report_ok("migrations", what, **numbers)
     *older, _functions = missing
     if older:
         what = f"{format_count(len(older), 'migration')} not applied: {', '.join(older)}"
-        return [Finding("migrations", "error", what, "Run `penstock init`.", {"missing": len(older)})]
-    what = "the text of the functions in the database differs from this Penstock's"
-    return [Finding("functions", "warning", what, "Run `penstock init` with the newest Penstock that you use.")]
+        return [Finding("migrations", "error", what, "Run `penstock init`.", numbers | {"missing": len(older)})]
+    what = (
+        f"the functions in the database (revision {revision}) differ from this Penstock's (revision {our_revision()})"
+    )
+    return [
+        Finding("functions", "warning", what, "Run `penstock init` with the newest Penstock that you use.", numbers)
+    ]
 
 
 def check_contract(inspection: Inspection) -> list[Finding]:
     try:
-        require_contract(inspection.row(CONTRACT))
+        contract, oldest = inspection.row(CONTRACT)
+        require_contract((contract, oldest))
     except SchemaVersionError as other:
         return [Finding("contract", "error", other.message, other.hint)]
-    return report_ok(
-        "contract", f"the functions have contract {OUR_CONTRACT}, which this Penstock expects", contract=OUR_CONTRACT
+    what = (
+        f"the functions have contract {contract} and serve clients from {oldest} on; this Penstock has {OUR_CONTRACT}"
     )
+    return report_ok("contract", what, contract=contract, oldest_client=oldest)
 
 
 def check_roles(inspection: Inspection) -> list[Finding]:

@@ -52,10 +52,12 @@ begin
         select p.oid::pg_catalog.regprocedure as function, g.role
         from pg_catalog.pg_proc as p
         join (values
-            ('penstock_producer', array['contract', 'clock', 'moment', 'push', 'push_many', 'enter_part', 'note_report',
+            ('penstock_producer', array['contract', 'oldest_client', 'revision',
+                                        'clock', 'moment', 'push', 'push_many', 'enter_part', 'note_report',
                                         'the_queue', 'largest_payload', 'status', 'enter_partition', 'take_job_slot',
                                         'seal_job', 'job_report', 'judge_payloads', 'note_rejects']),
-            ('penstock_worker', array['contract', 'clock', 'claim', 'extend', 'extend_many', 'settle', 'release',
+            ('penstock_worker', array['contract', 'oldest_client', 'revision',
+                                      'clock', 'claim', 'extend', 'extend_many', 'settle', 'release',
                                       'at_place', 'the_queue', 'largest_payload', 'status', 'upkeep', 'upkeep_parts',
                                       'upkeep_part', 'beat', 'beat_all', 'leave', 'find_work', 'pass_on',
                                       'prepare_work', 'take_quarantine', 'expire_leases', 'end_leases', 'set_kinds',
@@ -68,7 +70,8 @@ begin
                                       'target_workers', 'target_age', 'board', 'profiles', 'set_profiles',
                                       -- A noted reader keeps history: read-only roles must not make it grow.
                                       'note_reader']),
-            ('penstock_reader', array['contract', 'clock', 'the_queue', 'largest_payload', 'status', 'verify',
+            ('penstock_reader', array['contract', 'oldest_client', 'revision',
+                                      'clock', 'the_queue', 'largest_payload', 'status', 'verify',
                                       'mentions', 'retry_delay', 'retry_spread', 'refuse', 'schedules',
                                       'history_horizon', 'note_horizon', 'check_mark', 'check_window', 'timeline',
                                       'find_branch', 'history_between', 'history_spans', 'queues_named', 'history_sums',

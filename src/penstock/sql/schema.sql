@@ -4709,6 +4709,9 @@ CREATE FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report j
     AS $$
     update penstock.ledger as l set report = p_report where l.batch_id = p_batch_id and l.part = p_part
 $$;
+CREATE FUNCTION penstock.oldest_client() RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN 5;
 CREATE FUNCTION penstock.pass_on(p_worker text, p_queue text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5463,6 +5466,9 @@ CREATE FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) RETURNS
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN ((mod(((mod(abs(p_seed), '2147483648'::bigint) * '2654435761'::bigint) + ((p_failures)::bigint * 1013904223)), '4294967296'::bigint))::double precision / (4294967296.0)::double precision);
+CREATE FUNCTION penstock.revision() RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN 2;
 CREATE FUNCTION penstock.running_times() RETURNS TABLE(queue text, kind text, bucket integer, tasks bigint, seconds double precision)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -6928,6 +6934,10 @@ REVOKE ALL ON FUNCTION penstock.note_rejects(p_queue text, p_job uuid, p_partiti
 GRANT ALL ON FUNCTION penstock.note_rejects(p_queue text, p_job uuid, p_partition integer, p_reasons text[], p_payloads text[], p_subjects text[], p_kinds text[], p_dues text[], p_priorities text[]) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.oldest_client() FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.oldest_client() TO penstock_producer;
+GRANT ALL ON FUNCTION penstock.oldest_client() TO penstock_worker;
+GRANT ALL ON FUNCTION penstock.oldest_client() TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.pass_on(p_worker text, p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.pass_on(p_worker text, p_queue text) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.pause_schedule(p_name text) FROM PUBLIC;
@@ -6975,6 +6985,10 @@ REVOKE ALL ON FUNCTION penstock.retry_delay(p_strategy jsonb, p_failures integer
 GRANT ALL ON FUNCTION penstock.retry_delay(p_strategy jsonb, p_failures integer, p_age interval, p_seed bigint) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.revision() FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.revision() TO penstock_producer;
+GRANT ALL ON FUNCTION penstock.revision() TO penstock_worker;
+GRANT ALL ON FUNCTION penstock.revision() TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.running_times() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.running_times() TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.sample_days(p_from bigint, p_to bigint) FROM PUBLIC;

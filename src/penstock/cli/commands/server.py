@@ -11,6 +11,8 @@ from penstock import embedded, migrate
 from penstock.app import Penstock
 from penstock.cli.terminal.options import AsJson, Debug, Quiet, Shell, with_shell
 from penstock.cli.terminal.output import print_interrupted, print_json, print_line
+from penstock.errors import ValidationError
+from penstock.revisions import find_revision
 
 
 def up(json: AsJson = False, quiet: Quiet = False, debug: Debug = False) -> None:  # noqa: ARG001 - read by main
@@ -65,6 +67,16 @@ def init(
     *,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would be applied, but change nothing.")] = False,
     sql: Annotated[bool, typer.Option("--sql", help="Print the whole schema as SQL. It needs no database.")] = False,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="VERSION",
+            help="With --sql: print only what a database at this version lacks. A version is a revision, as `penstock "
+            "doctor` prints it, or a release of Penstock.",
+            show_default=False,
+        ),
+    ] = None,
     no_roles: Annotated[
         bool, typer.Option("--no-roles", help="Create no roles, if you may not create any or have your own.")
     ] = False,
@@ -77,14 +89,28 @@ def init(
 
     Example: penstock init --plan
     """
+    if since is not None and not sql:
+        raise ValidationError("from: without --sql there is nothing to print", hint="Add --sql.", field="from")
     if sql:
-        script = migrate.script(roles=not no_roles)
+        script = migrate.script(roles=not no_roles, since=find_revision(since) if since is not None else None)
         if shell.json:
             print_json({"sql": script})
         else:
             print_line(script)
         return
     with shell.connect() as penstock:
-        steps = penstock.plan(roles=not no_roles) if plan else penstock.init(roles=not no_roles)
-    said = f"{'would apply' if plan else 'applied'}: {', '.join(steps)}"
-    shell.answer({"planned" if plan else "applied": steps}, said if steps else "the schema is up to date")
+        act = migrate.find_upgrade if plan else migrate.upgrade
+        found = act(penstock.dsn, penstock.dsn_source, roles=not no_roles)
+    answer: dict[str, object] = {"planned" if plan else "applied": found.steps}
+    if found.newer:
+        answer["newer"] = found.newer
+    shell.answer(answer, describe_upgrade(found, "would apply" if plan else "applied"))
+
+
+def describe_upgrade(found: migrate.Upgrade, verb: str) -> str:
+    """Returns what `init` did, or would do, in words."""
+    if found.steps:
+        return f"{verb}: {', '.join(found.steps)}"
+    if found.newer:
+        return f"the schema is left as it is: it {found.newer}"
+    return "the schema is up to date"

@@ -290,11 +290,6 @@ begin
 end
 $$;
 
--- Returns the version of the contract with clients. It grows when a function changes its parameters or its results.
-create or replace function penstock.contract() returns int
-language sql immutable parallel safe
-return 5;
-
 -- Refuses settings that cannot be kept.
 create or replace function penstock._check_queue(p_queue penstock.queue) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
