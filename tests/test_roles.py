@@ -424,7 +424,8 @@ FUNCTIONS = {
     },
     "worker": {
         "at_place", "batch_leases", "beat", "beat_all", "begin_pass", "begin_walk", "board", "claim", "clock",
-        "contract", "decide", "decisions", "dismiss", "due_schedules", "end_passes", "end_leases", "expire_leases",
+        "contract", "decide", "decisions", "dismiss", "due_schedules", "end_passes", "end_leases", "end_leases_of",
+        "expire_leases",
         "extend", "extend_many", "find_work", "fire", "forget_records", "hold_scaling", "hold_stream", "keep_stream",
         "largest_payload", "leave", "leave_scaling", "leave_stream", "scaler_snapshot", "mark_adopted", "next_batch",
         "next_epoch", "next_pass", "next_schedule", "note_failures", "note_pass_record", "note_pass", "note_reader",

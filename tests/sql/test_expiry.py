@@ -260,6 +260,29 @@ def test_expire_leases_ignores_queues_that_do_not_exist(queue: Queue, clock: Clo
     assert queue.status().pending == 1
 
 
+def test_all_leases_of_a_dead_worker_end_in_its_queues(app: Penstock, queue: Queue, sql: Connection) -> None:
+    """Also those of which its supervisor does not know. Those of other workers stay."""
+    app.create_queue("other").push()
+    queue.push_many([NewTask({}) for _ in range(4)])
+    of_another = queue.claim(1, worker="b")
+    for size in (2, 1):
+        queue.claim(size, worker="a")
+    elsewhere = app.queue("other").claim(worker="a")
+
+    def end(worker: str | None) -> object:
+        return sql.execute(
+            "select failed, dead from penstock.end_leases_of(%s, '{work,unknown}')", (worker,)
+        ).fetchone()
+
+    assert end("a") == (1, 0), "a lease of one task burns an attempt"
+    assert end("a") == (0, 0)
+    assert (queue.status().active, queue.status().waiting) == (1, 3)
+    assert [*queue.settle(of_another).values(), *app.queue("other").settle(elsewhere).values()] == ["done", "done"]
+    for wrong in ("", None):
+        with pytest.raises(psycopg.Error, match="worker"):
+            end(wrong)
+
+
 def test_leases_of_a_dead_worker_end_at_once(queue: Queue, sql: Connection, direct_dsn: str) -> None:
     """A task that was alone in its lease has failed or is dead; tasks that shared a lease keep their attempts."""
     queue.set(retry="fixed:1h")

@@ -93,6 +93,34 @@ def test_a_task_that_kills_its_worker_is_found(dsn: str, lasting: Queue, sql: Co
     assert [end for end in found if end.kind == "poison"][-1] == End("poison", "dead", 2, "Crashed")
 
 
+UNREPORTED = """
+from penstock.worker.workload import Workload
+
+def die(self, flight):
+    if not os.path.exists("died"):
+        open("died", "w").close()
+        os._exit(9)
+    add(self, flight)
+
+add, Workload.add = Workload.add, die
+
+@app.task(queue="work")
+def mate(n: int) -> None:
+    note("mate", n)
+"""
+
+
+def test_a_claim_that_its_process_did_not_live_to_report_ends_too(
+    dsn: str, lasting: Queue, sql: Connection, tmp_path: Path
+) -> None:
+    """The supervisor does not know its lease, which would last for ten minutes."""
+    lasting.push_many([NewTask({"n": n}, kind="mate") for n in range(3)])
+    ran = work(tmp_path, dsn, UNREPORTED, "-c", "8")
+    assert (ran.code, ran.json["done"], ran.json["dead"]) == (0, 3, 0), ran.err
+    assert (tmp_path / "died").exists()
+    assert sorted(end.outcome for end in ends(sql)) == 3 * ["done"] + 3 * ["expired"]
+
+
 GREEDY = """
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (2 * 1024**3, 2 * 1024**3))
@@ -121,7 +149,7 @@ def test_under_a_memory_limit_only_the_tasks_that_need_too_much_die(
     """Python raises an error in the handler. A library may end the process: such a task is found as any that does."""
     mates = [NewTask({"n": n}, kind="mate") for n in range(7)]
     lasting.push_many([*mates[:2], NewTask({}, kind="greedy"), NewTask({}, kind="greedy_library"), *mates[2:]])
-    ran = work(tmp_path, dsn, GREEDY, "-c", "9")  # all in one claim: of another one the supervisor may not know
+    ran = work(tmp_path, dsn, GREEDY, "-c", "8")
     assert (ran.code, ran.json["done"], ran.json["dead"]) == (0, 7, 2), ran.err
     assert {(task.kind, task.reason) for task in lasting.tasks(state="dead")} == {
         ("greedy", "attempts spent"),

@@ -4035,6 +4035,27 @@ begin
     from penstock._put_back(v_leases, penstock.clock()) as b;
 end
 $$;
+CREATE FUNCTION penstock.end_leases_of(p_worker text, p_queues text[], OUT failed integer, OUT dead integer) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+declare
+    v_tokens uuid[];
+begin
+    if coalesce(p_worker, '') = '' then
+        perform penstock.refuse('PS400', 'worker: it is null or empty');
+    end if;
+    v_tokens := array(
+        select l.token from penstock.queue as q join penstock.lease as l on l.queue_id = q.id
+        where q.name = any(p_queues) and l.worker = p_worker);
+    if v_tokens <> '{}' then
+        select e.failed, e.dead into failed, dead from penstock.end_leases(v_tokens) as e;
+    end if;
+    failed := coalesce(failed, 0);
+    dead := coalesce(dead, 0);
+end
+$$;
 CREATE FUNCTION penstock.end_passes(p_passes integer[]) RETURNS void
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5468,7 +5489,7 @@ CREATE FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) RETURNS
     RETURN ((mod(((mod(abs(p_seed), '2147483648'::bigint) * '2654435761'::bigint) + ((p_failures)::bigint * 1013904223)), '4294967296'::bigint))::double precision / (4294967296.0)::double precision);
 CREATE FUNCTION penstock.revision() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 2;
+    RETURN 3;
 CREATE FUNCTION penstock.running_times() RETURNS TABLE(queue text, kind text, bucket integer, tasks bigint, seconds double precision)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -6858,6 +6879,8 @@ REVOKE ALL ON FUNCTION penstock.due_schedules(p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.due_schedules(p_limit integer) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.end_leases(p_tokens uuid[], OUT failed integer, OUT dead integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.end_leases(p_tokens uuid[], OUT failed integer, OUT dead integer) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.end_leases_of(p_worker text, p_queues text[], OUT failed integer, OUT dead integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.end_leases_of(p_worker text, p_queues text[], OUT failed integer, OUT dead integer) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.end_passes(p_passes integer[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.end_passes(p_passes integer[]) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.enter_part(p_queue text, p_batch_id uuid, p_part integer, p_rows bigint, p_checksum text, p_report jsonb) FROM PUBLIC;

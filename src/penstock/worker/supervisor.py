@@ -206,6 +206,7 @@ class Supervisor:
                 )
             if not self.shutdown.stopping and member.bye in CRASHED:
                 await self._pause()
+                await wait_within(2.0, asyncio.create_task(self._end_unknown_leases(member)))
 
     async def _start(self, number: int) -> Member:
         ours, theirs = socket.socketpair()
@@ -327,6 +328,15 @@ class Supervisor:
             self._members.past.update(failed=failed, dead=dead, died=dead)
         with suppress(PenstockError):
             await member.leases.end_soon(held)
+
+    async def _end_unknown_leases(self, member: Member) -> None:
+        """Ends what a crashed process claimed just before its end and did not live to report.
+
+        Such a claim may have been committed after its process died, so this comes after the pause.
+        """
+        with suppress(PenstockError):
+            failed, dead = await workers_async.end_leases_of(self._database, member.name, [*self._plan.queues])
+            self._members.past.update(failed=failed, dead=dead, died=dead)
 
 
 async def wait_within(seconds: float, *tasks: asyncio.Task[Any]) -> None:

@@ -24,6 +24,7 @@ LEAVE = "select penstock.leave(%s)"
 TAKE_QUARANTINE = "select penstock.take_quarantine(%s, %s)"
 EXPIRE_LEASES = "select penstock.expire_leases(%s::text[])"
 END_LEASES = "select failed, dead from penstock.end_leases(%s::uuid[])"
+END_LEASES_OF = "select failed, dead from penstock.end_leases_of(%s, %s)"
 SET_KINDS = "select penstock.set_kinds(%s, %s::jsonb)"
 
 

@@ -61,6 +61,27 @@ begin
 end
 $$;
 
+-- Ends the leases of a dead worker process in these queues: also one that it claimed just before its end, of which
+-- nothing outside of PostgreSQL knows. It answers as end_leases does.
+create or replace function penstock.end_leases_of(p_worker text, p_queues text[], out failed int, out dead int)
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+declare
+    v_tokens uuid[];
+begin
+    if coalesce(p_worker, '') = '' then
+        perform penstock.refuse('PS400', 'worker: it is null or empty');
+    end if;
+    v_tokens := array(
+        select l.token from penstock.queue as q join penstock.lease as l on l.queue_id = q.id
+        where q.name = any(p_queues) and l.worker = p_worker);
+    if v_tokens <> '{}' then
+        select e.failed, e.dead into failed, dead from penstock.end_leases(v_tokens) as e;
+    end if;
+    failed := coalesce(failed, 0);
+    dead := coalesce(dead, 0);
+end
+$$;
+
 -- Puts the tasks of these locked leases back, except those that another transaction holds. Returns for each lease
 -- whether it was alone, how many tasks left it, and how many of these are dead.
 create or replace function penstock._put_back(p_leases penstock.lease[], p_now timestamptz)
