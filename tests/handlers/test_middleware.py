@@ -410,6 +410,7 @@ def test_it_wraps_the_queues_and_kinds_that_it_names(app: Penstock, queue: Queue
     assert "".join(f" {one[0]}" if one != "/" else " /" for one in seen) == (
         " queue kind / queue / kind both / / kind /"
     )
+    assert app.registry.find("other", "any") is app.registry.find("other", "more"), "compiled once"
 
 
 def test_wrappers_are_outside_of_it(app: Penstock, queue: Queue, seen: list[Any]) -> None:

@@ -218,7 +218,7 @@ class Registry:
     early: list[tuple[Callable[..., Any], ScheduleOptions]] = field(default_factory=list)
     around: list[Wrapper] = field(default_factory=list)
     middleware: list[Middleware] = field(default_factory=list)  # the outermost first
-    compiled: dict[tuple[str, str], Spec] = field(default_factory=dict)
+    compiled: dict[tuple[object, ...], Spec] = field(default_factory=dict)
     starting: list[Hook] = field(default_factory=list)
     stopping: list[Hook] = field(default_factory=list)
     dying: list[Hook] = field(default_factory=list)
@@ -296,8 +296,12 @@ class Registry:
         spec = self.specs.get((queue, kind)) or self.specs.get((queue, ANY_KIND))
         if spec is None:
             return None
-        compiled = self.wrap_function(compile_chain(spec, [one for one in self.middleware if one.wraps(queue, kind)]))
-        if (queue, kind) in self.specs:  # there is no bound to the kinds that a handler for any kind gets
+        around = [one for one in self.middleware if one.wraps(queue, kind)]
+        # There is no bound to the kinds that a handler for any kind gets, so they share what the same middleware wraps.
+        shared = (queue, spec.kind, *map(id, around))
+        compiled = self.compiled.get(shared) or self.wrap_function(compile_chain(spec, around))
+        self.compiled[shared] = compiled
+        if spec.kind == kind:
             self.compiled[queue, kind] = compiled
         return compiled
 
