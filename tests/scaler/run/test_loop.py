@@ -176,8 +176,8 @@ def test_a_killed_scaler_is_replaced_and_its_workers_go_on(
             assert registered(sql) == names  # none was doubled or replaced
             (tmp_path / "go").touch()
             eventually(lambda: done(queue, 2))
-            epochs = sql.execute("select distinct epoch from penstock.decision order by 1").fetchall()
-            assert epochs == [(1,), (2,)]
+            epochs = "select distinct epoch from penstock.decision order by 1"
+            eventually(lambda: sql.execute(epochs).fetchall() == [(1,), (2,)])
             second.signal(signal.SIGTERM)
             assert second.wait() == 0
             eventually(lambda: workers(sql) == 0)  # the workers that it took over are dismissed too
