@@ -79,7 +79,7 @@ def disturb(dsn: str, clients: list[multiprocessing.process.BaseProcess], dice: 
 DEADLOCKS = "select deadlocks from pg_stat_database where datname = current_database()"
 
 
-@pytest.mark.parametrize("seconds", [12, pytest.param(60, marks=pytest.mark.slow)], ids=["quick", "minute"])
+@pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=pytest.mark.slow)], ids=["quick", "minute"])
 def test_the_lock_rule_over_hot_subjects(app: Penstock, dsn: str, direct_dsn: str, seconds: float) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")

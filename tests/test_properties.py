@@ -1165,7 +1165,7 @@ def test_the_queue_does_what_the_model_does() -> None:
     run_state_machine_as_test(
         QueueMachine,
         settings=settings(
-            max_examples=60,
+            max_examples=30,
             stateful_step_count=40,
             deadline=None,
             print_blob=True,

@@ -127,7 +127,6 @@ MUTANTS = (
         ("drift",),
         statement="drop trigger count_delete on penstock.agenda",
         mix=BULK,
-        quick=True,
     ),
     Mutant(
         "leases are not counted",
