@@ -20,7 +20,7 @@ from bench.support.drainers import drained, through_penstock
 from bench.support.harness import Bench, Footprint, alternate, bench, judged, ratio, report, spread
 from bench.support.latency import bare, percentiles
 from bench.support.latency import through_penstock as waits
-from bench.support.recovery import ROOT, WORK, after_a_kill, after_a_restart
+from bench.support.recovery import ROOT, WORK, WORK_INSIDE, after_a_kill, after_a_restart
 from penstock import NewTask, Penstock
 
 ROUNDS = 5
@@ -51,7 +51,8 @@ def measure_drain(server: Bench, rows: list[dict[str, Any]], seen: dict[str, Any
             if side == "queue":
                 drained(through_penstock, dsn, processes)
             else:
-                command = [*WORK, "--until-empty", "--processes", str(processes)]
+                work = WORK_INSIDE if "middleware" in side else WORK
+                command = [*work, "--until-empty", "--processes", str(processes)]
                 subprocess.run(command, env=environment(dsn), cwd=ROOT, check=True, timeout=300)
             after = Footprint.take(connection).since(before)
             row = connection.execute(

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from penstock import AsyncRunHandler, Outcome, Penstock, RunHandler, Task
+from penstock import Penstock
 
 app = Penstock(os.environ.get("PENSTOCK_DSN", "host=nowhere"))
 
@@ -18,29 +18,6 @@ def nothing(invoice: int, to: str, note: str) -> None:
 
 @app.task(queue="bench", kind="async")
 async def nothing_async(invoice: int, to: str, note: str) -> None:
-    pass
-
-
-WRAPPED = ("sync in middleware", "async in middleware")
-
-
-@app.middleware(kind=WRAPPED)
-def through(task: Task, run: RunHandler) -> Outcome:  # noqa: ARG001 - middleware gets it
-    return run()
-
-
-@app.middleware(form_of=through)
-async def through_async(task: Task, run: AsyncRunHandler) -> Outcome:  # noqa: ARG001 - middleware gets it
-    return await run()
-
-
-@app.task(queue="bench", kind=WRAPPED[0])
-def nothing_inside(invoice: int, to: str, note: str) -> None:
-    pass
-
-
-@app.task(queue="bench", kind=WRAPPED[1])
-async def nothing_inside_async(invoice: int, to: str, note: str) -> None:
     pass
 
 

@@ -21,6 +21,7 @@ from penstock.embedded import Server
 
 ROOT = Path(__file__).parent.parent.parent
 WORK = [sys.executable, "-m", "penstock.cli", "work", "bench.support.handlers:app", "-q", "--queues", "bench"]
+WORK_INSIDE = [word.replace("handlers:app", "handlers_inside:app") for word in WORK]  # with handlers in middleware
 
 
 @contextmanager

@@ -30,10 +30,10 @@ class Tier:
     seconds: float
 
 
+LONG = Tier(30_000, 90.0)
 # In the quick tier the storm of test_campaign.py does such harm.
-LONG = pytest.mark.parametrize(
-    "tier",
-    [pytest.param(Tier(30_000, 90.0), id="long", marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+ONLY_LONG = pytest.mark.parametrize(
+    "tier", [pytest.param(LONG, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
 
 
@@ -60,7 +60,7 @@ def run(tmp_path: Path, tier: Tier, every: float, blow: Callable[[Arena], None],
         return arena
 
 
-@LONG
+@ONLY_LONG
 def test_kill_9_of_random_workers(tmp_path: Path, tier: Tier) -> None:
     def blow(arena: Arena) -> None:
         victims = [worker.pid for worker in arena.workers] + 2 * arena.runners()
@@ -80,7 +80,7 @@ POINTS = (
 )
 
 
-@LONG
+@ONLY_LONG
 def test_exit_at_each_named_point(tmp_path: Path, tier: Tier) -> None:
     reached: set[str] = set()
 
@@ -102,7 +102,7 @@ def test_exit_at_each_named_point(tmp_path: Path, tier: Tier) -> None:
     assert len(found) >= 4, found
 
 
-@LONG
+@ONLY_LONG
 def test_frozen_past_its_lease_then_a_zombie(tmp_path: Path, tier: Tier) -> None:
     """A worker is frozen with its supervisor for one and a half to three leases: all its settles are refused."""
 
@@ -118,7 +118,7 @@ def test_frozen_past_its_lease_then_a_zombie(tmp_path: Path, tier: Tier) -> None
     assert refusals(arena, "settle") + refusals(arena, "extend") + refusals(arena, "release") > 0
 
 
-@LONG
+@ONLY_LONG
 def test_only_the_process_with_the_handlers_is_frozen(tmp_path: Path, tier: Tier) -> None:
     """Its supervisor lives, notices it, and lets its leases end."""
 
@@ -134,7 +134,7 @@ def test_only_the_process_with_the_handlers_is_frozen(tmp_path: Path, tier: Tier
     run(tmp_path, Tier(tier.tasks // 2, tier.seconds / 2), 0.3, blow)
 
 
-@LONG
+@ONLY_LONG
 def test_connections_are_ended_several_times_a_second(tmp_path: Path, tier: Tier) -> None:
     def blow(arena: Arena) -> None:
         with psycopg.connect(arena.dsn, autocommit=True) as sql:
@@ -147,7 +147,7 @@ def test_connections_are_ended_several_times_a_second(tmp_path: Path, tier: Tier
     run(tmp_path, tier, 0.2, blow)
 
 
-@LONG
+@ONLY_LONG
 def test_postgresql_is_stopped_at_once_and_killed(tmp_path: Path, tier: Tier) -> None:
     def blow(arena: Arena) -> None:
         server = Server.running(arena.home / "pg")
@@ -162,7 +162,7 @@ def test_postgresql_is_stopped_at_once_and_killed(tmp_path: Path, tier: Tier) ->
     run(tmp_path, tier, 2.0, blow, lease="2s")
 
 
-@LONG
+@ONLY_LONG
 def test_a_storm_of_sigterm(tmp_path: Path, tier: Tier) -> None:
     def blow(arena: Arena) -> None:
         victims = [worker.pid for worker in arena.workers] + arena.runners()
