@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
@@ -243,7 +244,8 @@ def test_while_postgresql_is_frozen_everything_stays(tmp_path: Path, sql: Connec
                 assert scaler.workers == before
             finally:
                 for pid in paused:
-                    os.kill(pid, signal.SIGCONT)
+                    with suppress(ProcessLookupError):  # a session that was ending, and has ended since
+                        os.kill(pid, signal.SIGCONT)
             eventually(lambda: "PostgreSQL is back" in scaler.events)
             with Penstock(server.dsn) as app:
                 queue = app.queue("work")
