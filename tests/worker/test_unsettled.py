@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,12 @@ from psycopg import Connection
 from conftest import Clock
 from penstock import LeaseLost, NewTask, Outcome, Penstock, Queue, Unavailable
 from penstock.embedded import Server
-from penstock.worker.workload import MAX_UNSETTLED
+from penstock.handlers import Registry
+from penstock.worker.config import RunnerConfig
+from penstock.worker.in_flight import InFlight
+from penstock.worker.pace import Pace, Turns
+from penstock.worker.pipe import Pipe
+from penstock.worker.workload import MAX_UNSETTLED, Workload
 from workers import Worker, eventually, free_port, probe, working
 
 QUICK = """
@@ -111,6 +118,30 @@ def test_settles_that_get_no_answer_stop_claims_and_fail_the_probe(server: Serve
             assert expired or not any(one["event"] == "lease lost" for one in worker.events)
             assert worker.stop() == 0
             assert worker.report["unsettled"] == 0
+
+
+def test_claims_wait_after_an_answer_that_took_longer_than_half_the_lease(queue: Queue, dsn: str) -> None:
+    """So the supervisor extends the lease before the next claim can end it."""
+    queue.push()
+    config = RunnerConfig("w", "jobs:app", dsn, {"work": 1}, {"work": 1.0}, concurrency=1, grace=1.0, overlap=False)
+
+    async def answer(waited: float) -> tuple[bool, bool]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            pipe = await Pipe.over(ours)
+            workload = Workload(config, Registry(), pipe, Pace(1), Turns({"work": 1}))
+            flight = InFlight(claim, queue, time.monotonic(), lease=1.0)
+            flight.unanswered_since = time.monotonic() - waited
+            workload.note_answer(flight)
+            lags = workload.settles_lag
+            if lags:
+                await workload.changed.wait()  # claiming is told when it may go on
+            pipe.close()
+            return lags, workload.settles_lag
+
+    claim = queue.claim()
+    assert asyncio.run(answer(0.4)) == (False, False)
+    assert asyncio.run(answer(0.6)) == (True, False)
 
 
 def test_an_exit_tells_what_could_not_be_settled(server: Server, tmp_path: Path) -> None:
