@@ -42,31 +42,37 @@ def read_facts(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def say_unknown(_: Facts) -> str:
+    """Says that Penstock knows no such task."""
     return "is not known: it never existed, was removed without an attempt, or ended before the days that history has"
 
 
 def say_other_queue(facts: Facts) -> str:
+    """Says of which queue the task is."""
     return f"is not of queue {facts['queue']} but of queue {facts['found_in']}"
 
 
 def say_removed(facts: Facts) -> str:
+    """Says that the task is removed, and how its last attempt ended."""
     last = facts["last"]
     return f"is removed; its last attempt ended at {format_time(last['finished_at'])}{describe_last(facts)}"
 
 
 def say_done(facts: Facts) -> str:
+    """Says that the task is done."""
     if not facts["removed"]:
         return f"is done since {format_time(facts['ended_at'])}"
     return f"was done at {format_time(facts['ended_at'])} by {name_worker(facts['worker'])}, and is removed"
 
 
 def say_cancelled(facts: Facts) -> str:
+    """Says that the task was cancelled."""
     cause = facts["cause"]
     said = f"was cancelled at {format_time(facts['ended_at'])}" + (f": {printable(cause)}" if cause else "")
     return said + (", and is removed" if facts["removed"] else "")
 
 
 def say_dead(facts: Facts) -> str:
+    """Says that the task is dead, and of what."""
     attempts = format_count(facts["attempts"] or 0, "attempt")
     error = describe_error(facts)
     said = f"died at {format_time(facts['ended_at'])} after {attempts}" + (f": {error}" if error else "")
@@ -89,6 +95,7 @@ def describe_error(facts: Facts) -> str:
 
 
 def say_running(facts: Facts) -> str:
+    """Says where the task runs."""
     said = f"runs on {describe_run(facts)}; its lease lasts until {describe_coming(facts, 'until')}"
     if facts["renewed_to"] is None:
         return said
@@ -96,6 +103,7 @@ def say_running(facts: Facts) -> str:
 
 
 def say_lease_ended(facts: Facts) -> str:
+    """Says that the task was on a worker that lost it."""
     ago = format_duration(seconds_between(facts["until"], facts["at"]))
     verb = "upkeep" if facts["paused"] else "claim"
     return f"was on {describe_run(facts)}; its lease ended {ago} ago, and the next {verb} puts it back"
@@ -111,6 +119,7 @@ def describe_run(facts: Facts) -> str:
 
 
 def say_paused(facts: Facts) -> str:
+    """Says that the queue is paused."""
     said = f"waits because queue {facts['queue']} is paused"
     if facts["since"] is not None:
         ago = format_duration(seconds_between(facts["since"], facts["at"]))
@@ -119,15 +128,18 @@ def say_paused(facts: Facts) -> str:
 
 
 def say_planned(facts: Facts) -> str:
+    """Says when the task is due."""
     return f"is due at {describe_coming(facts, 'due')}{describe_last(facts)}"
 
 
 def say_unknown_kind(facts: Facts) -> str:
+    """Says that the last worker had no handler for its kind."""
     worker, kind = name_worker(facts["last"]["worker"]), printable(facts["kind"])
     return f"is due again at {describe_coming(facts, 'due')}: {worker} put it back, with no handler for kind {kind}"
 
 
 def say_no_worker(facts: Facts) -> str:
+    """Says that no worker serves the queue."""
     said = f"waits for a worker: none that serves queue {facts['queue']} has sent a beat in the last {SILENT_AFTER} s"
     known = {"silent": facts["silent"], "stopping": facts["leaving"]}
     others = [f"{count} {word}" for word, count in known.items() if count]
@@ -136,6 +148,7 @@ def say_no_worker(facts: Facts) -> str:
 
 
 def say_quarantined(facts: Facts) -> str:
+    """Says that the task waits to run alone."""
     said = "is quarantined after a crash and waits to run alone: "
     if facts.get("emptying"):
         said += f"{name_worker(facts['emptying'])} finishes its other tasks for that"
@@ -145,14 +158,17 @@ def say_quarantined(facts: Facts) -> str:
 
 
 def say_behind(facts: Facts) -> str:
+    """Says how many tasks come first."""
     return f"waits behind {describe_before(facts)}; {describe_fleet(facts)}"
 
 
 def say_next(facts: Facts) -> str:
+    """Says that no task comes first."""
     return f"is next: no task is before it; {describe_fleet(facts)}"
 
 
 def say_stray(_: Facts) -> str:
+    """Says that the task is in no place."""
     return "neither waits nor runs, which should never be: `penstock verify --repair` puts it back"
 
 
