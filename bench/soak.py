@@ -211,7 +211,7 @@ class Sampler:
                 "start": percentiles(waits),
             },
             "done": status.totals["done"],
-            "left": status.waiting + status.active,
+            "left": status.queued + status.active,
             "bytes": dict(self._sql.execute(SIZES.encode()).fetchall()),
             "dead_rows": dict(self._sql.execute(DEAD.encode()).fetchall()),
             "memory": self._memory(),

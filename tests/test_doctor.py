@@ -566,7 +566,7 @@ def test_dead_rows(dsn: str, queue: Queue, sql: Connection) -> None:
     sql.execute("alter table penstock.agenda set (autovacuum_enabled = off)")
     queue.push_many([{}] * 10)
     for _ in range(3):
-        sql.execute("update penstock.agenda set crashes = crashes")
+        sql.execute("update penstock.agenda set attempts = attempts")
     sql.execute("select pg_stat_force_next_flush()")
     switched_off, dead = examined(dsn, limits=Thresholds(dead_rows=20)).of("dead_rows", "warning")
     assert switched_off.fix == "alter table penstock.agenda reset (autovacuum_enabled);"

@@ -575,5 +575,5 @@ def live(app: Penstock) -> None:
     app.upkeep()
     app.beat("w", ["work"])
     queue.settle(queue.claim(6))
-    assert queue.status().waiting == 0
+    assert queue.status().queued == 0
     assert app.verify().ok, app.verify().findings

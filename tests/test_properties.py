@@ -82,6 +82,8 @@ class Doc:
     iterations: int = 0
     reason: str | None = None
     renew: datetime | None = None  # when it is to run again, if it was pushed again while it ran
+    key: str | None = None
+    expires: datetime | None = None
 
     @property
     def place(self) -> Place:
@@ -155,6 +157,8 @@ class Model:
             since=now,
             due=task.due or now,
             state="pending" if task.due is None else "planned",
+            key=task.key,
+            expires=moment_of(task),
         )
         self.totals["pushed"] += 1
 
@@ -165,6 +169,7 @@ class Model:
             self.push(id_, task, now)
             return "created"
         doc.version, doc.kind, doc.priority = version_of(task), task.kind, task.priority
+        doc.key, doc.expires = task.key, moment_of(task)
         if doc.state == "active":
             doc.renew = task.due or now
             return "renewed"
@@ -208,6 +213,7 @@ class Model:
             answer[id_] = "unknown" if doc is None else "live"
             if doc is not None and doc.state in {"dead", "cancelled"}:
                 self.reopen(doc, None, now)
+                doc.expires = None
                 self.totals["redriven"] += 1
                 answer[id_] = "redriven"
         return answer
@@ -286,6 +292,17 @@ class Model:
         for doc in ripe:
             doc.state = "pending"
         return len(ripe)
+
+    def end_unstarted(self, now: datetime) -> int:
+        """Cancels the tasks that have expired while they wait."""
+        late = [doc for doc in self.docs.values() if doc.expires and doc.expires <= now]
+        late = [doc for doc in late if doc.state in {"planned", "pending"}]
+        for doc in late:
+            about = (now, doc.id, "unstarted", doc.attempts + 1, doc.iterations, doc.due, now, "")
+            self.history.append(Noted(*about, doc.kind, doc.subject))
+            doc.state, doc.reason = "cancelled", "expired"
+            self.totals.update(["unstarted", "cancelled"])
+        return len(late)
 
     # Settle.
 
@@ -368,6 +385,8 @@ class Model:
                 self.end(doc, "dead", "told so by a test")
             else:  # a success
                 doc.attempts, doc.iterations, doc.since = 0, doc.iterations + 1, now
+                if said.word == "again":
+                    doc.expires = None
                 if said.word == "done":
                     self.end(doc, "done", None)
                 else:
@@ -392,9 +411,20 @@ class Model:
         return (now - min(waiting)).total_seconds() if waiting else None
 
 
+def moment_of(task: NewTask) -> datetime | None:
+    assert task.expires is None or isinstance(task.expires, datetime)
+    return task.expires
+
+
 def version_of(task: NewTask) -> int:
     assert task.payload is not None
     return int(task.payload["v"])
+
+
+def stored(doc: Doc) -> int:
+    """Returns the quarantine and the crashes of a task as the agenda has them."""
+    assert doc.quarantine == 1 or not doc.crashes
+    return -1 - doc.crashes if doc.quarantine == 1 else doc.quarantine
 
 
 # -- The world: one database, two clients and an observer -------------------------------------------------------------
@@ -414,11 +444,14 @@ TASKS = """
     select t.queue_id, t.id,
            coalesce(t.ended, case when a.pending then 'pending' when not a.pending then 'planned' else 'active' end),
            t.kind, t.subject, (t.payload->>'v')::int, t.priority, t.created, coalesce(t.since, t.created), t.iterations,
-           t.reason, a.due, a.attempts, a.quarantine, a.crashes, a.priority
+           t.reason, t.key, t.expires, a.due, a.attempts, a.quarantine, a.priority,
+           (select k.key from penstock.key as k where k.id = a.key_id)
     from penstock.task as t left join penstock.agenda as a on a.task_id = t.id
 """
 LEASES = """
-    select queue_id, token, worker, claimed_at, until, open::text, ids, dues, attempts, quarantines, crashes
+    select queue_id, token, worker, claimed_at, until, open::text, ids, dues, attempts, quarantines,
+           (select array_agg(k.key order by i.n) from unnest(key_ids) with ordinality as i(id, n)
+            left join penstock.key as k on k.id = i.id)
     from penstock.lease
 """
 HISTORY = """
@@ -431,7 +464,8 @@ CLAIM = """
 """
 PUSH = """
     select n, id, result, state
-    from penstock.push_many(%s, %s::text[], %s::text[], %s::text[], %s::timestamptz[], %s::smallint[], %s)
+    from penstock.push_many(%s, %s::text[], %s::text[], %s::text[], %s::timestamptz[], %s::smallint[], %s, p_keys => %s,
+                            p_expires => %s::timestamptz[])
 """
 SETTLE = """
     select id, result
@@ -498,6 +532,8 @@ class Ask(NamedTuple):
     due: float | None = None
     priority: int = 5
     kind: str = "default"
+    key: str | None = None
+    expires: float | None = None  # seconds after the due
 
 
 class Say(NamedTuple):
@@ -516,6 +552,8 @@ ASKS = st.builds(
     st.sampled_from([None, None, -7.0, 0.0, 2.0, 15.0]),
     st.sampled_from([5, 5, 0, 1, 9]),
     st.sampled_from(["default", "default", *KINDS]),
+    st.sampled_from([None, None, "k", "K"]),
+    st.sampled_from([None, None, None, 0.000001, 4.0, 16.0]),
 )
 OUTCOMES = {  # due, delay, whether with a payload
     "done": (st.none(), st.none(), st.just(False)),
@@ -586,7 +624,8 @@ class QueueMachine(RuleBasedStateMachine):
     def asked(self, ask: Ask) -> NewTask:
         self.version += 1
         due = None if ask.due is None else self.now + timedelta(seconds=ask.due)
-        return NewTask({"v": self.version}, ask.subject, due, ask.priority, ask.kind)
+        expires = None if ask.expires is None else (due or self.now) + timedelta(seconds=ask.expires)
+        return NewTask({"v": self.version}, ask.subject, due, ask.priority, ask.kind, None, ask.key, None, expires)
 
     @rule(
         client=EITHER,
@@ -608,7 +647,13 @@ class QueueMachine(RuleBasedStateMachine):
         model = self.models[at]
         taken = model.subject(task.subject)
         pushed = self.queue(client, at).push(
-            task.payload, subject=task.subject, kind=task.kind, due=task.due, priority=task.priority
+            task.payload,
+            subject=task.subject,
+            kind=task.kind,
+            due=task.due,
+            priority=task.priority,
+            key=task.key,
+            expires=task.expires,
         )
         if taken:
             assert (pushed.id, pushed.result, pushed.state) == (taken.id, "skipped", taken.state)
@@ -706,7 +751,8 @@ class QueueMachine(RuleBasedStateMachine):
     ) -> list[tuple[Any, ...]]:
         payloads = [orjson.dumps(task.payload).decode() for task in tasks]
         subjects, dues, priorities, kinds = ([task[n] for task in tasks] for n in range(1, 5))
-        arguments = (self.names[at], payloads, subjects, kinds, dues, priorities, on_conflict)
+        keys, expires = [task.key for task in tasks], [task.expires for task in tasks]
+        arguments = (self.names[at], payloads, subjects, kinds, dues, priorities, on_conflict, keys, expires)
         rows = sorted(self.world.raw[client].execute(PUSH, arguments).fetchall())
         assert [row[0] for row in rows] == list(range(1, len(tasks) + 1))
         return rows
@@ -896,6 +942,14 @@ class QueueMachine(RuleBasedStateMachine):
     def advance(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
         self.world.set_clock(self.now)
+        self.end_unstarted()
+
+    def end_unstarted(self) -> None:
+        """Ends the tasks that have expired, after each rule: whether a claim meets one depends on what it finds first.
+        tests/test_expires.py tests claims that meet them."""
+        for queue_id, model in zip(self.queue_ids, self.models, strict=True):
+            ended = self.world.watcher.execute("select penstock._end_unstarted(%s)", (queue_id,)).fetchone()
+            assert ended == (model.end_unstarted(self.now),)
 
     @rule(
         client=EITHER,
@@ -1065,6 +1119,7 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def check(self) -> None:
         if self.models:
+            self.end_unstarted()
             self.check_counters()
             self.check_tasks()
             self.check_leases()
@@ -1091,8 +1146,8 @@ class QueueMachine(RuleBasedStateMachine):
                 waits = doc.state in {"planned", "pending"}
                 expected[doc.id] = (
                     *(queue_id, doc.id, doc.state, doc.kind, doc.subject, doc.version, doc.priority),
-                    *(doc.created, doc.since, doc.iterations, doc.reason),
-                    *((doc.due, doc.attempts, doc.quarantine, doc.crashes, doc.priority) if waits else (None,) * 5),
+                    *(doc.created, doc.since, doc.iterations, doc.reason, doc.key, doc.expires),
+                    *((doc.due, doc.attempts, stored(doc), doc.priority, doc.key) if waits else (None,) * 5),
                 )
         assert {row[1]: row for row in self.world.watcher.execute(TASKS).fetchall()} == expected
 
@@ -1103,12 +1158,17 @@ class QueueMachine(RuleBasedStateMachine):
             for lease in model.leases.values():
                 opened = "".join("1" if id_ in lease.open else "0" for id_ in lease.ids)
                 head = (queue_id, lease.token, lease.worker, lease.claimed_at, lease.until, opened, lease.ids)
-                columns = ("due", "attempts", "quarantine", "crashes")
-                expected[lease.token] = (*head, *([getattr(doc, name) for doc in lease.was] for name in columns))
+                expected[lease.token] = (
+                    *head,
+                    [doc.due for doc in lease.was],
+                    [doc.attempts for doc in lease.was],
+                    [stored(doc) for doc in lease.was],
+                    [doc.key for doc in lease.was],
+                )
         found, given = {}, []
         for row in self.world.watcher.execute(LEASES).fetchall():
-            zeros = [0] * len(row[6])
-            found[row[1]] = (*row[:8], *(zeros if column is None else column for column in row[8:]))
+            zeros, no_keys = [0] * len(row[6]), [None] * len(row[6])
+            found[row[1]] = (*row[:8], row[8] or zeros, row[9] or zeros, row[10] or no_keys)
             given += [id_ for id_, bit in zip(row[6], row[5], strict=True) if bit == "1"]
         assert found == expected
         assert len(given) == len(set(given))

@@ -121,7 +121,7 @@ def test_an_invalid_delay_is_refused(queue: Queue, options: dict[str, Any], mess
     with pytest.raises(ValidationError) as many:
         queue.push_many([{}, NewTask(**options)])
     assert many.value.message.startswith(f"item 1: {message}")
-    assert queue.status().waiting == 0
+    assert queue.status().queued == 0
 
 
 def test_some_with_a_due_some_with_a_delay_some_with_neither(queue: Queue) -> None:
@@ -248,7 +248,7 @@ def test_json_that_is_no_object_is_refused(queue: Queue, sql: Connection, bad: s
     with pytest.raises(psycopg.Error) as refused:
         sql.execute(f"select penstock.push('work', {bad})".encode())
     assert refused.value.sqlstate in ("PS422", "22P02")
-    assert queue.status().waiting == 0
+    assert queue.status().queued == 0
 
 
 def test_json_lines_are_read_as_ever(queue: Queue, dsn: str) -> None:

@@ -80,6 +80,22 @@ def world(users: dict[str, str], make_database: Callable[..., str]) -> Iterator[
 # --- what roles may do ------------------------------------------------------------------------------------------------
 
 
+def test_a_producer_writes_keys_and_ends_but_not_what_a_task_waits_for(world: World) -> None:
+    with world.client("producer") as queue:
+        queue.push(key="a", meta={"n": 1}, expires="1h")
+        queue.push_many([NewTask({}, key="b", meta={"n": 2}, expires="1h"), NewTask({}, key="b")])
+        queue.upsert_many([NewTask({}, key="c", subject="s")])
+    with world.sql("producer") as sql, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        sql.execute("insert into penstock.task (queue_id, waits_for) values (1, 1)")
+    with world.client("worker") as queue:
+        claim = queue.claim(9)
+        assert [task.key for task in claim.tasks] == ["a", "b", "b", "c"]
+        queue.settle(claim)
+    with world.sql("reader") as sql:
+        assert sql.execute("select count(*) from penstock.key").fetchone() == (3,)
+        assert sql.execute("select key_ids from penstock.lease").fetchall() == []
+
+
 def test_a_producer_pushes_in_every_way(world: World) -> None:
     named = [NewTask({"n": n}, f"s{n}") for n in range(30)]
     full = [NewTask({}, f"full{n}", LATER, n % 10, "other") for n in range(10)]

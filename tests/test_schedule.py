@@ -279,7 +279,7 @@ def test_large_payloads_come_in_smaller_rounds() -> None:
 @pytest.mark.parametrize("backfill", ["none", "last", "all"])
 def test_a_clock_that_was_put_back_decides_nothing_again(backfill: str) -> None:
     told = decide(stored("0 * * * *", backfill, "2026-11-15T09:00:01", "2026-11-15T08:59:00"))
-    assert told == ([], moment("2026-11-15T09:00:01"), moment("2026-11-15T10:00"))
+    assert told[:3] == ([], moment("2026-11-15T09:00:01"), moment("2026-11-15T10:00"))
 
 
 def test_the_next_run_is_the_first_that_is_not_decided() -> None:

@@ -474,8 +474,8 @@ def test_above_and_below_a_handler() -> None:
     async def below(n: int) -> None: ...
 
     first, half, hourly = app.registry.schedules_of("mail")
-    assert first == ("mail/above", "mail", "0 6 * * *", "Europe/Rome", "above", {}, 3, "last")
-    assert hourly == ("hourly", "mail", HOURLY, "UTC", "below", {"n": 7}, 1, "all")
+    assert first == ("mail/above", "mail", "0 6 * * *", "Europe/Rome", "above", {}, 3, "last", None, None)
+    assert hourly == ("hourly", "mail", HOURLY, "UTC", "below", {"n": 7}, 1, "all", None, None)
     assert (half.name, half.payload) == ("half", {"n": 8})
     assert app.registry.schedules_of("other") == []
     assert isinstance(above, Handler)

@@ -89,7 +89,7 @@ def test_a_client_works_with_the_next_contract(empty: str, later: Path) -> None:
         queue = app.create_queue("work")
         queue.push()
         queue.settle(queue.claim())
-        assert queue.status().waiting == 0
+        assert queue.status().queued == 0
         assert app.verify().ok
 
 
@@ -234,18 +234,18 @@ import penstock
 Path("code").write_text(penstock.__file__)
 
 @app.task(queue="work", kind="plain")
-def plain(key: str) -> None:
-    note(key)
+def plain(serial: str) -> None:
+    note(serial)
 
 @app.task(queue="work", kind="quick")
-async def quick(key: str) -> None:
-    note(key)
+async def quick(serial: str) -> None:
+    note(serial)
 
 @app.task(queue="work", kind="exact")
-def exact(key: str, context: Context) -> None:
+def exact(serial: str, context: Context) -> None:
     with context.transaction() as connection:
-        connection.execute("insert into effect values (%s)", (key,))
-    note(key)
+        connection.execute("insert into effect values (%s)", (serial,))
+    note(serial)
 """
 
 # It keeps some tasks waiting, so that all workers have something to do, however fast the machine is.
@@ -262,12 +262,12 @@ with Penstock() as app, open("pushed", "a") as record:
     for n in count():
         if Path("stop").exists():
             break
-        if queue.status().waiting > 300:
+        if queue.status().pending > 300:
             time.sleep(0.02)
             continue
         keys = [f"{sys.argv[1]}-{n}-{m}" for m in range(20)]
-        queue.push_many([NewTask({"key": key}, kind=KINDS[m % 3]) for m, key in enumerate(keys[1:])])
-        queue.push({"key": keys[0]}, kind="plain", subject=keys[0])
+        queue.push_many([NewTask({"serial": key}, kind=KINDS[m % 3]) for m, key in enumerate(keys[1:])])
+        queue.push({"serial": keys[0]}, kind="plain", subject=keys[0])
         record.write("".join(f"{key}\\n" for key in keys))
         record.flush()
 """

@@ -100,10 +100,13 @@ class AsyncAdminMethods:
         tz: str = "UTC",
         backfill: Backfill = "last",
         priority: int = 5,
+        key: str | None = None,
+        expires: Duration | None = None,
     ) -> Schedule:
         """Creates or changes a schedule, which pushes a task like this at every tick of a cron expression. A changed
-        expression or time zone counts from now; a paused schedule stays paused."""
-        new = check_schedule(NewSchedule(name, queue, cron, tz, kind, payload, priority, backfill))
+        expression or time zone counts from now; a paused schedule stays paused. A task that has not started `expires`
+        after its tick, or at the `"next tick"`, is cancelled."""
+        new = check_schedule(NewSchedule(name, queue, cron, tz, kind, payload, priority, backfill, key, expires))
         return await schedules_async.set_schedule(self._database, new)
 
     async def drop_schedule(self, name: str) -> None:

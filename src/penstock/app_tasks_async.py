@@ -86,6 +86,8 @@ class AsyncTaskMethods:
         priority: int = ...,
         batch: int | None = ...,
         run: Mode | None = ...,
+        key: str | None = ...,
+        expires: Duration | None = ...,
     ) -> Callable[[Callable[..., Any]], AsyncHandler]: ...
 
     def task(
@@ -101,13 +103,16 @@ class AsyncTaskMethods:
         priority: int = 5,
         batch: int | None = None,
         run: Mode | None = None,
+        key: str | None = None,
+        expires: Duration | None = None,
     ) -> AsyncHandler | Callable[[Callable[..., Any]], AsyncHandler]:
         """Makes a function the handler of a kind of task: a sync or async function, or, with `batch=n`, a function of
         up to n tasks at once.
 
         `kind` is the function's name by default. `retry`, `max_attempts` and `timeout` override the queue's own
         settings. A sync handler runs in a thread, or, if it has a timeout, in a process that can be ended; `run`
-        chooses between them.
+        chooses between them. `key` names the argument that says whose a task is; it becomes the key of each task that
+        is pushed with the handler. A task that has not started `expires` after its due is cancelled.
         """
 
         def decorate(given: Callable[..., Any]) -> AsyncHandler:
@@ -121,6 +126,8 @@ class AsyncTaskMethods:
                 priority=priority,
                 batch=batch,
                 run=run,
+                key=key,
+                expires=expires,
                 tracebacks=self._tracebacks,
             )
             return AsyncHandler(self, self.registry.add(spec))
@@ -136,14 +143,16 @@ class AsyncTaskMethods:
         backfill: Backfill = "last",
         payload: Json | None = None,
         priority: int | None = None,
+        expires: Duration | None = None,
     ) -> Callable[[F], F]:
         """Pushes a task for the handler at every tick of a cron expression. The decorator can be above or below
         `@app.task`.
 
         Workers store the schedule when they start. Its name is queue/kind by default. `backfill` says which ticks are
-        made up for after a time in which nothing ran: none, last (the most recent one) or all.
+        made up for after a time in which nothing ran: none, last (the most recent one) or all. A task that has not
+        started `expires` after its tick, or at the `"next tick"`, is cancelled.
         """
-        asked = ScheduleOptions(cron, tz, name, backfill, payload, priority)
+        asked = ScheduleOptions(cron, tz, name, backfill, payload, priority, expires)
 
         def decorate(given: F) -> F:
             if not isinstance(given, AsyncHandler):

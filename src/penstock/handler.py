@@ -52,19 +52,27 @@ class Handler:
         delay: Duration | None = None,
         priority: int | None = None,
         on_conflict: OnConflict = "skip",
+        key: str | None = None,
+        meta: Json | None = None,
+        expires: datetime | Duration | None = None,
         connection: object | None = None,
         **named: Any,
     ) -> Pushed:
         """Pushes one task with the arguments of a call, and refuses arguments that the handler would not accept. The
-        task may run at once, from `due` on, or after `delay`."""
+        task may run at once, from `due` on, or after `delay`. `key` and `expires` have their defaults from the
+        decorator."""
+        payload = self.spec.payload(arguments, named)
         return self.app.queue(self.spec.queue).push(
-            self.spec.payload(arguments, named),
+            payload,
             subject=subject,
             kind=self.spec.kind,
             due=due,
             delay=delay,
             priority=self.spec.priority if priority is None else priority,
             on_conflict=on_conflict,
+            key=self.spec.key_of(payload) if key is None else key,
+            meta=meta,
+            expires=self.spec.expires if expires is None else expires,
             connection=connection,
         )
 
@@ -97,4 +105,9 @@ class Handler:
             raise ValidationError(f"arguments: {shown(payload)} is not a dict of arguments", field="arguments")
         if self.spec.arguments is not None:
             payload = self.spec.arguments.encoded(payload)
-        return task._replace(payload=payload, kind=self.spec.kind)
+        return task._replace(
+            payload=payload,
+            kind=self.spec.kind,
+            key=self.spec.key_of(payload) if task.key is None else task.key,
+            expires=self.spec.expires if task.expires is None else task.expires,
+        )

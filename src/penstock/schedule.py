@@ -22,13 +22,14 @@ from cronsim import CronSim, CronSimError
 
 from penstock import validate
 from penstock.errors import ValidationError, shown
-from penstock.model import Backfill, Firing, NewSchedule, Schedule
+from penstock.model import Backfill, Duration, Firing, NewSchedule, Schedule
 
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 GRACE = MINUTE  # for so long after its moment a tick is on time
 MAX_TICKS = 1000  # in one transaction
 MAX_BYTES = 16 << 20  # of payloads in one transaction
 MAX_EXPRESSION, MAX_NAME = 200, 200
+NEXT_TICK = "next tick"  # the `expires` of a schedule whose tasks start before its next tick, or not at all
 LONG_AGO = datetime(2000, 1, 1)  # noqa: DTZ001 - a wall-clock time
 FIELDS = (
     ("minute", "0 to 59"),
@@ -216,6 +217,10 @@ def check_schedule(new: NewSchedule) -> NewSchedule:
     if backfill not in get_args(Backfill):
         raise ValidationError(f"backfill: {shown(backfill)} is not none, last or all", field="backfill")
     validate.payload(new.payload, validate.MAX_PAYLOAD)
+    if new.key is not None:
+        validate.text(new.key, "key", validate.MAX_KEY)
+    if new.expires is not None and new.expires != NEXT_TICK:
+        check_expires(new.expires)
     return new._replace(
         name=schedule_name(new.name),
         queue=validate.queue_name(new.queue),
@@ -223,6 +228,15 @@ def check_schedule(new: NewSchedule) -> NewSchedule:
         priority=validate.whole(new.priority, "priority", 0, 9),
         cron=cron_of(new.cron, new.tz).expression,
     )
+
+
+def check_expires(value: Duration) -> timedelta:
+    """Checks how long after its tick a task may start."""
+    try:
+        return validate.positive(value, "expires")
+    except ValidationError as error:
+        hint = f"{validate.DURATION_HINT} Or say {NEXT_TICK!r}."
+        raise ValidationError(error.bare, hint=hint, field="expires") from None
 
 
 # --- due ticks --------------------------------------------------------------------------------------------------------
@@ -247,7 +261,14 @@ def decide(schedule: Schedule) -> Firing:
         found = cron.latest(since, now)
         ticks = [] if found is None else [found]
         decided = now
-    return Firing(ticks, decided, cron.next(decided))
+    return Firing(ticks, decided, cron.next(decided), ends_of(schedule, cron, ticks))
+
+
+def ends_of(schedule: Schedule, cron: Cron, ticks: list[datetime]) -> list[datetime] | None:
+    """Returns when the tasks of these ticks expire; None if they never do."""
+    if schedule.until_next:
+        return [cron.next(tick) for tick in ticks]
+    return None if schedule.expires is None else [tick + schedule.expires for tick in ticks]
 
 
 # --- descriptions -----------------------------------------------------------------------------------------------------

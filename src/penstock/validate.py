@@ -31,6 +31,8 @@ SHORTEST_LEASE, LONGEST_LEASE = timedelta(milliseconds=100), timedelta(hours=24)
 MAX_CLAIM = 10_000
 MAX_SUBJECT = 512
 MAX_KIND = 128
+MAX_KEY = 128
+MAX_META = 8192
 DEFAULT_MAX_PAYLOAD = 1 << 20  # what a queue accepts unless its max_payload says otherwise
 MAX_PAYLOAD = 16 << 20
 MAX_WORKER_NAME = 200
@@ -177,6 +179,30 @@ def due_after(wait: Duration, due: object = None) -> datetime:
     return datetime.now(UTC) + min(length, LONGEST_DELAY - timedelta(seconds=1))
 
 
+def expires(value: object) -> datetime | timedelta:
+    """Checks until when a task may start: a moment with a time zone, or a length of time."""
+    if isinstance(value, datetime):
+        return moment(value, "expires")
+    if isinstance(value, str) and not DURATION.match(value.strip()):
+        try:
+            return moment(value, "expires")
+        except ValidationError as error:
+            raise ValidationError(error.bare, hint=f"{DURATION_HINT} {MOMENT_HINT}", field="expires") from None
+    return positive(value, "expires")  # type: ignore[arg-type]
+
+
+def expires_at(value: object, due: datetime | None = None) -> datetime:
+    """Returns the moment at which a task expires. A length of time counts from its due or, without one, from now by the
+    clock of this machine."""
+    found = expires(value)
+    if isinstance(found, timedelta):
+        return (due or datetime.now(UTC)) + found
+    if due is not None and found <= due:
+        said = f"expires: {shown(found.isoformat())} is not after the due, {due.isoformat()}"
+        raise ValidationError(said, field="expires")
+    return found
+
+
 def token(value: object, field: str = "token") -> UUID:
     """Checks a UUID, or parses its text."""
     if isinstance(value, UUID):
@@ -199,7 +225,7 @@ def ids(values: Iterable[object]) -> list[int]:
 def new_task(item: object) -> NewTask:
     """Checks an item of a push; a dict is a payload. The payload itself is checked when it is encoded."""
     if isinstance(item, NewTask):
-        _, subject, due, priority, kind, wait = item
+        _, subject, due, priority, kind, wait, whose, headers, until = item
         if subject is not None:
             text(subject, "subject", MAX_SUBJECT)
         if due is not None and type(due) is not datetime:
@@ -212,6 +238,12 @@ def new_task(item: object) -> NewTask:
             whole(priority, "priority", 0, 9)
         if kind != "default":
             text(kind, "kind", MAX_KIND)
+        if whose is not None:
+            text(whose, "key", MAX_KEY)
+        if headers is not None:
+            meta(headers)
+        if until is not None:
+            expires_at(until, item.due)
         return item
     if isinstance(item, dict) or item is None:
         return NewTask(item)
@@ -237,6 +269,20 @@ def payload(value: Json | None, largest: int = DEFAULT_MAX_PAYLOAD) -> bytes:
         walk(value)  # its error names the place; orjson's names only the type
         raise PayloadError(f"payload: {error}", field="payload") from None
     inspect(raw, value, largest)
+    return raw
+
+
+def meta(value: object) -> bytes:
+    """Checks the headers of a task and returns them as JSON."""
+    if type(value) is not dict:
+        raise PayloadError(f"meta: {shown(value)} is not a JSON object", field="meta")
+    try:
+        raw = payload(value, MAX_PAYLOAD)
+    except PayloadError as error:
+        said = error.bare.removeprefix("payload")
+        raise PayloadError(f"meta{said}", hint=error.hint, field="meta") from None
+    if len(raw) > MAX_META:
+        raise PayloadTooLarge(f"meta: {len(raw)} bytes are more than {MAX_META}", field="meta")
     return raw
 
 

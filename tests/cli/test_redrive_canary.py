@@ -259,7 +259,7 @@ def test_named_tasks_that_all_succeed(dsn: str, queue: Queue) -> None:
     first, second = bury(queue, 1, subject="a") + bury(queue, 1, subject="b")
     with worker(queue, done):
         said = penstock("dead", "redrive", "work", "--subject", "a", "--subject", "b", "--canary", "1", dsn=dsn)
-        until(lambda: queue.status().waiting + queue.status().active == 0)
+        until(lambda: queue.status().queued + queue.status().active == 0)
     assert (said.code, said.out) == (0, "2 redriven\ncanaries: 1 of 1 succeeded\n")
     assert not queue.tasks()
     assert queue.status().totals["redriven"] == len({first, second})

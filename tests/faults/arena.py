@@ -207,7 +207,7 @@ class Arena:
 
     def push(self, kind: str, count: int, payload: Callable[[], dict[str, Any]] = dict) -> None:
         """Push tasks and note their keys."""
-        items = [{"key": next(self._keys), **payload()} for _ in range(count)]
+        items = [{"serial": next(self._keys), **payload()} for _ in range(count)]
         with Penstock(self.dsn) as app:
             queue = app.queue("faults")
             if count < 50:
@@ -215,10 +215,10 @@ class Arena:
                     self._noted(kind, [item], partial(queue.push, item, kind=kind))
             else:
                 self._noted(kind, items, lambda: queue.push_many(NewTask(item, kind=kind) for item in items))
-        self.pushed[kind] += [item["key"] for item in items]
+        self.pushed[kind] += [item["serial"] for item in items]
 
     def _noted(self, kind: str, items: list[dict[str, Any]], push: Callable[[], object]) -> None:
-        facts = {"op": "push", "batch": str(uuid4()), "kind": kind, "first": items[0]["key"], "count": len(items)}
+        facts = {"op": "push", "batch": str(uuid4()), "kind": kind, "first": items[0]["serial"], "count": len(items)}
         self.notes.write(**facts, phase="invoke")
         push()
         self.notes.write(**facts, phase="ok")
@@ -304,14 +304,14 @@ class Arena:
         """Return how many tasks wait or run and how many are done, or None if PostgreSQL does not answer."""
         with suppress(Exception), Penstock(self.dsn, timeout=1) as app:
             status = app.queue("faults").status()
-            return status.waiting + status.active, status.totals["done"]
+            return status.queued + status.active, status.totals["done"]
         return None
 
     def left(self) -> int:
         """Return how many tasks wait or run."""
         with Penstock(self.dsn) as app:
             status = app.queue("faults").status()
-            return status.waiting + status.active
+            return status.queued + status.active
 
     def completed(self) -> int:
         with Penstock(self.dsn) as app:

@@ -137,8 +137,8 @@ RULES = (
         where p.ok and p.kind <> 'poison'
           and not exists (select from noted.attempt as a where a.key = p.key and a.outcome = 'done')
           and not exists (select from noted.may_be_cancelled as c where c.key = p.key)
-          and p.key not in (select (t.payload->>'key')::bigint from penstock.task as t
-                            where t.payload ? 'key' and t.ended is null)
+          and p.key not in (select (t.payload->>'serial')::bigint from penstock.task as t
+                            where t.payload ? 'serial' and t.ended is null)
         """,
     ),
     Rule(
@@ -173,7 +173,7 @@ RULES = (
         select p.key::text from noted.pushed as p
         where p.ok and p.kind = 'poison'
           and not exists (select from penstock.task as t
-                          where t.payload @> jsonb_build_object('key', p.key) and t.ended = 'dead')
+                          where t.payload @> jsonb_build_object('serial', p.key) and t.ended = 'dead')
         """,
     ),
     Rule(
@@ -302,7 +302,7 @@ RULES = (
         from noted.pushed as p
         left join (select distinct a.key from noted.attempt as a where a.outcome = 'done') as a on a.key = p.key
         where not p.ok and not p.failed and p.count > 1
-          and p.key not in (select (t.payload->>'key')::bigint from penstock.task as t where t.payload ? 'key')
+          and p.key not in (select (t.payload->>'serial')::bigint from penstock.task as t where t.payload ? 'serial')
         group by p.batch, p.count having count(a.key) not in (0, count(*))
         """,
     ),

@@ -138,30 +138,30 @@ def own_connection() -> psycopg.Connection:
 
 
 @app.task(queue="faults", kind="plain")
-def plain(key: int, seconds: float, task: Task) -> None:
+def plain(serial: int, seconds: float, task: Task) -> None:
     """Write an effect at once, so that it happens once or more often."""
     time.sleep(seconds)
     reached("mid_handler")
     own_connection().execute(
         "insert into effect (task, key, attempt, pid) values (%s, %s, %s, %s)",
-        (task.id, key, task.attempt, os.getpid()),
+        (task.id, serial, task.attempt, os.getpid()),
     )
 
 
 @app.task(queue="faults", kind="exact")
-def exact(key: int, seconds: float, context: Context) -> None:
+def exact(serial: int, seconds: float, context: Context) -> None:
     """Write an effect in the transaction that settles the task, so that it happens exactly once."""
     time.sleep(seconds)
     with context.transaction() as connection:
         connection.execute(
             "insert into exact (task, key, attempt, pid) values (%s, %s, %s, %s)",
-            (context.task.id, key, context.attempt, os.getpid()),
+            (context.task.id, serial, context.attempt, os.getpid()),
         )
         reached("mid_handler")
 
 
 @app.task(queue="faults", kind="quick")
-def quick(key: int) -> None:
+def quick(serial: int) -> None:
     """Do nothing; the point is in the middle of a batch."""
     reached("mid_batch")
 
@@ -173,18 +173,18 @@ def hot(version: int, seconds: float) -> None:
 
 
 @app.task(queue="faults", kind="greedy")
-def greedy(key: int, seconds: int) -> None:
+def greedy(serial: int, seconds: int) -> None:
     """Hold the interpreter, so that nothing else in this process runs meanwhile."""
-    note(op="greedy", phase="invoke", key=key)
+    note(op="greedy", phase="invoke", key=serial)
     ctypes.PyDLL(None).usleep(seconds * 1_000_000)
-    note(op="greedy", phase="ok", key=key)
+    note(op="greedy", phase="ok", key=serial)
 
 
 @app.task(queue="faults", kind="poison", max_attempts=3)
-def poison(key: int) -> None:
+def poison(serial: int) -> None:
     os._exit(9)
 
 
 @app.task(queue="faults", kind="shaky")
-def shaky(key: int) -> Outcome | None:
+def shaky(serial: int) -> Outcome | None:
     return Outcome.failed("shaky") if random.random() < 0.3 else None

@@ -53,7 +53,7 @@ def describe_claim(claim: Claim, lease: float) -> dict[str, Any]:
 
 def describe_task(task: Task) -> list[Any]:
     payload = task.payload or {}
-    return [task.id, payload.get("key"), task.subject, payload.get("version"), task.attempt, task.iterations]
+    return [task.id, payload.get("serial"), task.subject, payload.get("version"), task.attempt, task.iterations]
 
 
 def read_notes(path: Path) -> Iterator[bytes]:

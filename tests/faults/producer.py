@@ -97,8 +97,8 @@ class Producer:
     def _payload(self, kind: str) -> dict[str, Any]:
         key, self._next_key = self._next_key, self._next_key + 1
         if kind in ("plain", "exact"):
-            return {"key": key, "seconds": round(self._dice.uniform(0, self._config.longest), 4)}
-        return {"key": key}
+            return {"serial": key, "seconds": round(self._dice.uniform(0, self._config.longest), 4)}
+        return {"serial": key}
 
     # --- tasks without a subject ------------------------------------------------------------------------------------
 
@@ -133,11 +133,11 @@ class Producer:
     def _push_one(self, kind: str) -> tuple[int, int] | None:
         """Push a task and return its key and id."""
         payload = self._payload(kind)
-        facts = {"op": "push", "batch": str(uuid4()), "kind": kind, "first": payload["key"], "count": 1}
+        facts = {"op": "push", "batch": str(uuid4()), "kind": kind, "first": payload["serial"], "count": 1}
         self._notes.write(**facts, phase="invoke")
         pushed = self._told(facts, lambda: self._queue.push(payload, kind=kind))
         self._notes.write(**facts, phase="ok")
-        return payload["key"], pushed.id
+        return payload["serial"], pushed.id
 
     def _told(self, facts: dict[str, Any], act: Callable[[], Any]) -> Any:
         """Call `act`, note its end and return its answer. An error that leaves the end open is noted as unknown."""

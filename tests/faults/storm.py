@@ -217,7 +217,7 @@ class Storm:
     def tasks(self) -> str:
         with suppress(Exception), Penstock(self.arena.dsn, timeout=1) as app:
             status = app.queue("faults").status()
-            return f"done {status.totals['done']:,}, left {status.waiting + status.active:,}"
+            return f"done {status.totals['done']:,}, left {status.queued + status.active:,}"
         return "PostgreSQL is away"
 
     # --- processes --------------------------------------------------------------------------------------------------

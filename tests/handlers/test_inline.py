@@ -188,7 +188,7 @@ def test_tasks_that_a_handler_pushes_are_run_too(app: Penstock, queue: Queue, dr
 
     first.push(2)
     assert drain() == {"done": 6}
-    assert (queue.status().waiting, other.status().waiting) == (0, 0)
+    assert (queue.status().queued, other.status().queued) == (0, 0)
 
 
 def test_only_the_queues_that_are_named(app: Penstock, queue: Queue, drain: Drain) -> None:

@@ -129,7 +129,7 @@ def test_a_release_keeps_the_mark_and_an_outcome_lifts_it(queue: Queue, clock: C
     claim = queue.claim(2)
     assert len(claim) == 1
     queue.release(claim)
-    assert sql.execute("select quarantine from penstock.agenda").fetchall() == [(1,), (1,)]
+    assert sql.execute("select quarantine from penstock.agenda").fetchall() == [(-1,), (-1,)]
     claim = queue.claim(2)
     queue.settle(claim, {claim.ids[0]: Outcome.again()})
     assert sorted(sql.execute("select quarantine from penstock.agenda").fetchall()) == [(0,), (1,)]
@@ -185,7 +185,7 @@ def test_a_renewed_task_runs_again_whatever_became_of_it(queue: Queue, clock: Cl
         again = queue.claim()
         assert (again.tasks[0].payload, again.tasks[0].attempt) == ({"new": 1}, 1)
         queue.settle(again)
-        assert queue.status().waiting == 0
+        assert queue.status().queued == 0
     queue.push(subject="s")
     queue.claim()
     sql.execute("update penstock.task set renew = penstock.clock() + '1 hour'")
@@ -276,7 +276,7 @@ def test_all_leases_of_a_dead_worker_end_in_its_queues(app: Penstock, queue: Que
 
     assert end("a") == (1, 0), "a lease of one task burns an attempt"
     assert end("a") == (0, 0)
-    assert (queue.status().active, queue.status().waiting) == (1, 3)
+    assert (queue.status().active, queue.status().queued) == (1, 3)
     assert [*queue.settle(of_another).values(), *app.queue("other").settle(elsewhere).values()] == ["done", "done"]
     for wrong in ("", None):
         with pytest.raises(psycopg.Error, match="worker"):
@@ -305,7 +305,7 @@ def test_leases_of_a_dead_worker_end_at_once(queue: Queue, sql: Connection, dire
         assert queue.status().active == 2, "a lease that another transaction holds is left alone"
     assert end(held.token, other.token) == (0, 0)
     status = queue.status()
-    assert (status.active, status.dead, status.waiting) == (0, 1, 4)
+    assert (status.active, status.dead, status.queued) == (0, 1, 4)
     with pytest.raises(LeaseLost):
         queue.settle(held)
     with pytest.raises(psycopg.Error, match="tokens"):

@@ -346,4 +346,4 @@ def test_a_fleet_goes_on_while_one_task_must_run_alone(
         eventually(lambda: len(other.noted) > 20)
         assert len(emptied.noted) == 4, "it has begun no other task"
         emptied.allow()
-        eventually(lambda: queue.status().waiting + queue.status().active == 0)
+        eventually(lambda: queue.status().queued + queue.status().active == 0)

@@ -20,7 +20,7 @@ from psycopg.rows import tuple_row
 from penstock.client.sqlstate import OURS
 from penstock.errors import ConfigError, PenstockError, ValidationError, shown
 
-PLACEHOLDER = re.compile(r"\$(\d)")
+PLACEHOLDER = re.compile(r"\$([0-9]+)")
 Values = Sequence[str | None]
 Rows = list[tuple[Any, ...]]
 Run = Callable[[str, Values], Rows]

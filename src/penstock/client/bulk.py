@@ -154,7 +154,7 @@ class BulkWriter:
         return counts
 
     def _merge(self, connection: Connection, chunk: Chunk, on_conflict: str) -> dict[str, int]:
-        parameters = (self._queue, *pushes.merge_columns(chunk), on_conflict)
+        parameters = pushes.merge_parameters(self._queue, chunk, on_conflict)
         with pushes.renumber_items(chunk.first), translate_errors():
             rows = connection.execute(pushes.PUSH_MANY, parameters).fetchall()
         return pushes.read_counts(rows)

@@ -155,7 +155,7 @@ class AsyncBulkWriter:
         return counts
 
     async def _merge(self, connection: AsyncConnection, chunk: Chunk, on_conflict: str) -> dict[str, int]:
-        parameters = (self._queue, *pushes.merge_columns(chunk), on_conflict)
+        parameters = pushes.merge_parameters(self._queue, chunk, on_conflict)
         with pushes.renumber_items(chunk.first), translate_errors():
             rows = await (await connection.execute(pushes.PUSH_MANY, parameters)).fetchall()
         return pushes.read_counts(rows)

@@ -70,26 +70,34 @@ class AsyncQueue:
         delay: Duration | None = None,
         priority: int = 5,
         on_conflict: OnConflict = "skip",
+        key: str | None = None,
+        meta: Json | None = None,
+        expires: datetime | Duration | None = None,
         connection: object | None = None,
     ) -> Pushed:
         """Pushes one task. When the call returns, the task survives a crash of any process or server. The task may run
         at once, from `due` on, or after `delay`, counted by the clock of this machine.
+
+        `key` says whose task it is: a tenant, a customer or a resource, in at most 128 bytes. `meta` is a JSON object
+        of headers for the handler, of at most 8,192 bytes, such as the context of a trace. A task that has not started
+        when it `expires` is cancelled: at a moment, or so long after its due, or after the push without one.
 
         With `connection`, a connection of yours (psycopg, asyncpg, SQLAlchemy or a Django alias), the task is written
         in your transaction and exists once you commit. Penstock begins, commits and retries nothing on that connection.
         """
         if delay is not None:
             due = validate.due_after(delay, due)
-        task = validate.new_task(NewTask(payload, subject, due, priority, kind))
+        until = None if expires is None else validate.expires_at(expires, due)
+        task = validate.new_task(NewTask(payload, subject, due, priority, kind, None, key, meta, until))
         raw = validate.payload(task.payload, validate.MAX_PAYLOAD)
         if connection is not None:
             chunk = Chunk([raw], *task_columns([task]), checksum=0, part=0, first=0)
             return (await write_borrowed(borrow(connection), self.name, chunk, pushes.check_conflict(on_conflict)))[0]
-        parameters = (self.name, raw.decode(), subject, kind, task.due, priority, pushes.check_conflict(on_conflict))
+        statement, parameters = pushes.push_one(self.name, raw, task, pushes.check_conflict(on_conflict))
 
         async def attempt() -> Pushed:
             async with self._database.transaction() as own:
-                row = await (await own.execute(pushes.PUSH, parameters, prepare=True)).fetchone()
+                row = await (await own.execute(statement, parameters, prepare=True)).fetchone()
             assert row is not None
             return Pushed(*row)
 
@@ -130,7 +138,8 @@ class AsyncQueue:
         connection: object | None = None,
     ) -> PushReport:
         """Pushes tasks like `push_many` and updates the ones that exist: a waiting task gets the new payload, kind,
-        priority and due; a running task runs again with them afterwards; an ended task starts anew."""
+        priority, key, meta and `expires`, and the new due if there is one; a running task runs again with them
+        afterwards; an ended task starts anew."""
         return await self.push_many(
             items, on_conflict="update", batch_id=batch_id, progress=progress, connection=connection
         )

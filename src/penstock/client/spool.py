@@ -32,6 +32,9 @@ class Columns(NamedTuple):
     kinds: list[bytes] | None = None
     dues: list[bytes | None] | None = None
     priorities: list[int] | None = None
+    keys: list[bytes | None] | None = None
+    metas: list[bytes | None] | None = None
+    expires: list[bytes | None] | None = None
 
 
 class Chunk(NamedTuple):
@@ -42,6 +45,9 @@ class Chunk(NamedTuple):
     kinds: list[bytes] | None
     dues: list[bytes | None] | None
     priorities: list[int] | None
+    keys: list[bytes | None] | None
+    metas: list[bytes | None] | None
+    expires: list[bytes | None] | None
     checksum: int
     part: int
     first: int  # how many tasks come before this chunk
@@ -102,7 +108,7 @@ class Spool:
         self.rows += len(columns.payloads)
         self.checksum = zlib.crc32(data, self.checksum)
         self.named = self.named or columns.subjects is not None
-        self._delayed = self._delayed or any(one and one.startswith(DELAY) for one in columns.dues or ())
+        self._delayed = self._delayed or has_delays(columns.dues) or has_delays(columns.expires)
 
     def fill(self, items: Iterable[Json | NewTask | None]) -> None:
         """Adds all items and finishes."""
@@ -122,7 +128,9 @@ class Spool:
         for part, size in enumerate(self._sizes):
             data = self._file.read(size)
             chunk = Chunk(*(*marshal.loads(data), zlib.crc32(data), part, first))  # noqa: S302 - the file is private
-            yield chunk._replace(dues=to_moments(chunk.dues)) if self._delayed else chunk
+            if self._delayed:
+                chunk = chunk._replace(dues=to_moments(chunk.dues), expires=to_moments(chunk.expires, LAST_END))
+            yield chunk
             first += len(chunk.payloads)
 
     def check_sizes(self, largest: int) -> None:
@@ -135,7 +143,16 @@ class Spool:
 
 
 PLAIN = NewTask({})
-NO_COLUMNS = (None, None, None, None)
+OtherColumns = tuple[
+    list[bytes | None] | None,
+    list[bytes] | None,
+    list[bytes | None] | None,
+    list[int] | None,
+    list[bytes | None] | None,
+    list[bytes | None] | None,
+    list[bytes | None] | None,
+]
+NO_COLUMNS: OtherColumns = (None, None, None, None, None, None, None)
 
 
 def check_batch(batch: list[Json | NewTask | None]) -> list[NewTask] | None:
@@ -146,13 +163,13 @@ def check_batch(batch: list[Json | NewTask | None]) -> list[NewTask] | None:
     return [validate.at(n, validate.new_task, item) for n, item in enumerate(batch)]
 
 
-def task_columns(
-    tasks: list[NewTask],
-) -> tuple[list[bytes | None] | None, list[bytes] | None, list[bytes | None] | None, list[int] | None]:
-    """Returns the subjects, kinds, dues and priorities of tasks as columns."""
+def task_columns(tasks: list[NewTask]) -> OtherColumns:
+    """Returns the columns of tasks after the payloads, in the order of Columns."""
     if tasks.count(PLAIN) == len(tasks):
         return NO_COLUMNS
-    _, subjects, dues, priorities, kinds, delays = zip(*tasks, strict=True)
+    _, subjects, dues, priorities, kinds, delays, keys, metas, expires = zip(*tasks, strict=True)
+    if expires.count(None) < len(expires):
+        expires = tuple(map(encode_expires, expires, dues, delays))
     if {*delays} != {None}:
         dues = tuple(map(due_or_delay, dues, delays))
     return (
@@ -160,6 +177,9 @@ def task_columns(
         None if {*kinds} == {"default"} else [one.encode() for one in kinds],
         None if {*dues} == {None} else [one and encode_due(one) for one in dues],
         None if {*priorities} == {5} else list(priorities),
+        None if keys.count(None) == len(keys) else [one and one.encode() for one in keys],
+        None if metas.count(None) == len(metas) else [None if one is None else validate.meta(one) for one in metas],
+        None if expires.count(None) == len(expires) else list(expires),
     )
 
 
@@ -171,7 +191,29 @@ DELAY = b"+"
 def due_or_delay(due: datetime | None, delay: Duration | None) -> datetime | bytes | None:
     """Returns the due of a task, or its delay in encoded form."""
     length = validate.delay(delay)
-    return due if length is None else b"%b%d" % (DELAY, length // MICROSECOND)
+    return due if length is None else encode_delay(length)
+
+
+def encode_expires(value: object, due: datetime | None, delay: Duration | None) -> bytes | None:
+    """Returns when a task expires, in encoded form: a moment, or a delay."""
+    if value is None:
+        return None
+    found = validate.expires(value)
+    if isinstance(found, datetime):
+        return encode_due(found)
+    if due is not None:
+        return encode_due(due + found)
+    return encode_delay((validate.delay(delay) or timedelta()) + found)
+
+
+def has_delays(column: list[bytes | None] | None) -> bool:
+    """Returns whether there are encoded delays in a column."""
+    return any(one and one.startswith(DELAY) for one in column or ())
+
+
+def encode_delay(length: timedelta) -> bytes:
+    """Encodes a length of time from the push."""
+    return b"%b%d" % (DELAY, length // MICROSECOND)
 
 
 def encode_due(due: datetime | bytes) -> bytes:
@@ -179,16 +221,18 @@ def encode_due(due: datetime | bytes) -> bytes:
     return due if isinstance(due, bytes) else due.astimezone(UTC).isoformat().encode()
 
 
-def to_moments(dues: list[bytes | None] | None) -> list[bytes | None] | None:
-    """Turns delays into moments, counted from now."""
-    if dues is None:
-        return None
-    return [encode_due(count_from_now(one)) if one and one.startswith(DELAY) else one for one in dues]
-
-
-def count_from_now(delay: bytes) -> datetime:
-    """Returns the moment after an encoded delay, counted from now."""
-    return validate.due_after(int(delay.removeprefix(DELAY)) * MICROSECOND)
-
-
 MICROSECOND = timedelta(microseconds=1)
+LAST_DUE = validate.LONGEST_DELAY - timedelta(seconds=1)  # PostgreSQL's clock may be behind this machine's
+LAST_END = 2 * LAST_DUE
+
+
+def to_moments(column: list[bytes | None] | None, most: timedelta = LAST_DUE) -> list[bytes | None] | None:
+    """Turns delays into moments, counted from now."""
+    if column is None:
+        return None
+    return [encode_due(count_from_now(one, most)) if one and one.startswith(DELAY) else one for one in column]
+
+
+def count_from_now(delay: bytes, most: timedelta) -> datetime:
+    """Returns the moment after an encoded delay, counted from now."""
+    return datetime.now(UTC) + min(int(delay.removeprefix(DELAY)) * MICROSECOND, most)

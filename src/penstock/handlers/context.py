@@ -72,6 +72,16 @@ class AnyContext:
         return self.task.iterations
 
     @property
+    def key(self) -> str | None:
+        """Whose task it is, as the push said; None: it has no key."""
+        return self.task.key
+
+    @property
+    def meta(self) -> Json:
+        """The headers that the push gave the task; without any it is empty."""
+        return self.task.meta or {}
+
+    @property
     def cancelled(self) -> bool:
         """Whether the result is no longer needed: the lease is lost, the task was cancelled, or its time is up."""
         return self._held.lost or self.task.id in self._held.revoked or self.late

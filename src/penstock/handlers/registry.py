@@ -45,6 +45,8 @@ class Spec:
     priority: int
     batch: int | None
     tracebacks: bool = True  # stored with errors
+    key: str | None = None  # the argument that is the key of a task
+    expires: timedelta | None = None  # tasks are cancelled that have not started so long after their due
     inside: Spec | None = None  # the handler itself, if `function` runs it inside its middleware
 
     @property
@@ -83,6 +85,21 @@ class Spec:
             raise ConfigError(f"{self.name}: a batch handler's arguments are pushed by name")
         return named
 
+    def key_of(self, payload: Json) -> str | None:
+        """Returns the key of a task with this payload: the argument that the handler named, as text."""
+        if self.key is None:
+            return None
+        value = payload.get(self.key)
+        if value is None:
+            return None
+        if type(value) not in (str, int):
+            raise ValidationError(
+                f"{self.key}: {shown(value)} is no key of a task",
+                hint="A key is text or a whole number.",
+                field=self.key,
+            )
+        return validate.text(str(value), self.key, validate.MAX_KEY)
+
     def scheduled(self, asked: ScheduleOptions) -> NewSchedule:
         """Returns a schedule that pushes tasks of this handler.
 
@@ -103,6 +120,8 @@ class Spec:
                 payload=payload,
                 priority=self.priority if asked.priority is None else asked.priority,
                 backfill=asked.backfill,
+                key=self.key_of(payload),
+                expires=self.expires if asked.expires is None else asked.expires,
             )
         )
 
@@ -120,6 +139,7 @@ class ScheduleOptions:
     backfill: Backfill
     payload: Json | None
     priority: int | None
+    expires: Duration | None = None
 
 
 def spec_of(
@@ -133,6 +153,8 @@ def spec_of(
     priority: int = 5,
     batch: int | None = None,
     run: Mode | None = None,
+    key: str | None = None,
+    expires: Duration | None = None,
     tracebacks: bool = True,
 ) -> Spec:
     """Returns a checked handler. A handler that cannot work is refused when it is decorated."""
@@ -141,12 +163,13 @@ def spec_of(
     awaited = is_async(function)
     name = kind if kind is not None else getattr(function, "__name__", type(function).__name__)
     stored, policy = strategy_of(retry)
+    arguments = None if batch is not None else Arguments.of(function, wanted=AsyncContext if awaited else Context)
     return Spec(
         function=function,
         queue=validate.queue_name(queue),
         kind=name if name == ANY_KIND else validate.text(name, "kind", validate.MAX_KIND),
         mode=mode_of(name, run, awaited=awaited, timed=timeout is not None),
-        arguments=None if batch is not None else Arguments.of(function, wanted=AsyncContext if awaited else Context),
+        arguments=arguments,
         retry=stored,
         policy=policy,
         max_attempts=None if max_attempts is None else validate.whole(max_attempts, "max_attempts", 1, 32767),
@@ -154,7 +177,20 @@ def spec_of(
         priority=validate.whole(priority, "priority", 0, 9),
         batch=None if batch is None else batch_of(function, name, batch),
         tracebacks=tracebacks,
+        key=None if key is None else check_key_name(name, key, arguments),
+        expires=None if expires is None else validate.positive(expires, "expires"),
     )
+
+
+def check_key_name(name: str, key: object, arguments: Arguments | None) -> str:
+    """Checks that the argument that is to be the key is one of the handler. The payloads of a batch handler may have
+    any."""
+    if not isinstance(key, str) or not key:
+        raise ConfigError(f"{name}: key={shown(key)} is not the name of an argument")
+    if arguments is not None and not (arguments.open or arguments.whole) and key not in arguments.types:
+        known = ", ".join(arguments.types) or "none"
+        raise ConfigError(f"{name}: key={shown(key)} is no argument of the handler", hint=f"Its arguments are {known}.")
+    return key
 
 
 def mode_of(name: str, run: str | None, *, awaited: bool, timed: bool) -> Mode:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 Json = dict[str, Any]
 """A payload, or another JSON object."""
-State = Literal["planned", "pending", "active", "done", "dead", "cancelled"]
+State = Literal["waiting", "planned", "pending", "active", "done", "dead", "cancelled"]
 """The state of a task."""
 OnConflict = Literal["skip", "update", "error"]
 """What a push does with a subject that its queue has: nothing, an update of the task, or an error."""
@@ -15,4 +15,4 @@ Backfill = Literal["none", "last", "all"]
 """Which missed ticks of a schedule are pushed later."""
 Duration = str | int | float | timedelta
 """A length of time: a text such as `1m30s`, seconds, or a timedelta."""
-GAUGES = ("planned", "pending", "active", "done", "dead", "cancelled")
+GAUGES = ("waiting", "planned", "pending", "active", "done", "dead", "cancelled")

@@ -28,7 +28,7 @@ class QueueSettings:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """The exact counts of a queue in one snapshot."""
+    """The exact counts of a queue in one snapshot. `waiting` tasks wait for other tasks."""
 
     queue: str
     planned: int
@@ -42,10 +42,11 @@ class QueueStatus:
     paused: bool
     totals: Mapping[str, int] = field(default_factory=dict)
     at: datetime | None = None
+    waiting: int = 0
 
     @property
-    def waiting(self) -> int:
-        """The number of tasks that wait, planned or pending."""
+    def queued(self) -> int:
+        """The number of tasks that wait for their due or for a worker: planned or pending."""
         return self.planned + self.pending
 
 

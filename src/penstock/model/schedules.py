@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from penstock.model.basics import Backfill, Json
+from penstock.model.basics import Backfill, Duration, Json
 
 
 class NewSchedule(NamedTuple):
@@ -20,6 +20,8 @@ class NewSchedule(NamedTuple):
     payload: Json | None = None
     priority: int = 5
     backfill: Backfill = "last"
+    key: str | None = None
+    expires: Duration | None = None  # after their tick, or "next tick": tasks that have not started are cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,16 @@ class Schedule:
     who: str
     size: int  # of the payload, in bytes
     at: datetime
+    key: str | None = None
+    expires: timedelta | None = None  # of its tasks, after their tick
+    until_next: bool = False  # its tasks expire at the next tick
 
 
 class Firing(NamedTuple):
     """A decision about a schedule's ticks: `ticks` are pushed, every tick up to `decided` is decided, and the next one
-    is `next_at`."""
+    is `next_at`. `ends` says when the tasks of the ticks expire."""
 
     ticks: list[datetime]
     decided: datetime
     next_at: datetime
+    ends: list[datetime] | None = None

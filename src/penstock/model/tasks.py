@@ -15,7 +15,8 @@ PUSH_RESULTS = ("created", "updated", "renewed", "reopened", "skipped", "superse
 
 class NewTask(NamedTuple):
     """One task to push. `due` is a moment with a time zone, and `delay` a length of time from the push; without either,
-    the task may run at once."""
+    the task may run at once. `key` says whose task it is, and `meta` has headers for it. A task that has not started
+    when it `expires` is cancelled: at a moment, or so long after its due, or after the push without one."""
 
     payload: Json | None = None
     subject: str | None = None
@@ -23,6 +24,9 @@ class NewTask(NamedTuple):
     priority: int = 5
     kind: str = "default"
     delay: Duration | None = None
+    key: str | None = None
+    meta: Json | None = None
+    expires: datetime | Duration | None = None
 
 
 class Pushed(NamedTuple):
@@ -89,6 +93,8 @@ class Task(NamedTuple):
     due_micros: int
     created_micros: int
     since_micros: int | None = None
+    key: str | None = None
+    meta: Json | None = None
 
     @property
     def due(self) -> datetime:
@@ -137,6 +143,9 @@ class TaskInfo(NamedTuple):
     error_class: str | None
     error: str | None
     payload: Json | None  # None if the task is removed, or the payload is nested deeper than Python can read
+    key: str | None = None
+    meta: Json | None = None
+    expires: datetime | None = None
 
     @property
     def message(self) -> str | None:
@@ -173,7 +182,7 @@ class Attempt(NamedTuple):
     claimed_at: datetime
     finished_at: datetime | None  # None: it goes on
     lease_until: datetime | None  # of the attempt that goes on
-    outcome: str | None  # done, again, failed, dead, released, expired or revoked; None: it goes on
+    outcome: str | None  # done, again, failed, dead, released, expired, revoked or unstarted; None: it goes on
     error_class: str | None
     error: str | None  # the message, then a traceback
 

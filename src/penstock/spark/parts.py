@@ -141,7 +141,7 @@ def distribute(spool: Spool, buckets: list[Spool]) -> None:
     for chunk in spool.chunks():
         homes = [zlib.crc32(one or b"") % len(buckets) for one in chunk.subjects or ()]
         for number in {*homes}:
-            buckets[number].add_encoded(select_rows(Columns(*chunk[:5]), [home == number for home in homes]))
+            buckets[number].add_encoded(select_rows(Columns(*chunk[:8]), [home == number for home in homes]))
 
 
 def load_columns(spool: Spool) -> Columns:
@@ -151,6 +151,9 @@ def load_columns(spool: Spool) -> Columns:
     kinds: list[bytes] = []
     dues: list[bytes | None] = []
     priorities: list[int] = []
+    keys: list[bytes | None] = []
+    metas: list[bytes | None] = []
+    expires: list[bytes | None] = []
     for chunk in spool.chunks():
         count = len(chunk.payloads)
         payloads += chunk.payloads
@@ -158,7 +161,10 @@ def load_columns(spool: Spool) -> Columns:
         kinds += chunk.kinds or [b"default"] * count
         dues += chunk.dues or [None] * count
         priorities += chunk.priorities or [5] * count
-    return Columns(payloads, subjects, kinds, dues, priorities)
+        keys += chunk.keys or [None] * count
+        metas += chunk.metas or [None] * count
+        expires += chunk.expires or [None] * count
+    return Columns(payloads, subjects, kinds, dues, priorities, keys, metas, expires)
 
 
 def sort_chunks(columns: Columns) -> Iterator[SubjectChunk]:
@@ -231,12 +237,12 @@ def write_part(part: LedgerPart, target: Target, *, copying: bool) -> dict[str, 
 
 
 def list_rejects(chunk: Chunk, said: dict[int, str]) -> list[Reject]:
-    others = chunk[1:5]
+    others = chunk[1:8]
     return [make_reject(why, chunk.payloads[n], *(one and one[n] for one in others)) for n, why in sorted(said.items())]
 
 
 def drop_rejects(chunks: Iterable[Chunk], bad: list[dict[int, str]]) -> Iterator[Chunk]:
     for chunk, said in zip(chunks, bad, strict=True):
-        left = select_rows(Columns(*chunk[:5]), [n not in said for n in range(len(chunk.payloads))]) if said else chunk
+        left = select_rows(Columns(*chunk[:8]), [n not in said for n in range(len(chunk.payloads))]) if said else chunk
         if left.payloads:
-            yield Chunk(*left[:5], checksum=0, part=chunk.part, first=chunk.first)
+            yield Chunk(*left[:8], checksum=0, part=chunk.part, first=chunk.first)

@@ -13,7 +13,7 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from difflib import get_close_matches
 from typing import Any, NamedTuple, cast
@@ -30,7 +30,7 @@ from penstock.errors import PayloadError, ValidationError
 
 Judge = Callable[[list[bytes]], dict[int, str]]
 
-OURS = ("payload", "subject", "kind", "due", "priority")
+OURS = ("payload", "subject", "kind", "due", "priority", "key", "meta", "expires")
 TEXTS = (spark.StringType,)
 WHOLE = (spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType)
 PLAIN = (
@@ -100,14 +100,14 @@ def suggest(others: Sequence[str]) -> str:
 
 def check_type(field: spark.StructField) -> None:
     kind, name = field.dataType, field.name
-    if name == "payload":
+    if name in ("payload", "meta"):
         if not isinstance(kind, (*TEXTS, spark.StructType, spark.MapType)):
             raise make_type_error(name, kind, "JSON text, a struct or a map")
         check_json(kind, name)
-    elif name in ("subject", "kind"):
+    elif name in ("subject", "kind", "key"):
         if not isinstance(kind, TEXTS):
             raise make_type_error(name, kind, "text")
-    elif name == "due":
+    elif name in ("due", "expires"):
         if not isinstance(kind, spark.TimestampType):
             raise make_type_error(name, kind, "a timestamp (with its zone, not timestamp_ntz)")
     elif name == "priority":
@@ -153,15 +153,17 @@ def read_chunk(plan: ColumnPlan, batch: pa.RecordBatch, largest: int, judge: Jud
     payloads = read_payloads(plan, batch, bad)
     subjects = read_texts(plan, batch, "subject", validate.MAX_SUBJECT, bad)
     kinds = read_kinds(plan, batch, bad)
-    dues = read_dues(plan, batch, bad)
+    dues = read_moments(plan, batch, "due", validate.LONGEST_DELAY, bad)
     priorities = read_priorities(plan, batch, bad)
-    checksum = compute_checksum(payloads, subjects, kinds, dues, priorities)
+    keys = read_texts(plan, batch, "key", validate.MAX_KEY, bad)
+    metas = read_metas(plan, batch, bad)
+    expires = read_moments(plan, batch, "expires", 2 * validate.LONGEST_DELAY, bad)
+    check_ends(plan, batch, bad)
+    others = (subjects, kinds, dues, priorities, keys, metas, expires)
+    checksum = compute_checksum(payloads, *others)
     check_payloads(payloads, largest, judge, bad)
-    rejects = [
-        make_reject(bad[n], payloads[n], *(c and c[n] for c in (subjects, kinds, dues, priorities)))
-        for n in sorted(bad)
-    ]
-    columns: list[Any] = [payloads, subjects, kinds, dues, priorities]
+    rejects = [make_reject(bad[n], payloads[n], *(c and c[n] for c in others)) for n in sorted(bad)]
+    columns: list[Any] = [payloads, *others]
     if bad:
         columns = [c and [one for n, one in enumerate(c) if n not in bad] for c in columns]
     kept = drop_defaults(columns)
@@ -241,18 +243,58 @@ def read_kinds(plan: ColumnPlan, batch: pa.RecordBatch, bad: dict[int, str]) -> 
     return [default if one is None else one for one in found]
 
 
-def read_dues(plan: ColumnPlan, batch: pa.RecordBatch, bad: dict[int, str]) -> list[bytes | None] | None:
-    if "due" not in plan.columns:
+def read_moments(
+    plan: ColumnPlan, batch: pa.RecordBatch, name: str, most: timedelta, bad: dict[int, str]
+) -> list[bytes | None] | None:
+    """Returns a column of moments, and marks those as bad that are further ahead than `most`."""
+    if name not in plan.columns:
         return None
-    column = batch.column("due").cast(pa.timestamp("us", "UTC"))
+    column = batch.column(name).cast(pa.timestamp("us", "UTC"))
     micros = column.cast(pa.int64())
-    latest = datetime.now(UTC) + validate.LONGEST_DELAY
     for n in find_true(pc.less(micros, to_micros(validate.EARLIEST))):
-        bad.setdefault(n, "due: it is before 0001-01-02")
-    for n in find_true(pc.greater(micros, to_micros(latest))):
-        bad.setdefault(n, "due: it is more than ten years ahead")
+        bad.setdefault(n, f"{name}: it is before 0001-01-02")
+    for n in find_true(pc.greater(micros, to_micros(datetime.now(UTC) + most))):
+        bad.setdefault(
+            n, f"{name}: it is more than {'ten' if most == validate.LONGEST_DELAY else 'twenty'} years ahead"
+        )
     found: list[bytes | None] = column.cast(pa.string()).cast(pa.binary()).to_pylist()
     return found
+
+
+def check_ends(plan: ColumnPlan, batch: pa.RecordBatch, bad: dict[int, str]) -> None:
+    """Marks rows as bad that expire before they are due."""
+    if {"due", "expires"} <= plan.columns:
+        for n in find_true(pc.less_equal(batch.column("expires"), batch.column("due"))):
+            bad.setdefault(n, "expires: it is not after the due")
+
+
+def read_metas(plan: ColumnPlan, batch: pa.RecordBatch, bad: dict[int, str]) -> list[bytes | None] | None:
+    """Returns the headers of tasks as JSON, and marks those as bad that are no JSON object, or too large."""
+    if "meta" not in plan.columns:
+        return None
+    column = batch.column("meta")
+    odd: dict[int, str] = {}
+    texts = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    found = read_bytes(column, "meta", odd) if texts else encode_column(column, odd)
+    nulls = {*find_nulls(column)}
+    found = [None if n in nulls else one for n, one in enumerate(found)]
+    for n, one in enumerate(found):
+        said = odd.get(n) or (None if one is None else find_bad_meta(one))
+        if said is not None:
+            bad.setdefault(n, said.replace("payload:", "meta:"))
+    return found
+
+
+def find_bad_meta(raw: bytes) -> str | None:
+    if len(raw) > validate.MAX_META:
+        return f"meta: {len(raw)} bytes are more than {validate.MAX_META}"
+    try:
+        found = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        return f"meta: it is not JSON: {error}"
+    if type(found) is not dict:
+        return "meta: it is not a JSON object"
+    return "meta: there is a NUL in it, which PostgreSQL cannot store" if b"\\u0000" in raw else None
 
 
 def to_micros(moment: datetime) -> int:
@@ -439,13 +481,14 @@ def compute_checksum(payloads: list[bytes | None], *others: Sequence[object] | N
 
 def drop_defaults(columns: list[Any]) -> Columns:
     """Leaves out columns that contain only defaults."""
-    payloads, subjects, kinds, dues, priorities = columns
+    payloads, subjects, kinds, dues, priorities, *others = columns
     return Columns(
         payloads,
         None if subjects is None or {*subjects} == {None} else subjects,
         None if kinds is None or {*kinds} == {b"default"} else kinds,
         None if dues is None or {*dues} == {None} else dues,
         None if priorities is None or {*priorities} == {5} else priorities,
+        *(None if one is None or one.count(None) == len(one) else one for one in others),
     )
 
 

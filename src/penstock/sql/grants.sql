@@ -42,7 +42,7 @@ begin
 
     -- Readers may read every column of a lease but its token: the token gives the right to settle.
     grant select (claimed_at, until, queue_id, alone, named, worker, open, ids, dues, attempts,
-                  quarantines, crashes, revoked)
+                  quarantines, revoked, key_ids)
         on penstock.lease to penstock_reader;
     grant select (id, identity, queue_id, name, epoch, until, driver, batch, created)
         on penstock.stream to penstock_reader;
@@ -95,7 +95,7 @@ begin
 
     -- A producer may COPY documents in: it may write these columns, and none that says what became of a task. The
     -- agenda row and the counters come from the trigger, which runs as the owner.
-    grant insert (id, queue_id, priority, kind, subject, payload, due) on penstock.task to penstock_producer;
+    grant insert (id, queue_id, priority, kind, subject, payload, due, key, meta, expires) on penstock.task to penstock_producer;
     grant usage on sequence penstock.task_id_seq to penstock_producer;
 end
 $$;

@@ -6,9 +6,10 @@ CREATE TYPE penstock.picks AS (
 	dues timestamp with time zone[],
 	attempts smallint[],
 	quarantines smallint[],
-	crashes smallint[],
+	key_ids integer[],
 	named boolean,
-	tried boolean
+	tried boolean,
+	keyed boolean
 );
 CREATE TYPE penstock.place AS (
 	priority smallint,
@@ -140,6 +141,44 @@ begin
     return v_count;
 end
 $$;
+CREATE FUNCTION penstock._blocked(p_ids bigint[]) RETURNS bigint[]
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+    select array(select t.id from penstock.task as t where t.id = any(p_ids) and t.ended is null and t.waits_for > 0)
+$$;
+CREATE FUNCTION penstock._cancel_unstarted(p_queue_id integer, p_ids bigint[], p_now timestamp with time zone) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_nestloop TO 'off'
+    AS $$
+begin
+    if p_ids = '{}' then
+        return 0;
+    end if;
+    perform penstock._make_history((p_now at time zone 'UTC')::date);
+    with gone as (
+        delete from penstock.agenda as a where a.task_id = any(p_ids) returning a.task_id, a.due, a.attempts
+    ), ended as (
+        update penstock.task as t
+        set ended = 'cancelled', ended_at = p_now, reason = 'expired', renew = null
+        where t.id = any(p_ids)
+        returning t.id, t.created, t.due, t.iterations, t.kind, t.subject
+    )
+    insert into penstock.history (task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt,
+                                  outcome, kind, worker, subject, error_class)
+    select e.id, e.created, coalesce(g.due, e.due, e.created), p_now, p_now, p_queue_id, e.iterations,
+           coalesce(g.attempts, 0) + 1, 'unstarted', e.kind, '', e.subject, 'Expired'
+    from ended as e left join gone as g on g.task_id = e.id;
+    insert into penstock.counter_log (queue_id, metric, delta)
+    values (p_queue_id, 'unstarted_total', cardinality(p_ids)), (p_queue_id, 'cancelled_total', cardinality(p_ids));
+    return cardinality(p_ids);
+end
+$$;
 CREATE FUNCTION penstock._channel_number(p_worker text) RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN (hashtextextended((p_worker COLLATE "C"), (0)::bigint) & '9223372036854775807'::bigint);
@@ -224,6 +263,43 @@ begin
     select s.id into v_twice from unnest(p_ids) as s(id) group by s.id having count(*) > 1 limit 1;
     if found then
         perform penstock.refuse('PS400', format('ids: %s is given twice', v_twice));
+    end if;
+end
+$$;
+CREATE FUNCTION penstock._check_extras(p_count integer, p_keys text[], p_metas text[], p_expires timestamp with time zone[], p_dues timestamp with time zone[]) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_earliest constant timestamptz := '0001-01-02 00:00:00+00';
+    v_latest   constant timestamptz := penstock.clock() + interval '20 years';    -- ten years after any due
+    v_bad      record;
+begin
+    if coalesce(cardinality(p_keys), p_count) <> p_count or coalesce(cardinality(p_metas), p_count) <> p_count
+       or coalesce(cardinality(p_expires), p_count) <> p_count
+       or greatest(array_ndims(p_keys), array_ndims(p_metas), array_ndims(p_expires)) > 1 then
+        perform penstock.refuse('PS400',
+            format('keys, metas, expires: flat, and as many as payloads (%s), or null', p_count));
+    end if;
+    select i.n - 1 as index, case
+        when octet_length(i.key) not between 1 and 128
+            then array['PS400', format('key: %s bytes are not between 1 and 128', octet_length(i.key))]
+        when octet_length(i.meta) > 8192
+            then array['PS413', format('meta: %s bytes are more than 8192', octet_length(i.meta))]
+        when ltrim(i.meta, E' \t\r\n') not like '{%' then array['PS422', 'meta: it is not a JSON object']
+        when i.expires not between v_earliest and v_latest
+            then array['PS400', format('expires: %s is not between %s and twenty years ahead', i.expires, v_earliest)]
+        else array['PS400', format('expires: %s is not after the due, %s', i.expires, i.due)] end as said
+    into v_bad
+    from unnest(p_keys, p_metas, p_expires, p_dues) with ordinality as i(key, meta, expires, due, n)
+    where octet_length(i.key) not between 1 and 128
+       or octet_length(i.meta) > 8192
+       or ltrim(i.meta, E' \t\r\n') not like '{%'
+       or i.expires not between v_earliest and v_latest
+       or i.expires <= i.due
+    order by i.n limit 1;
+    if found then
+        perform penstock.refuse(v_bad.said[1], format('item %s: %s', v_bad.index, v_bad.said[2]));
     end if;
 end
 $$;
@@ -503,6 +579,9 @@ CREATE TABLE penstock.schedule (
     created timestamp with time zone NOT NULL,
     updated timestamp with time zone NOT NULL,
     who text NOT NULL,
+    key text COLLATE pg_catalog."C",
+    expires interval,
+    until_next boolean DEFAULT false NOT NULL,
     CONSTRAINT backfill_is_known CHECK ((backfill = ANY (ARRAY['none'::text, 'last'::text, 'all'::text]))),
     CONSTRAINT name_fits CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 200))),
     CONSTRAINT payload_is_object CHECK ((jsonb_typeof(payload) = 'object'::text))
@@ -511,6 +590,8 @@ WITH (fillfactor='50');
 COMMENT ON COLUMN penstock.schedule.mark IS 'every tick up to here is decided: pushed, or left out';
 COMMENT ON COLUMN penstock.schedule.next_at IS 'when a worker has to look at it: its next tick, or sooner';
 COMMENT ON COLUMN penstock.schedule.last_tick IS 'the last tick that was pushed';
+COMMENT ON COLUMN penstock.schedule.expires IS 'tasks are cancelled that have not started so long after their tick; null: they may always start';
+COMMENT ON COLUMN penstock.schedule.until_next IS 'tasks are cancelled that have not started at the next tick';
 CREATE FUNCTION penstock._check_schedule(p_schedule penstock.schedule, p_largest bigint) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -536,6 +617,13 @@ begin
         perform penstock.refuse('PS400',
             format('backfill: %s is not none, last or all',
                    coalesce(quote_literal(left(p_schedule.backfill, 80)), 'null')));
+    elsif octet_length(p_schedule.key) not between 1 and 128 then
+        perform penstock.refuse('PS400', format('key: %s bytes are not between 1 and 128', octet_length(p_schedule.key)));
+    elsif p_schedule.expires not between '1 microsecond' and '3650 days' then
+        perform penstock.refuse('PS400',
+            format('expires: %s is not more than 0 and at most 3650 days', p_schedule.expires));
+    elsif p_schedule.until_next is null or p_schedule.until_next and p_schedule.expires is not null then
+        perform penstock.refuse('PS400', 'until_next: it is null, or expires is given too');
     elsif p_schedule.tz is null then
         perform penstock.refuse('PS400', 'tz: it is null');
     end if;
@@ -693,16 +781,16 @@ CREATE TABLE penstock.lease (
     dues timestamp with time zone[] NOT NULL,
     attempts smallint[],
     quarantines smallint[],
-    crashes smallint[],
-    revoked bigint[] DEFAULT '{}'::bigint[] NOT NULL
+    revoked bigint[] DEFAULT '{}'::bigint[] NOT NULL,
+    key_ids integer[]
 )
 WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='500');
 ALTER TABLE ONLY penstock.lease ALTER COLUMN ids SET STORAGE EXTERNAL;
 ALTER TABLE ONLY penstock.lease ALTER COLUMN dues SET STORAGE EXTERNAL;
 ALTER TABLE ONLY penstock.lease ALTER COLUMN attempts SET STORAGE EXTERNAL;
 ALTER TABLE ONLY penstock.lease ALTER COLUMN quarantines SET STORAGE EXTERNAL;
-ALTER TABLE ONLY penstock.lease ALTER COLUMN crashes SET STORAGE EXTERNAL;
-COMMENT ON TABLE penstock.lease IS 'attempts, quarantines and crashes are null when all are zero, as they mostly are';
+ALTER TABLE ONLY penstock.lease ALTER COLUMN key_ids SET STORAGE EXTERNAL;
+COMMENT ON TABLE penstock.lease IS 'attempts, quarantines and key_ids are null when all are zero, as they mostly are';
 CREATE FUNCTION penstock._close_lease(p_lease penstock.lease, p_ids bigint[]) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -738,11 +826,11 @@ begin
     return query
     with known as materialized (
         select
-            t.id, t.queue_id, t.kind, t.subject, t.created, t.iterations, t.priority, t.renew,
+            t.id, t.queue_id, t.kind, t.subject, t.created, t.iterations, t.priority, t.renew, t.key,
             s.outcome, s.due as asked_due, penstock._in_seconds(s.delay) as delay, s.payload,
             penstock._safe_text(s.error) as error, left(s.error_class, 200) as error_class,
             h.due as was_due, coalesce(h.attempts, 0) as attempts, coalesce(h.quarantine, 0) as quarantine,
-            coalesce(h.crashes, 0) as crashes,
+            greatest(-1 - h.quarantine, 0) as crashes,
             -- An expiry burns the attempt only of a task that was alone: that task killed its worker.
             s.outcome = 'failed' or (s.outcome = 'expired' and (p_lease).alone) as burned,
             coalesce(k.max_attempts, q.max_attempts) as max_attempts, q.keep_done,
@@ -752,8 +840,8 @@ begin
                  else penstock._in_seconds(s.delay) end as wait
         from unnest(p_ids, p_outcomes, p_dues, p_delays, p_payloads, p_errors, p_classes)
              as s(id, outcome, due, delay, payload, error, error_class)
-        join unnest((p_lease).ids, (p_lease).dues, (p_lease).attempts, (p_lease).quarantines, (p_lease).crashes)
-             as h(id, due, attempts, quarantine, crashes) on h.id = s.id
+        join unnest((p_lease).ids, (p_lease).dues, (p_lease).attempts, (p_lease).quarantines)
+             as h(id, due, attempts, quarantine) on h.id = s.id
         join (select * from penstock.task as d where d.id = any(p_ids) and d.ended is null) as t on t.id = s.id
         join penstock.queue as q on q.id = t.queue_id
         left join penstock.kind as k on k.queue_id = t.queue_id and k.kind = t.kind
@@ -780,7 +868,7 @@ begin
                  when j.outcome = 'failed' then p_now + j.wait
                  -- The task was alone because of an earlier crash. It most likely kills its workers, and would kill the
                  -- next one at once.
-                 when j.outcome = 'expired' and (p_lease).alone and j.quarantine = 1 then p_now + j.wait
+                 when j.outcome = 'expired' and (p_lease).alone and j.quarantine < 0 then p_now + j.wait
                  when j.outcome = 'release' then coalesce(p_now + j.delay, j.was_due)
                  else p_now end as next_due
         from judged as j
@@ -794,6 +882,7 @@ begin
             payload = case when d.outcome = 'again' and d.renew is null then coalesce(d.payload::jsonb, t.payload)
                            else t.payload end,
             renew = null,
+            expires = case when d.outcome <> 'again' or d.renew is not null then t.expires end,
             ended = case when d.fate in ('done', 'dead') then d.fate end,
             ended_at = case when d.fate in ('done', 'dead') then p_now end,
             reason = case when d.fate <> 'dead' then null
@@ -810,18 +899,17 @@ begin
         from dated as d
         where t.id = d.id and d.fate <> 'gone' and (not d.unfinished or d.renew is not null or d.fate = 'dead')
     ), put_back as (
-        insert into penstock.agenda (task_id, due, queue_id, priority, attempts, quarantine, crashes, pending, named)
+        insert into penstock.agenda (task_id, due, queue_id, key_id, priority, attempts, quarantine, pending, named)
         select
-            d.id, d.next_due, d.queue_id, d.priority,
+            d.id, d.next_due, d.queue_id, penstock._key_id(d.queue_id, d.key), d.priority,
             case when d.succeeded or d.renew is not null then 0 else least(d.attempts + d.burned::int, 32767) end,
             case when d.renew is not null or not d.unfinished then 0
                  when d.outcome = 'release' then d.quarantine
-                 when (p_lease).alone then 1
+                 when (p_lease).alone then -2 - d.crashes    -- one crash more
                  -- The limit is an eighth of the lease that the task shared or, for a small lease, of the number of
-                 -- tasks that it may have shared a process with.
-                 else greatest(1, greatest(bit_count((p_lease).open), coalesce(nullif(d.quarantine, 0), 64)) / 8) end,
-            case when d.renew is not null or not d.unfinished then 0
-                 else d.crashes + d.burned::int end,
+                 -- tasks that it may have shared a process with. A lease of one task is quarantine.
+                 when greatest(bit_count((p_lease).open), coalesce(nullif(d.quarantine, 0), 64)) < 16 then -1
+                 else greatest(bit_count((p_lease).open), coalesce(nullif(d.quarantine, 0), 64)) / 8 end,
             -- A task with a moment in the future waits for it; the others may run now.
             d.next_due <= p_now or (d.outcome = 'release' and d.delay is null and d.renew is null),
             d.subject is not null
@@ -985,6 +1073,7 @@ declare
     v_large record;
     v_queue text;
     v_idle  bigint[];    -- the channels of the idle workers of the queue
+    v_extra boolean := false;    -- some documents have a value that few have
 begin
     if tg_op = 'INSERT' then
         -- All rows are examined in one query, because this is the cost of a bulk push.
@@ -993,12 +1082,15 @@ begin
                    max(pg_column_size(n.payload)) as widest,
                    bool_or(pg_column_compression(n.payload) is not null) as packed,
                    min(penstock._document_fault(
-                       n.priority, n.kind, n.subject, n.payload, n.due, n.ended, n.ended_at)) as fault
+                       n.priority, n.kind, n.subject, n.payload, n.due, n.ended, n.ended_at)) as fault,
+                   bool_or(n.key is not null or n.meta is not null or n.expires is not null
+                           or n.waits_for is not null) as extra
             from arrived as n group by n.queue_id, n.ended
         loop
             if v_group.fault is not null then
                 perform penstock.refuse('PS400', v_group.fault);
             end if;
+            v_extra := v_extra or v_group.extra;
             if current_setting('transaction_isolation') <> 'read committed' then
                 -- The snapshot of the transaction may be older than a drop of the queue. In that case this lock fails
                 -- with a serialization error, instead of leaving a task that no worker will run.
@@ -1058,8 +1150,30 @@ begin
                 perform penstock._wake(v_queue, v_idle, v_group.tasks);
             end if;
         end loop;
-        -- Every live document gets an agenda row, regardless of how it was written. With a due it is planned, otherwise
-        -- pending: only the clock of the database decides.
+        if v_extra then
+            select penstock._extras_fault(n.key, n.meta, n.expires, n.waits_for) as fault into v_group
+            from arrived as n
+            where penstock._extras_fault(n.key, n.meta, n.expires, n.waits_for) is not null
+            limit 1;
+            if found then
+                perform penstock.refuse('PS400', v_group.fault);
+            end if;
+            insert into penstock.counter_log (queue_id, metric, delta)
+            select n.queue_id, 'waiting', count(*) from arrived as n
+            where n.waits_for > 0 and n.ended is null group by n.queue_id;
+            insert into penstock.agenda (task_id, due, queue_id, key_id, priority, pending, named)
+            select n.id, coalesce(n.due, v_now), n.queue_id, coalesce(k.id, 0), n.priority, n.due is null,
+                   n.subject is not null
+            from arrived as n
+            left join penstock._note_keys(
+                array(select a.queue_id from arrived as a where a.key is not null order by a.id),
+                array(select a.key from arrived as a where a.key is not null order by a.id)) as k
+              on k.queue_id = n.queue_id and k.key = n.key
+            where n.ended is null and coalesce(n.waits_for, 0) = 0;
+            return null;
+        end if;
+        -- Every live document gets an agenda row, regardless of how it was written, unless it waits for other tasks.
+        -- With a due it is planned, otherwise pending: only the clock of the database decides.
         insert into penstock.agenda (task_id, due, queue_id, priority, pending, named)
         select n.id, coalesce(n.due, v_now), n.queue_id, n.priority, n.due is null, n.subject is not null
         from arrived as n
@@ -1068,12 +1182,16 @@ begin
         insert into penstock.counter_log (queue_id, metric, delta)
         select o.queue_id, 'removed_total', count(*) from parted as o group by o.queue_id
         union all
-        select o.queue_id, o.ended, -count(*) from parted as o where o.ended is not null group by o.queue_id, o.ended;
+        select o.queue_id, coalesce(o.ended, 'waiting'), -count(*) from parted as o
+        where o.ended is not null or o.waits_for > 0
+        group by o.queue_id, coalesce(o.ended, 'waiting');
     else
-        select penstock._document_fault(n.priority, n.kind, n.subject, n.payload, n.due, n.ended, n.ended_at) as fault
+        select coalesce(penstock._document_fault(n.priority, n.kind, n.subject, n.payload, n.due, n.ended, n.ended_at),
+                        penstock._extras_fault(n.key, n.meta, n.expires, n.waits_for)) as fault
         into v_group
         from arrived as n
         where penstock._document_fault(n.priority, n.kind, n.subject, n.payload, n.due, n.ended, n.ended_at) is not null
+           or penstock._extras_fault(n.key, n.meta, n.expires, n.waits_for) is not null
         limit 1;
         if found then
             perform penstock.refuse('PS400', v_group.fault);
@@ -1081,9 +1199,11 @@ begin
         insert into penstock.counter_log (queue_id, metric, delta)
         select c.queue_id, m.metric, sum(c.delta)
         from (
-            select n.queue_id, n.ended, count(*) as delta from arrived as n group by n.queue_id, n.ended
+            select n.queue_id, coalesce(n.ended, case when n.waits_for > 0 then 'waiting' end) as ended, count(*) as delta
+            from arrived as n group by 1, 2
             union all
-            select o.queue_id, o.ended, -count(*) from parted as o group by o.queue_id, o.ended
+            select o.queue_id, coalesce(o.ended, case when o.waits_for > 0 then 'waiting' end), -count(*)
+            from parted as o group by 1, 2
         ) as c, unnest(array['pushed_total', c.ended]) as m(metric)
         where m.metric is not null
         group by c.queue_id, m.metric
@@ -1164,7 +1284,7 @@ CREATE FUNCTION penstock._damaged_rows(p_queue_id integer) RETURNS TABLE(what te
         union all
         select w.* from penstock.agenda as w where w.queue_id = p_queue_id and not w.pending
     ) as a
-    where a.priority not between 0 and 9 or least(a.attempts, a.crashes, a.quarantine) < 0
+    where a.priority not between 0 and 9 or a.attempts < 0 or a.key_id < 0
     having count(*) > 0
     union all
     select 'leased in columns of different lengths', count(*)
@@ -1173,7 +1293,7 @@ CREATE FUNCTION penstock._damaged_rows(p_queue_id integer) RETURNS TABLE(what te
       and (cardinality(l.ids), cardinality(l.ids), cardinality(l.ids), cardinality(l.ids), cardinality(l.ids))
        <> (length(l.open), cardinality(l.dues), coalesce(cardinality(l.attempts), cardinality(l.ids)),
            coalesce(cardinality(l.quarantines), cardinality(l.ids)),
-           coalesce(cardinality(l.crashes), cardinality(l.ids)))
+           coalesce(cardinality(l.key_ids), cardinality(l.ids)))
     having count(*) > 0
 $$;
 CREATE FUNCTION penstock._distance(p_one text, p_other text, p_most integer) RETURNS integer
@@ -1380,6 +1500,72 @@ begin
     return v_count;
 end
 $$;
+CREATE FUNCTION penstock._end_unstarted(p_queue_id integer, p_limit integer DEFAULT 1000) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET lock_timeout TO '50ms'
+    AS $$
+declare
+    v_now     constant timestamptz := penstock.clock();
+    v_found   bigint[];
+    v_held    bigint[];
+    v_waiting bigint[];
+begin
+    v_found := array(
+        select t.id from penstock.task as t
+        where t.queue_id = p_queue_id and t.expires <= v_now and t.expires is not null and t.ended is null
+          and (t.waits_for > 0 or exists (select from penstock.agenda as a where a.task_id = t.id))
+        order by t.expires limit p_limit);
+    if v_found = '{}' then
+        return 0;
+    end if;
+    begin
+        v_held := penstock._hold_documents(p_queue_id, v_found);
+        -- A push may have given a task another end meanwhile.
+        v_held := array(select t.id from penstock.task as t where t.id = any(v_held) and t.expires <= v_now);
+        v_waiting := penstock._hold_waiting(v_held);
+        return penstock._cancel_unstarted(p_queue_id, v_waiting || penstock._blocked(v_held), v_now);
+    exception when lock_not_available then
+        return 0;
+    end;
+end
+$$;
+CREATE FUNCTION penstock._end_unstarted_all(OUT rows bigint, OUT more boolean) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+declare
+    v_now   constant timestamptz := penstock.clock();
+    v_ends  constant timestamptz := penstock._part_ends();
+    v_queue int;
+    v_count int;
+begin
+    rows := 0;
+    more := false;
+    for v_queue in
+        select q.id
+        from penstock.queue as q
+        cross join lateral (
+            select from penstock.task as t
+            where t.queue_id = q.id and t.expires <= v_now and t.expires is not null and t.ended is null
+            limit 1
+        ) as first
+        order by random()
+    loop
+        -- Once per queue and transaction: all documents are locked by one statement.
+        v_count := penstock._end_unstarted(v_queue, 1000);
+        rows := rows + v_count;
+        more := more or v_count >= 1000;
+        if clock_timestamp() > v_ends then
+            more := more or rows > 0;
+            exit;
+        end if;
+    end loop;
+end
+$$;
 CREATE FUNCTION penstock._expire(p_queue_id integer, p_limit integer DEFAULT 10000, p_thorough boolean DEFAULT false) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1453,6 +1639,9 @@ begin
     end if;
 end
 $$;
+CREATE FUNCTION penstock._extras_fault(p_key text, p_meta jsonb, p_expires timestamp with time zone, p_waits_for integer) RETURNS text
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN CASE WHEN ((octet_length(p_key) < 1) OR (octet_length(p_key) > 128)) THEN (('key: '::text || octet_length(p_key)) || ' bytes are not between 1 and 128'::text) WHEN (jsonb_typeof(p_meta) <> 'object'::text) THEN 'meta: it is not a JSON object'::text WHEN ((pg_column_size(p_meta) > 32768) OR (octet_length((p_meta)::text) > 16384)) THEN 'meta: it is larger than 8192 bytes'::text WHEN ((p_expires < '0001-01-02 00:00:00+00'::timestamp with time zone) OR (p_expires > '9999-12-30 00:00:00+00'::timestamp with time zone)) THEN (('expires: '::text || p_expires) || ' is not between 0001-01-02 and 9999-12-30'::text) WHEN (p_waits_for < 0) THEN (('waits_for: '::text || p_waits_for) || ' is less than 0'::text) ELSE NULL::text END;
 CREATE FUNCTION penstock._find_subjects(p_queue_id integer, p_subjects text[], p_which integer[]) RETURNS TABLE(n integer, id bigint, state text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1462,10 +1651,12 @@ CREATE FUNCTION penstock._find_subjects(p_queue_id integer, p_subjects text[], p
 begin
     return query
     select i.n::int, t.id,
-           coalesce(t.ended, case when a.pending then 'pending' when not a.pending then 'planned' else 'active' end)
+           coalesce(t.ended, case when a.pending then 'pending' when not a.pending then 'planned'
+                                  when t.waits_for > 0 then 'waiting' else 'active' end)
     from unnest(p_subjects) with ordinality as i(subject, n)
     cross join lateral (
-        select d.id, d.ended from penstock.task as d where d.queue_id = p_queue_id and d.subject = i.subject offset 0
+        select d.id, d.ended, d.waits_for from penstock.task as d
+        where d.queue_id = p_queue_id and d.subject = i.subject offset 0
     ) as t
     left join lateral (
         select w.pending from penstock.agenda as w where w.task_id = t.id offset 0
@@ -1551,6 +1742,9 @@ begin
     return v_count;
 end
 $$;
+CREATE FUNCTION penstock._given(p_value text) RETURNS text[]
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN (p_value IS NOT NULL) THEN ARRAY[p_value] ELSE NULL::text[] END;
 CREATE FUNCTION penstock._held_elsewhere(p_ids bigint[], p_named_only boolean DEFAULT false) RETURNS bigint[]
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1696,6 +1890,7 @@ $$;
 CREATE TABLE penstock.sample (
     queue_id integer NOT NULL,
     at timestamp with time zone NOT NULL,
+    waiting bigint DEFAULT 0 NOT NULL,
     planned bigint NOT NULL,
     pending bigint NOT NULL,
     active bigint NOT NULL,
@@ -1713,7 +1908,7 @@ COMMENT ON COLUMN penstock.sample.at IS 'start of the ten-second bucket';
 CREATE FUNCTION penstock._idle_between(p_one penstock.sample, p_next penstock.sample) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
-    RETURN (((p_one).oldest_age IS NULL) AND ((p_next).oldest_age IS NULL) AND (NOT ((((((((((p_one).planned IS DISTINCT FROM (p_next).planned) OR ((p_one).pending IS DISTINCT FROM (p_next).pending)) OR ((p_one).active IS DISTINCT FROM (p_next).active)) OR ((p_one).done IS DISTINCT FROM (p_next).done)) OR ((p_one).dead IS DISTINCT FROM (p_next).dead)) OR ((p_one).cancelled IS DISTINCT FROM (p_next).cancelled)) OR ((p_one).sla IS DISTINCT FROM (p_next).sla)) OR ((p_one).workers IS DISTINCT FROM (p_next).workers)) OR ((p_one).totals IS DISTINCT FROM (p_next).totals))));
+    RETURN (((p_one).oldest_age IS NULL) AND ((p_next).oldest_age IS NULL) AND (NOT (((((((((((p_one).waiting IS DISTINCT FROM (p_next).waiting) OR ((p_one).planned IS DISTINCT FROM (p_next).planned)) OR ((p_one).pending IS DISTINCT FROM (p_next).pending)) OR ((p_one).active IS DISTINCT FROM (p_next).active)) OR ((p_one).done IS DISTINCT FROM (p_next).done)) OR ((p_one).dead IS DISTINCT FROM (p_next).dead)) OR ((p_one).cancelled IS DISTINCT FROM (p_next).cancelled)) OR ((p_one).sla IS DISTINCT FROM (p_next).sla)) OR ((p_one).workers IS DISTINCT FROM (p_next).workers)) OR ((p_one).totals IS DISTINCT FROM (p_next).totals))));
 CREATE FUNCTION penstock._in_seconds(p_length interval) RETURNS interval
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN CASE WHEN ((p_length >= '-100 years'::interval) AND (p_length <= '100 years'::interval)) THEN make_interval(secs => (EXTRACT(epoch FROM p_length))::double precision) ELSE p_length END;
@@ -1769,6 +1964,15 @@ CREATE FUNCTION penstock._keeps(p_what text) RETURNS interval
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN (SELECT r.keep FROM penstock.retention r WHERE (r.what = _keeps.p_what));
+CREATE TABLE penstock.key (
+    id integer NOT NULL,
+    queue_id integer NOT NULL,
+    key text NOT NULL COLLATE pg_catalog."C",
+    CONSTRAINT key_fits CHECK (((octet_length(key) >= 1) AND (octet_length(key) <= 128)))
+);
+CREATE FUNCTION penstock._key_id(p_queue_id integer, p_key text) RETURNS integer
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN CASE WHEN (p_key IS NULL) THEN 0 ELSE COALESCE((SELECT k.id FROM penstock.key k WHERE ((k.queue_id = _key_id.p_queue_id) AND (k.key = _key_id.p_key))), 0) END;
 CREATE FUNCTION penstock.largest_payload(p_queue penstock.queue) RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN COALESCE((((p_queue).settings ->> 'max_payload'::text))::bigint, (1048576)::bigint);
@@ -1814,11 +2018,11 @@ CREATE FUNCTION penstock._lease_out(p_token uuid, p_queue_id integer, p_now time
     AS $$
 begin
     insert into penstock.lease (token, claimed_at, until, queue_id, alone, named, worker, open, ids, dues, attempts,
-                                quarantines, crashes)
+                                quarantines, key_ids)
     values (p_token, p_now, p_until, p_queue_id, p_alone, p_picks.named, p_worker,
             repeat('1', cardinality(p_picks.ids))::varbit, p_picks.ids, p_picks.dues,
             case when p_picks.tried then p_picks.attempts end, case when p_picks.tried then p_picks.quarantines end,
-            case when p_picks.tried then p_picks.crashes end);
+            case when p_picks.keyed then p_picks.key_ids end);
     if exists (select from penstock._watermark(p_queue_id) as l where l.until > p_until) then
         update penstock.watermark as l set until = p_until where l.queue_id = p_queue_id and l.until > p_until;
     end if;
@@ -1840,12 +2044,13 @@ begin
     select g.id, case
         when t.id is null then 'unknown'
         when t.ended is not null then 'ended'
-        when h.id is not null and a.task_id is null then 'active'
+        when h.id is not null and a.task_id is null and not t.blocked then 'active'
         else 'busy' end
     from (select unnest(p_ids) except select unnest(p_taken)) as g(id)
     left join unnest(p_held) as h(id) on h.id = g.id
     left join (
-        select d.id, d.ended from penstock.task as d where d.id = any(p_ids) and d.queue_id = p_queue_id
+        select d.id, d.ended, coalesce(d.waits_for, 0) > 0 as blocked
+        from penstock.task as d where d.id = any(p_ids) and d.queue_id = p_queue_id
     ) as t on t.id = g.id
     left join (select w.task_id from penstock.agenda as w where w.task_id = any(p_ids)) as a on a.task_id = g.id;
 end
@@ -2011,6 +2216,31 @@ begin
     return v_dismissed;
 end
 $$;
+CREATE FUNCTION penstock._note_keys(p_queue_ids integer[], p_keys text[]) RETURNS TABLE(queue_id integer, key text, id integer)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+    -- A key that exists is not inserted: each attempt would use up a number.
+    insert into penstock.key (queue_id, key)
+    select distinct g.queue_id, g.key collate "C" as key
+    from unnest(p_queue_ids, p_keys) as g(queue_id, key)
+    where g.key is not null
+      and not exists (select from penstock.key as k where k.queue_id = g.queue_id and k.key = g.key)
+    order by g.queue_id, key
+    on conflict do nothing;
+    return query
+    select k.queue_id, k.key, k.id
+    from (select distinct u.queue_id, u.key from unnest(p_queue_ids, p_keys) as u(queue_id, key)) as g
+    cross join lateral (
+        select f.queue_id, f.key, f.id from penstock.key as f
+        where f.queue_id = g.queue_id and f.key = g.key offset 0
+    ) as k;
+end
+$$;
 CREATE FUNCTION penstock._note_queue_set(p_ids integer[]) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2025,6 +2255,14 @@ begin
     end if;
     return v_set;
 end
+$$;
+CREATE FUNCTION penstock._number_keys(p_queue_id integer, p_keys text[]) RETURNS integer[]
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select array_agg(coalesce(k.id, 0) order by g.n)
+    from unnest(p_keys) with ordinality as g(key, n)
+    left join penstock._note_keys(array_fill(p_queue_id, array[cardinality(p_keys)]), p_keys) as k on k.key = g.key
 $$;
 CREATE FUNCTION penstock._open_tasks(p_tokens uuid[]) RETURNS integer
     LANGUAGE sql STABLE SECURITY DEFINER
@@ -2075,19 +2313,19 @@ declare
 begin
     if p_hint.task_id > 0 then
         with chosen as materialized (
-            select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.crashes, a.named
+            select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.key_id, a.named
             from penstock.agenda as a
             where a.queue_id = p_queue_id
               and a.pending
               and (a.priority, a.due, a.task_id) >= (p_hint.priority, p_hint.due, p_hint.task_id)
-              and (p_quarantined or a.quarantine <> 1)
+              and (p_quarantined or a.quarantine >= 0)
             order by a.priority, a.due, a.task_id
             limit p_limit
             for update skip locked
         )
         select array_agg(c.place), array_agg(c.task_id), array_agg(c.due), array_agg(c.attempts),
-               array_agg(c.quarantine), array_agg(c.crashes), bool_or(c.named),
-               max(c.attempts) > 0 or max(c.quarantine) > 0
+               array_agg(c.quarantine), array_agg(c.key_id), bool_or(c.named),
+               bool_or(c.attempts > 0 or c.quarantine <> 0), max(c.key_id) > 0
         into v_picks
         from chosen as c;
     else
@@ -2101,13 +2339,13 @@ begin
             ) as e
             cross join lateral unnest(l.first_due) with ordinality as b(due, n)
             cross join lateral (
-                select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.crashes, a.named
+                select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.key_id, a.named
                 from penstock.agenda as a
                 where a.queue_id = p_queue_id
                   and a.pending
                   and a.priority = (b.n - 1)::smallint
                   and a.due >= least(b.due, e.due)
-                  and (p_quarantined or a.quarantine <> 1)
+                  and (p_quarantined or a.quarantine >= 0)
                 order by a.due, a.task_id
                 limit p_limit
                 for update skip locked
@@ -2115,8 +2353,8 @@ begin
             limit p_limit
         )
         select array_agg(c.place), array_agg(c.task_id), array_agg(c.due), array_agg(c.attempts),
-               array_agg(c.quarantine), array_agg(c.crashes), bool_or(c.named),
-               max(c.attempts) > 0 or max(c.quarantine) > 0
+               array_agg(c.quarantine), array_agg(c.key_id), bool_or(c.named),
+               bool_or(c.attempts > 0 or c.quarantine <> 0), max(c.key_id) > 0
         into v_picks
         from chosen as c;
     end if;
@@ -2134,15 +2372,15 @@ declare
     v_picks penstock.picks;
 begin
     with chosen as materialized (
-        select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.crashes, a.named
+        select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.key_id, a.named
         from penstock.agenda as a
-        where a.queue_id = p_queue_id and a.pending and a.quarantine = 1
+        where a.queue_id = p_queue_id and a.pending and a.quarantine < 0
         order by a.priority, a.due, a.task_id
         limit 1
         for update skip locked
     )
-    select array[c.place], array[c.task_id], array[c.due], array[c.attempts], array[c.quarantine], array[c.crashes],
-           c.named, true
+    select array[c.place], array[c.task_id], array[c.due], array[c.attempts], array[c.quarantine], array[c.key_id],
+           c.named, true, c.key_id > 0
     into v_picks
     from chosen as c;
     return v_picks;
@@ -2159,6 +2397,7 @@ declare
     v_from  timestamptz;
     v_count int;
 begin
+    perform penstock._end_unstarted(p_queue_id);    -- first: a task that has expired is not promoted
     perform from penstock.watermark as l where l.queue_id = p_queue_id for update skip locked;
     if not found then
         v_until := v_until - interval '2 seconds';
@@ -2276,13 +2515,13 @@ begin
     ), counted as materialized (
         select s.id as queue_id, m.metric, coalesce(c.value, 0) as value
         from stated as s
-        cross join unnest(array['planned', 'pending', 'active', 'done', 'dead', 'cancelled']) as m(metric)
+        cross join unnest(array['waiting', 'planned', 'pending', 'active', 'done', 'dead', 'cancelled']) as m(metric)
         left join (
             select l.queue_id, l.place, count(*) as value from located as l group by l.queue_id, l.place
         ) as c on c.queue_id = s.id and c.place = m.metric
     ), placed as materialized (
         select l.id, min(l.queue_id) as queue_id, count(*) as places
-        from located as l where l.place in ('planned', 'pending', 'active') group by l.id
+        from located as l where l.place in ('waiting', 'planned', 'pending', 'active') group by l.id
     ), missing as materialized (
         select p_queue is null or exists (
             select from stated as s
@@ -2316,12 +2555,9 @@ begin
         group by h.queue_id, h.outcome
     )
     select 'drift', s.queue, c.metric, c.value,
-           case c.metric when 'planned' then s.planned when 'pending' then s.pending when 'active' then s.active
-                         when 'done' then s.done when 'dead' then s.dead else s.cancelled end as booked
+           (to_jsonb(s)->>c.metric)::bigint as booked
     from stated as s join counted as c on c.queue_id = s.id
-    where c.value <> case c.metric when 'planned' then s.planned when 'pending' then s.pending
-                                   when 'active' then s.active when 'done' then s.done
-                                   when 'dead' then s.dead else s.cancelled end
+    where c.value <> (to_jsonb(s)->>c.metric)::bigint
     union all
     select 'orphans', s.queue, y.what, 0, count(*)
     from stated as s join stray as y on y.queue_id = s.id group by s.queue, y.what
@@ -2350,18 +2586,21 @@ begin
     union all
     select 'history', s.queue, o.outcome, coalesce(f.rows, 0), (s.totals->>o.outcome)::bigint
     from stated as s
-    cross join unnest(array['done', 'again', 'failed', 'dead', 'released', 'expired', 'revoked']) as o(outcome)
+    cross join unnest(array['done', 'again', 'failed', 'dead', 'released', 'expired', 'revoked',
+                            'unstarted']) as o(outcome)
     left join finished as f on f.queue_id = s.id and f.outcome = o.outcome
     where coalesce(f.rows, 0) <> (s.totals->>o.outcome)::bigint
     union all
     select 'balance', s.queue, 'pushed', (s.totals->>'pushed')::bigint,
-           s.planned + s.pending + s.active + s.done + s.dead + s.cancelled + (s.totals->>'removed')::bigint
+           s.waiting + s.planned + s.pending + s.active + s.done + s.dead + s.cancelled
+           + (s.totals->>'removed')::bigint
     from stated as s
     where (s.totals->>'pushed')::bigint
-       <> s.planned + s.pending + s.active + s.done + s.dead + s.cancelled + (s.totals->>'removed')::bigint;
+       <> s.waiting + s.planned + s.pending + s.active + s.done + s.dead + s.cancelled
+          + (s.totals->>'removed')::bigint;
 end
 $$;
-CREATE FUNCTION penstock._refresh(p_ns integer[], p_ids bigint[], p_ended text[], p_dues timestamp with time zone[], p_priorities smallint[]) RETURNS TABLE(n integer, id bigint, result text, state text)
+CREATE FUNCTION penstock._refresh(p_ns integer[], p_ids bigint[], p_ended text[], p_dues timestamp with time zone[], p_priorities smallint[], p_key_ids integer[]) RETURNS TABLE(n integer, id bigint, result text, state text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -2378,18 +2617,28 @@ declare
 begin
     -- The task waits: it gets the new priority, and the new due if one was given.
     with held as materialized (
-        select a.task_id, a.pending, a.priority from penstock.agenda as a where a.task_id = any(p_ids) for update
+        select a.task_id, a.pending, a.priority, a.key_id from penstock.agenda as a
+        where a.task_id = any(p_ids) for update
     )
     select array_agg(h.task_id), array_agg(h.pending and g.due is null),
-           array_agg(h.task_id) filter (where h.priority <> g.priority or g.due is not null)
+           array_agg(h.task_id) filter (
+               where h.priority <> g.priority or g.due is not null or h.key_id <> coalesce(g.key_id, 0))
     into v_waiting, v_pending, v_moved
-    from held as h join unnest(p_ids, p_dues, p_priorities) as g(id, due, priority) on g.id = h.task_id;
+    from held as h
+    join unnest(p_ids, p_dues, p_priorities, p_key_ids) as g(id, due, priority, key_id) on g.id = h.task_id;
     if v_moved is not null then
-        perform penstock._replace_waiting(v_moved, p_ids, p_dues, p_priorities);
+        perform penstock._replace_waiting(v_moved, p_ids, p_dues, p_priorities,
+                                          coalesce(p_key_ids, array_fill(0, array[cardinality(p_ids)])));
     end if;
     return query
     select g.n, g.id, 'updated', case when w.pending then 'pending' else 'planned' end
     from unnest(p_ns, p_ids) as g(n, id) join unnest(v_waiting, v_pending) as w(id, pending) on w.id = g.id;
+    -- The task waits for others: it has its due, priority and key only in the document.
+    if array_position(p_ended, 'waiting') is not null then
+        return query
+        select g.n, g.id, 'updated', 'waiting' from unnest(p_ns, p_ids, p_ended) as g(n, id, ended)
+        where g.ended = 'waiting';
+    end if;
     -- The task has ended: it begins anew.
     if array_position(p_ended, 'done') is not null or array_position(p_ended, 'dead') is not null
        or array_position(p_ended, 'cancelled') is not null then
@@ -2397,7 +2646,7 @@ begin
         select g.n, g.id, 'reopened', r.state
         from unnest(p_ns, p_ids, p_ended) as g(n, id, ended)
         join penstock._reopen(p_ids, p_dues, v_now) as r on r.id = g.id
-        where g.ended is not null;
+        where g.ended <> 'waiting';
     end if;
     -- The task is active.
     select array_agg(g.id) into v_active
@@ -2491,7 +2740,7 @@ begin
     return v_tokens;
 end
 $$;
-CREATE FUNCTION penstock._reopen(p_ids bigint[], p_dues timestamp with time zone[], p_now timestamp with time zone) RETURNS TABLE(id bigint, state text)
+CREATE FUNCTION penstock._reopen(p_ids bigint[], p_dues timestamp with time zone[], p_now timestamp with time zone, p_lasting boolean DEFAULT false) RETURNS TABLE(id bigint, state text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -2504,19 +2753,21 @@ begin
     with opened as (
         update penstock.task as t
         set ended = null, ended_at = null, reason = null, error = null, error_class = null, attempts = null,
-            renew = null, since = p_now
+            renew = null, since = p_now, waits_for = null,
+            expires = case when not p_lasting then t.expires end
         where t.id = any(p_ids) and t.ended is not null
-        returning t.id, t.queue_id, t.priority, t.subject
+        returning t.id, t.queue_id, t.priority, t.subject, t.key
     ), waiting as (
-        insert into penstock.agenda (task_id, due, queue_id, priority, pending, named)
-        select o.id, coalesce(g.due, p_now), o.queue_id, o.priority, g.due is null, o.subject is not null
+        insert into penstock.agenda (task_id, due, queue_id, key_id, priority, pending, named)
+        select o.id, coalesce(g.due, p_now), o.queue_id, penstock._key_id(o.queue_id, o.key), o.priority, g.due is null,
+               o.subject is not null
         from opened as o join unnest(p_ids, p_dues) as g(id, due) on g.id = o.id
         returning task_id, pending
     )
     select w.task_id, case when w.pending then 'pending' else 'planned' end from waiting as w;
 end
 $$;
-CREATE FUNCTION penstock._replace_waiting(p_which bigint[], p_ids bigint[], p_dues timestamp with time zone[], p_priorities smallint[]) RETURNS void
+CREATE FUNCTION penstock._replace_waiting(p_which bigint[], p_ids bigint[], p_dues timestamp with time zone[], p_priorities smallint[], p_key_ids integer[]) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -2527,10 +2778,11 @@ begin
     with gone as (
         delete from penstock.agenda as a where a.task_id = any(p_which) returning a.*
     )
-    insert into penstock.agenda (task_id, due, queue_id, priority, attempts, quarantine, crashes, pending, named)
-    select o.task_id, coalesce(g.due, o.due), o.queue_id, coalesce(g.priority, o.priority), o.attempts, o.quarantine,
-           o.crashes, o.pending and g.due is null, o.named
-    from gone as o join unnest(p_ids, p_dues, p_priorities) as g(id, due, priority) on g.id = o.task_id;
+    insert into penstock.agenda (task_id, due, queue_id, key_id, priority, attempts, quarantine, pending, named)
+    select o.task_id, coalesce(g.due, o.due), o.queue_id, coalesce(g.key_id, o.key_id), coalesce(g.priority, o.priority),
+           o.attempts, o.quarantine, o.pending and g.due is null, o.named
+    from gone as o
+    join unnest(p_ids, p_dues, p_priorities, p_key_ids) as g(id, due, priority, key_id) on g.id = o.task_id;
 end
 $$;
 CREATE FUNCTION penstock._retire(p_limit integer DEFAULT 10000) RETURNS bigint
@@ -2958,7 +3210,7 @@ begin
         from penstock.worker as w cross join lateral (select distinct unnest(w.queues)) as n(name)
         group by n.name
     ), looked as materialized (
-        select (q.id, v_bucket, s.planned, s.pending, s.active, s.done, s.dead, s.cancelled,
+        select (q.id, v_bucket, s.waiting, s.planned, s.pending, s.active, s.done, s.dead, s.cancelled,
                 s.oldest_pending_age, s.sla, coalesce(w.workers, 0), s.totals, null)::penstock.sample as now,
                l.row as last
         from penstock.status() as s
@@ -2980,15 +3232,15 @@ begin
         select (r.again).*
         from judged as j
         cross join lateral (
-            select ((j.last).queue_id, v_looked, (j.last).planned, (j.last).pending,
+            select ((j.last).queue_id, v_looked, (j.last).waiting, (j.last).planned, (j.last).pending,
                     (j.last).active, (j.last).done, (j.last).dead, (j.last).cancelled, null,
                     (j.last).sla, (j.last).workers, (j.last).totals, null)::penstock.sample as again
         ) as r
         where (j.last).at < v_looked and (j.last).oldest_age is null and (j.idle is not true or j.another_day)
     )
-    insert into penstock.sample (queue_id, at, planned, pending, active, done, dead, cancelled,
+    insert into penstock.sample (queue_id, at, waiting, planned, pending, active, done, dead, cancelled,
                                  oldest_age, sla, workers, totals)
-    select d.queue_id, d.at, d.planned, d.pending, d.active, d.done, d.dead, d.cancelled,
+    select d.queue_id, d.at, d.waiting, d.planned, d.pending, d.active, d.done, d.dead, d.cancelled,
            d.oldest_age, d.sla, d.workers, d.totals
     from due as d
     on conflict (queue_id, at) do nothing;
@@ -3000,16 +3252,16 @@ CREATE TABLE penstock.agenda (
     task_id bigint NOT NULL,
     due timestamp with time zone NOT NULL,
     queue_id integer NOT NULL,
+    key_id integer DEFAULT 0 NOT NULL,
     priority smallint NOT NULL,
     attempts smallint DEFAULT 0 NOT NULL,
     quarantine smallint DEFAULT 0 NOT NULL,
-    crashes smallint DEFAULT 0 NOT NULL,
     pending boolean NOT NULL,
     named boolean DEFAULT false NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0');
-COMMENT ON COLUMN penstock.agenda.quarantine IS 'the size of the largest lease it may share after a crash; 1: it is quarantined and runs alone; 0: any';
-COMMENT ON COLUMN penstock.agenda.crashes IS 'expiries of a lease that it had alone, since the last settled outcome';
+COMMENT ON COLUMN penstock.agenda.key_id IS 'of its key in penstock.key; 0: it has none';
+COMMENT ON COLUMN penstock.agenda.quarantine IS '0: it may share a lease with any tasks; above 0: the size of the largest lease that it may be in after a crash; below 0: it is quarantined and runs alone, and -1 - quarantine is how often its lease expired while it was alone, since the last settled outcome';
 COMMENT ON COLUMN penstock.agenda.named IS 'its document has a subject, so another session may be waiting for that document';
 CREATE FUNCTION penstock._tasks_before(p_row penstock.agenda, p_now timestamp with time zone, p_most integer) RETURNS TABLE(tasks bigint, exact boolean)
     LANGUAGE sql STABLE SECURITY DEFINER ROWS 1
@@ -3024,7 +3276,7 @@ CREATE FUNCTION penstock._tasks_before(p_row penstock.agenda, p_now timestamp wi
         from penstock._watermark((p_row).queue_id) as w
     ), quarantined as materialized (
         select from penstock.agenda as a
-        where (p_row).quarantine = 1 and a.queue_id = (p_row).queue_id and a.pending and a.quarantine = 1
+        where (p_row).quarantine < 0 and a.queue_id = (p_row).queue_id and a.pending and a.quarantine < 0
           and (a.priority, a.due, a.task_id) < ((p_row).priority, (p_row).due, (p_row).task_id)
         limit p_most + 1
     ), pending as materialized (
@@ -3038,13 +3290,13 @@ CREATE FUNCTION penstock._tasks_before(p_row penstock.agenda, p_now timestamp wi
                   < (case when b.n - 1 < (p_row).priority then 'infinity' else (p_row).due end, (p_row).task_id)
             limit p_most + 1
         ) as c
-        where (p_row).quarantine <> 1 and b.n - 1 <= (p_row).priority
+        where (p_row).quarantine >= 0 and b.n - 1 <= (p_row).priority
         limit p_most + 1
     ), overdue as materialized (    -- planned tasks that are due: a claim promotes them before it takes any
         select o.priority, o.due, o.task_id from watermark as w
         cross join lateral (
             select a.priority, a.due, a.task_id from penstock.agenda as a
-            where (p_row).quarantine <> 1 and a.queue_id = (p_row).queue_id and not a.pending and a.due <= p_now
+            where (p_row).quarantine >= 0 and a.queue_id = (p_row).queue_id and not a.pending and a.due <= p_now
               and a.due >= least(w.first_planned, w.early)
             order by a.due limit p_most + 1
         ) as o
@@ -3142,10 +3394,11 @@ begin
         return jsonb_build_object('reason', 'unknown');
     elsif v_name is distinct from p_queue.name then
         return jsonb_build_object('reason', 'other_queue', 'found_in', v_name);
-    elsif v_last.outcome in ('done', 'dead', 'revoked') then
+    elsif v_last.outcome in ('done', 'dead', 'revoked', 'unstarted') then
         return jsonb_build_object(
-            'reason', replace(v_last.outcome, 'revoked', 'cancelled'), 'ended_at', v_last.finished_at,
-            'worker', v_last.worker, 'attempts', v_last.attempt, 'cause', null, 'error_class', v_last.error_class,
+            'reason', case when v_last.outcome in ('done', 'dead') then v_last.outcome else 'cancelled' end,
+            'ended_at', v_last.finished_at, 'worker', v_last.worker, 'attempts', v_last.attempt,
+            'cause', case when v_last.outcome = 'unstarted' then 'expired' end, 'error_class', v_last.error_class,
             'error', v_last.error, 'removed', true);
     end if;
     return jsonb_build_object('reason', 'removed', 'last', penstock._in_short(v_last));
@@ -3172,7 +3425,13 @@ CREATE TABLE penstock.task (
     reason text,
     error_class text,
     error text,
-    attempts smallint
+    attempts smallint,
+    key text COLLATE pg_catalog."C",
+    meta jsonb,
+    result jsonb,
+    expires timestamp with time zone,
+    group_id bigint,
+    waits_for integer
 )
 WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_analyze_scale_factor='0.05');
 COMMENT ON COLUMN penstock.task.due IS 'as pushed; null: at once. Where it waits now is in the agenda';
@@ -3180,6 +3439,12 @@ COMMENT ON COLUMN penstock.task.since IS 'start of its age after a re-open, redr
 COMMENT ON COLUMN penstock.task.renew IS 'due of the run after this one; null: none';
 COMMENT ON COLUMN penstock.task.error IS 'of the last failed attempt: the message, then a traceback';
 COMMENT ON COLUMN penstock.task.attempts IS 'of a dead task; while it waits they are in the agenda';
+COMMENT ON COLUMN penstock.task.key IS 'whose task it is: a tenant, a customer, a resource';
+COMMENT ON COLUMN penstock.task.meta IS 'headers, such as the context of a trace; never arguments';
+COMMENT ON COLUMN penstock.task.result IS 'of the last success, if its kind keeps results';
+COMMENT ON COLUMN penstock.task.expires IS 'it is not to be started at this moment or later; null: it may always start';
+COMMENT ON COLUMN penstock.task.group_id IS 'the group that it is a member of; null: none';
+COMMENT ON COLUMN penstock.task.waits_for IS 'how many tasks must end before it may run: above 0 it has no row in the agenda; null: none';
 CREATE FUNCTION penstock._why_waiting(p_queue penstock.queue, p_task penstock.task, p_row penstock.agenda, p_now timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3208,14 +3473,14 @@ begin
     select * into v_line from penstock._tasks_before(p_row, p_now, 10000);
     select * into v_fleet from penstock._fleet_of(p_queue.name, p_now);
     return jsonb_build_object(
-        'reason', case when v_fleet.workers = 0 then 'no_worker' when p_row.quarantine = 1 then 'quarantined'
+        'reason', case when v_fleet.workers = 0 then 'no_worker' when p_row.quarantine < 0 then 'quarantined'
                        when v_line.tasks > 0 then 'behind' when v_fleet.free = 0 then 'busy' else 'next' end,
-        'due', p_row.due, 'before', v_line.tasks, 'exact', v_line.exact, 'quarantined', p_row.quarantine = 1,
-        'crashes', p_row.crashes)
+        'due', p_row.due, 'before', v_line.tasks, 'exact', v_line.exact, 'quarantined', p_row.quarantine < 0,
+        'crashes', greatest(-1 - p_row.quarantine, 0))
         || to_jsonb(v_fleet)
         || coalesce((
             select jsonb_build_object('emptying', w.quarantine, 'emptying_until', w.quarantine_until)
-            from penstock._watermark(p_queue.id) as w where p_row.quarantine = 1 and w.quarantine_until > p_now), '{}');
+            from penstock._watermark(p_queue.id) as w where p_row.quarantine < 0 and w.quarantine_until > p_now), '{}');
 end
 $$;
 CREATE FUNCTION penstock._within_quarantine(p_picks penstock.picks) RETURNS penstock.picks
@@ -3227,7 +3492,7 @@ declare
 begin
     select count(*) into v_count
     from (
-        select c.n, min(nullif(c.quarantine, 0)) over (order by c.n) as smallest
+        select c.n, min(case when c.quarantine < 0 then 1 else nullif(c.quarantine, 0) end) over (order by c.n) as smallest
         from unnest(p_picks.quarantines) with ordinality as c(quarantine, n)
     ) as s
     where s.n <= coalesce(s.smallest, s.n);
@@ -3236,7 +3501,7 @@ begin
     p_picks.dues := p_picks.dues[:v_count];
     p_picks.attempts := p_picks.attempts[:v_count];
     p_picks.quarantines := p_picks.quarantines[:v_count];
-    p_picks.crashes := p_picks.crashes[:v_count];
+    p_picks.key_ids := p_picks.key_ids[:v_count];
     return p_picks;
 end
 $$;
@@ -3253,20 +3518,35 @@ begin
     return p_watermark;
 end
 $$;
-CREATE FUNCTION penstock._without_orphans(p_queue_id integer, p_picks penstock.picks) RETURNS penstock.picks
+CREATE FUNCTION penstock._without_unstartable(p_queue_id integer, p_picks penstock.picks, p_now timestamp with time zone) RETURNS penstock.picks
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_nestloop TO 'off'
     AS $$
 declare
-    v_all constant int := cardinality(p_picks.ids);
+    v_all     constant int := cardinality(p_picks.ids);
+    v_live    constant bigint[] := array(
+        select t.id from penstock.task as t where t.id = any(p_picks.ids) and t.ended is null);
+    v_orphans constant int := v_all - cardinality(v_live);
 begin
-    select array_agg(h.id), array_agg(h.due), array_agg(h.attempts), array_agg(h.quarantine), array_agg(h.crashes)
-    into p_picks.ids, p_picks.dues, p_picks.attempts, p_picks.quarantines, p_picks.crashes
-    from unnest(p_picks.ids, p_picks.dues, p_picks.attempts, p_picks.quarantines, p_picks.crashes)
-         as h(id, due, attempts, quarantine, crashes)
-    where exists (select from penstock.task as t where t.id = h.id and t.ended is null);
-    insert into penstock.counter_log (queue_id, metric, delta)
-    values (p_queue_id, 'orphaned_total', v_all - coalesce(cardinality(p_picks.ids), 0));
+    if v_orphans > 0 then
+        delete from penstock.agenda as a where a.task_id = any(array(select unnest(p_picks.ids) except select unnest(v_live)));
+        insert into penstock.counter_log (queue_id, metric, delta) values (p_queue_id, 'orphaned_total', v_orphans);
+    end if;
+    select array_agg(h.place), array_agg(h.id), array_agg(h.due), array_agg(h.attempts), array_agg(h.quarantine),
+           array_agg(h.key_id)
+    into p_picks.places, p_picks.ids, p_picks.dues, p_picks.attempts, p_picks.quarantines, p_picks.key_ids
+    from unnest(p_picks.places, p_picks.ids, p_picks.dues, p_picks.attempts, p_picks.quarantines, p_picks.key_ids)
+         as h(place, id, due, attempts, quarantine, key_id)
+    join (
+        select d.id from penstock.task as d
+        where d.id = any(v_live) and d.ended is null and (d.expires is null or d.expires > p_now)
+    ) as t on t.id = h.id;
+    if coalesce(cardinality(p_picks.ids), 0) < cardinality(v_live) then
+        perform penstock._end_unstarted(p_queue_id);
+    end if;
     return p_picks;
 end
 $$;
@@ -3427,7 +3707,7 @@ begin
                                        p_started_by, p_leaving, p_listens);
     return query
     select q.name, 'penstock_' || penstock._channel_number(p_worker),
-           exists (select from penstock.agenda as a where a.queue_id = q.id and a.pending and a.quarantine = 1),
+           exists (select from penstock.agenda as a where a.queue_id = q.id and a.pending and a.quarantine < 0),
            v_dismissed
     from penstock.queue as q where q.name = any(p_queues) order by q.name;
 end
@@ -3461,7 +3741,7 @@ begin
     from (
         select q.id, q.name, extract(epoch from q.lease) as lease,
                exists (select from penstock.agenda as a
-                       where a.queue_id = q.id and a.pending and a.quarantine = 1) as has_quarantined
+                       where a.queue_id = q.id and a.pending and a.quarantine < 0) as has_quarantined
         from penstock.queue as q where q.name = any(p_queues) order by q.id
     ) as q;
     known := coalesce(known, 0);
@@ -3542,7 +3822,7 @@ begin
         'queues', coalesce((
             select jsonb_agg(jsonb_build_object(
                 'queue', s.queue, 'paused', s.paused, 'sla', extract(epoch from s.sla)::double precision,
-                'planned', s.planned, 'pending', s.pending, 'active', s.active, 'done', s.done,
+                'waiting', s.waiting, 'planned', s.planned, 'pending', s.pending, 'active', s.active, 'done', s.done,
                 'dead', s.dead, 'cancelled', s.cancelled,
                 'oldest_pending_age', extract(epoch from s.oldest_pending_age)::double precision, 'totals', s.totals,
                 'samples', (
@@ -3614,6 +3894,7 @@ declare
     v_revoked bigint[];
 begin
     delete from penstock.agenda as a where a.task_id = any(v_waiting);
+    v_waiting := v_waiting || penstock._blocked(v_live);
     v_revoked := penstock._revoke(v_queue.id, array(select unnest(v_live) except select unnest(v_waiting)), v_now);
     update penstock.task as t
     set ended = 'cancelled', ended_at = v_now,
@@ -3701,7 +3982,7 @@ begin
     end if;
 end
 $$;
-CREATE FUNCTION penstock.claim(p_queue text, p_limit integer DEFAULT 1, p_lease interval DEFAULT NULL::interval, p_worker text DEFAULT ''::text, p_hint penstock.place DEFAULT NULL::penstock.place, p_quarantined boolean DEFAULT true, p_durable boolean DEFAULT true) RETURNS TABLE(token uuid, until timestamp with time zone, id bigint, kind text, subject text, payload jsonb, priority smallint, due timestamp with time zone, attempt integer, iterations integer, created timestamp with time zone, since timestamp with time zone, alone boolean)
+CREATE FUNCTION penstock.claim(p_queue text, p_limit integer DEFAULT 1, p_lease interval DEFAULT NULL::interval, p_worker text DEFAULT ''::text, p_hint penstock.place DEFAULT NULL::penstock.place, p_quarantined boolean DEFAULT true, p_durable boolean DEFAULT true) RETURNS TABLE(token uuid, until timestamp with time zone, id bigint, kind text, subject text, payload jsonb, priority smallint, due timestamp with time zone, attempt integer, iterations integer, created timestamp with time zone, since timestamp with time zone, alone boolean, key text, meta jsonb)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -3728,53 +4009,60 @@ begin
         -- a session SET would leak into a settle.
         perform set_config('synchronous_commit', 'off', true);
     end if;
-    loop
-        if v_hint is null then
-            perform penstock._tend(v_queue.id, p_limit);
-            if p_quarantined then
-                v_picks := penstock._pick_quarantined(v_queue.id);
-                exit when v_picks.ids is not null;
+    -- There is a second round only if none of the tasks that were found may start.
+    for v_round in 1 .. 10 loop
+        loop
+            if v_hint is null then
+                perform penstock._tend(v_queue.id, p_limit);
+                if p_quarantined then
+                    v_picks := penstock._pick_quarantined(v_queue.id);
+                    exit when v_picks.ids is not null;
+                end if;
             end if;
+            v_picks := penstock._pick(v_queue.id, v_hint, p_limit, p_quarantined);
+            -- Rows can appear before the hint (late commits, releases, higher priority). If the claim found fewer tasks
+            -- than it may take, it searches again from the start. A hint with task 0 precedes all rows: a worker that was
+            -- just told of a push gives this hint, and takes what there is.
+            exit when v_hint is null or cardinality(v_picks.ids) = p_limit
+                      or v_hint.task_id = 0 and v_picks.ids is not null;
+            v_hint := null;
+        end loop;
+        if v_picks.ids is null then
+            return;
         end if;
-        v_picks := penstock._pick(v_queue.id, v_hint, p_limit, p_quarantined);
-        -- Rows can appear before the hint (late commits, releases, higher priority). If the claim found fewer tasks
-        -- than it may take, it searches again from the start. A hint with task 0 precedes all rows: a worker that was
-        -- just told of a push gives this hint, and takes what there is.
-        exit when v_hint is null or cardinality(v_picks.ids) = p_limit
-                  or v_hint.task_id = 0 and v_picks.ids is not null;
-        v_hint := null;
+        -- The lease begins now, after the row locks gave this transaction its id. _expire relies on this order (see
+        -- _move_bounds).
+        v_now := penstock.clock();
+        if v_picks.tried then
+            v_picks := penstock._within_quarantine(v_picks);
+        end if;
+        -- The lease is alone if its task must be, or if the caller asked for one task only. A caller that asked for
+        -- more may still claim others to run beside it.
+        v_alone := p_quarantined and cardinality(v_picks.ids) = 1 and (v_picks.quarantines[1] < 0 or p_limit = 1);
+        return query
+        select v_token, v_now + v_lease, t.id, t.kind, t.subject, t.payload, t.priority, h.due, h.attempts + 1,
+               t.iterations, t.created, t.since, v_alone, t.key, t.meta
+        from unnest(v_picks.ids, v_picks.dues, v_picks.attempts) with ordinality as h(id, due, attempts, n)
+        join (
+            select * from penstock.task as d
+            where d.id = any(v_picks.ids) and d.ended is null and (d.expires is null or d.expires > v_now)
+        ) as t on t.id = h.id
+        order by h.n;
+        get diagnostics v_count = row_count;
+        if v_count < cardinality(v_picks.ids) then
+            v_picks := penstock._without_unstartable(v_queue.id, v_picks, v_now);
+        end if;
+        delete from penstock.agenda as a where a.ctid = any(v_picks.places);
+        if v_count > 0 then
+            perform penstock._lease_out(v_token, v_queue.id, v_now, v_now + v_lease, p_worker, v_alone, v_picks);
+            return;
+        end if;
     end loop;
-    if v_picks.ids is null then
-        return;
-    end if;
-    -- The lease begins now, after the row locks gave this transaction its id. _expire relies on this order (see
-    -- _move_bounds).
-    v_now := penstock.clock();
-    if v_picks.tried then
-        v_picks := penstock._within_quarantine(v_picks);
-    end if;
-    delete from penstock.agenda as a where a.ctid = any(v_picks.places);
-    -- The lease is alone if its task must be, or if the caller asked for one task only. A caller that asked for more
-    -- may still claim others to run beside it.
-    v_alone := p_quarantined and cardinality(v_picks.ids) = 1 and (v_picks.quarantines[1] = 1 or p_limit = 1);
-    return query
-    select v_token, v_now + v_lease, t.id, t.kind, t.subject, t.payload, t.priority, h.due, h.attempts + 1,
-           t.iterations, t.created, t.since, v_alone
-    from unnest(v_picks.ids, v_picks.dues, v_picks.attempts) with ordinality as h(id, due, attempts, n)
-    join (select * from penstock.task as d where d.id = any(v_picks.ids) and d.ended is null) as t on t.id = h.id
-    order by h.n;
-    get diagnostics v_count = row_count;
-    if v_count < cardinality(v_picks.ids) then
-        v_picks := penstock._without_orphans(v_queue.id, v_picks);
-    end if;
-    if v_count > 0 then
-        perform penstock._lease_out(v_token, v_queue.id, v_now, v_now + v_lease, p_worker, v_alone, v_picks);
-    end if;
 end
 $$;
 CREATE FUNCTION penstock.contract() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 5;
+    RETURN 6;
 CREATE FUNCTION penstock.create_queue(p_name text, p_lease interval DEFAULT '00:00:30'::interval, p_max_attempts integer DEFAULT 20, p_retry jsonb DEFAULT '{"cap": 3600, "base": 5, "type": "exponential", "factor": 2, "jitter": 0.1}'::jsonb, p_sla interval DEFAULT NULL::interval, p_keep_done interval DEFAULT NULL::interval, p_keep_dead interval DEFAULT NULL::interval, p_keep_cancelled interval DEFAULT NULL::interval, p_settings jsonb DEFAULT '{}'::jsonb, p_exist_ok boolean DEFAULT false) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3956,7 +4244,7 @@ begin
     delete from penstock.schedule as s where s.queue_id = v_queue.id;
     perform penstock._stand_still(v_queue.id);
     v_queue := penstock.the_queue(p_queue);    -- another session may have dropped it meanwhile
-    select s.planned + s.pending + s.active + s.done + s.dead + s.cancelled into v_tasks
+    select s.waiting + s.planned + s.pending + s.active + s.done + s.dead + s.cancelled into v_tasks
     from penstock.status(p_queue) as s;
     if v_tasks > 0 and not p_force then
         perform penstock.refuse('PS409', format('queue %L has %s tasks in it', p_queue, v_tasks),
@@ -3969,12 +4257,14 @@ begin
     where a.queue_id = v_queue.id and not a.pending and t.id = a.task_id;
     delete from penstock.task as t
     where t.id in (select unnest(l.ids) from penstock.lease as l where l.queue_id = v_queue.id);
+    delete from penstock.task as t where t.queue_id = v_queue.id and t.waits_for > 0 and t.ended is null;
     delete from penstock.task as t where t.queue_id = v_queue.id and t.ended in ('done', 'dead', 'cancelled');
     delete from penstock.agenda as a where a.queue_id = v_queue.id and a.pending;
     delete from penstock.agenda as a where a.queue_id = v_queue.id and not a.pending;
     delete from penstock.lease as l where l.queue_id = v_queue.id;
     delete from penstock.stream as s where s.queue_id = v_queue.id;
     delete from penstock.scaling as s where s.queue = v_queue.name;
+    delete from penstock.key as k where k.queue_id = v_queue.id;
     delete from penstock.kind as k where k.queue_id = v_queue.id;
     delete from penstock.counter as c where c.queue_id = v_queue.id;
     delete from penstock.counter_log as l where l.queue_id = v_queue.id;
@@ -4199,13 +4489,13 @@ CREATE FUNCTION penstock.find_removed(p_id bigint) RETURNS TABLE(task_id bigint,
     AS $$
     select
         h.task_id, penstock._queue_name(h.queue_id), h.kind, h.subject,
-        case h.outcome when 'revoked' then 'cancelled' else h.outcome end,
+        case when h.outcome in ('revoked', 'unstarted') then 'cancelled' else h.outcome end,
         case when h.outcome = 'dead' then h.attempt else 0 end,
         h.iteration + (h.outcome = 'done')::int,
         h.created, case when h.outcome = 'done' then h.finished_at end, h.finished_at,
         h.error_class, h.error, h.worker, h.claimed_at
     from penstock._last_attempts(p_id, null, 1) as h
-    where h.outcome in ('done', 'dead', 'revoked')
+    where h.outcome in ('done', 'dead', 'revoked', 'unstarted')
 $$;
 CREATE FUNCTION penstock.find_work(p_queues text[]) RETURNS TABLE(waiting text[], next_due double precision, next_schedule double precision, upkeep boolean)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -4246,7 +4536,7 @@ begin
     return next;
 end
 $$;
-CREATE FUNCTION penstock.fire(p_name text, p_mark timestamp with time zone, p_ticks timestamp with time zone[], p_decided timestamp with time zone, p_next_at timestamp with time zone) RETURNS integer
+CREATE FUNCTION penstock.fire(p_name text, p_mark timestamp with time zone, p_ticks timestamp with time zone[], p_decided timestamp with time zone, p_next_at timestamp with time zone, p_expires timestamp with time zone[] DEFAULT NULL::timestamp with time zone[]) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -4294,7 +4584,9 @@ begin
                 select p_name || '@' || to_char(t.tick at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')
                 from unnest(p_ticks) as t(tick)),
             array_fill(v_schedule.kind, array[v_many]),
-            p_priorities => array_fill(v_schedule.priority, array[v_many])) as p
+            p_priorities => array_fill(v_schedule.priority, array[v_many]),
+            p_keys => case when v_schedule.key is not null then array_fill(v_schedule.key, array[v_many]) end,
+            p_expires => p_expires) as p
         where p.result = 'created';
     end if;
     update penstock.schedule as s
@@ -4707,7 +4999,7 @@ CREATE FUNCTION penstock.note_records(p_adopted integer, p_records jsonb) RETURN
     on conflict (adopted_id, key) do update
     set failures = excluded.failures, last_failure = excluded.last_failure, due = excluded.due, error = excluded.error
 $$;
-CREATE FUNCTION penstock.note_rejects(p_queue text, p_job uuid, p_partition integer, p_reasons text[], p_payloads text[], p_subjects text[], p_kinds text[], p_dues text[], p_priorities text[]) RETURNS bigint
+CREATE FUNCTION penstock.note_rejects(p_queue text, p_job uuid, p_partition integer, p_reasons text[], p_payloads text[], p_subjects text[], p_kinds text[], p_dues text[], p_priorities text[], p_keys text[], p_metas text[], p_expires text[]) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -4715,10 +5007,11 @@ declare
     v_queue constant penstock.queue := penstock.the_queue(p_queue);
     v_count bigint;
 begin
-    insert into penstock.reject (job, partition, queue, reason, payload, subject, kind, due, priority)
-    select p_job, p_partition, v_queue.name, r.reason, r.payload, r.subject, r.kind, r.due, r.priority
-    from unnest(p_reasons, p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
-         with ordinality as r(reason, payload, subject, kind, due, priority, n)
+    insert into penstock.reject (job, partition, queue, reason, payload, subject, kind, due, priority, key, meta, expires)
+    select p_job, p_partition, v_queue.name, r.reason, r.payload, r.subject, r.kind, r.due, r.priority, r.key, r.meta,
+           r.expires
+    from unnest(p_reasons, p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_keys, p_metas, p_expires)
+         with ordinality as r(reason, payload, subject, kind, due, priority, key, meta, expires, n)
     order by r.n;
     get diagnostics v_count = row_count;
     return v_count;
@@ -4732,7 +5025,7 @@ CREATE FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report j
 $$;
 CREATE FUNCTION penstock.oldest_client() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 5;
+    RETURN 6;
 CREATE FUNCTION penstock.pass_on(p_worker text, p_queue text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -4774,6 +5067,9 @@ CREATE FUNCTION penstock.places_of(p_queue_id integer) RETURNS TABLE(id bigint, 
     union all
     select h.id, 'active' from penstock.lease as l cross join lateral unnest(l.ids) with ordinality as h(id, n)
     where l.queue_id = p_queue_id and substring(l.open from h.n::int for 1) = b'1'
+    union all
+    select t.id, 'waiting' from penstock.task as t
+    where t.queue_id = p_queue_id and t.waits_for > 0 and t.ended is null
     union all
     select t.id, t.ended from penstock.task as t
     where t.queue_id = p_queue_id and t.ended in ('done', 'dead', 'cancelled')
@@ -4834,17 +5130,17 @@ begin
         perform penstock.refuse('PS400', 'states: none is given, or one is null');
     end if;
     select s.state into v_bad from unnest(p_states) as s(state)
-    where s.state not in ('planned', 'pending', 'done', 'dead', 'cancelled') limit 1;
+    where s.state not in ('waiting', 'planned', 'pending', 'done', 'dead', 'cancelled') limit 1;
     if v_bad = 'active' then
         perform penstock.refuse('PS409', 'state: active tasks are not purged', 'Cancel them first.');
     elsif v_bad is not null then
         perform penstock.refuse('PS400',
-            format('state: %L is not planned, pending, done, dead or cancelled', left(v_bad, 80)));
+            format('state: %L is not waiting, planned, pending, done, dead or cancelled', left(v_bad, 80)));
     end if;
     if p_ids is not null then
         select t.id into v_active from penstock.task as t
         where t.id = any(penstock._asked_ids(v_queue.id, p_ids, null)) and t.queue_id = v_queue.id and t.ended is null
-          and not exists (select from penstock.agenda as a where a.task_id = t.id) limit 1;
+          and coalesce(t.waits_for, 0) = 0 and not exists (select from penstock.agenda as a where a.task_id = t.id) limit 1;
         if v_active is not null then
             perform penstock.refuse('PS409', format('id: %s is active; active tasks are not purged', v_active),
                 'Cancel it first.');
@@ -4867,6 +5163,9 @@ begin
              union all
              select p.task_id from penstock.agenda as p
              where p.queue_id = v_queue.id and not p.pending and 'planned' = any(p_states)
+             union all
+             select p.id from penstock.task as p
+             where p.queue_id = v_queue.id and p.waits_for > 0 and p.ended is null and 'waiting' = any(p_states)
          ) as a
          join penstock.task as t on t.id = a.task_id
          where (p_ids is null or t.id = any(p_ids))
@@ -4879,6 +5178,7 @@ begin
     v_held := penstock._hold_documents(v_queue.id, v_found, v_ends);
     v_waiting := penstock._hold_waiting(v_held);
     delete from penstock.agenda as a where a.task_id = any(v_waiting);
+    v_waiting := v_waiting || penstock._blocked(v_held);
     delete from penstock.task as t where t.id = any(v_held) and (t.ended is not null or t.id = any(v_waiting));
     get diagnostics v_gone = row_count;
     if v_gone > 0 then
@@ -4887,15 +5187,16 @@ begin
     return v_gone;
 end
 $$;
-CREATE FUNCTION penstock.push(p_queue text, p_payload json, p_subject text DEFAULT NULL::text, p_kind text DEFAULT NULL::text, p_due timestamp with time zone DEFAULT NULL::timestamp with time zone, p_priority smallint DEFAULT 5, p_on_conflict text DEFAULT 'skip'::text) RETURNS TABLE(id bigint, result text, state text)
+CREATE FUNCTION penstock.push(p_queue text, p_payload json, p_subject text DEFAULT NULL::text, p_kind text DEFAULT NULL::text, p_due timestamp with time zone DEFAULT NULL::timestamp with time zone, p_priority smallint DEFAULT 5, p_on_conflict text DEFAULT 'skip'::text, p_key text DEFAULT NULL::text, p_meta jsonb DEFAULT NULL::jsonb, p_expires timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS TABLE(id bigint, result text, state text)
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
     select r.id, r.result, r.state
     from penstock.push_many(p_queue, array[p_payload::text], array[p_subject], array[p_kind], array[p_due],
-                            array[p_priority], p_on_conflict) as r
+                            array[p_priority], p_on_conflict, penstock._given(p_key), penstock._given(p_meta::text),
+                            case when p_expires is not null then array[p_expires] end) as r
 $$;
-CREATE FUNCTION penstock.push(p_queue text, p_payload jsonb DEFAULT '{}'::jsonb, p_subject text DEFAULT NULL::text, p_kind text DEFAULT NULL::text, p_due timestamp with time zone DEFAULT NULL::timestamp with time zone, p_priority smallint DEFAULT 5, p_on_conflict text DEFAULT 'skip'::text) RETURNS TABLE(id bigint, result text, state text)
+CREATE FUNCTION penstock.push(p_queue text, p_payload jsonb DEFAULT '{}'::jsonb, p_subject text DEFAULT NULL::text, p_kind text DEFAULT NULL::text, p_due timestamp with time zone DEFAULT NULL::timestamp with time zone, p_priority smallint DEFAULT 5, p_on_conflict text DEFAULT 'skip'::text, p_key text DEFAULT NULL::text, p_meta jsonb DEFAULT NULL::jsonb, p_expires timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS TABLE(id bigint, result text, state text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -4903,18 +5204,20 @@ begin
     return query
     select r.id, r.result, r.state
     from penstock.push_many(p_queue, array[p_payload::text], array[p_subject], array[p_kind], array[p_due],
-                            array[p_priority], p_on_conflict) as r;
+                            array[p_priority], p_on_conflict, penstock._given(p_key), penstock._given(p_meta::text),
+                            case when p_expires is not null then array[p_expires] end) as r;
 end
 $$;
-CREATE FUNCTION penstock.push(p_queue text, p_payload text, p_subject text DEFAULT NULL::text, p_kind text DEFAULT NULL::text, p_due timestamp with time zone DEFAULT NULL::timestamp with time zone, p_priority smallint DEFAULT 5, p_on_conflict text DEFAULT 'skip'::text) RETURNS TABLE(id bigint, result text, state text)
+CREATE FUNCTION penstock.push(p_queue text, p_payload text, p_subject text DEFAULT NULL::text, p_kind text DEFAULT NULL::text, p_due timestamp with time zone DEFAULT NULL::timestamp with time zone, p_priority smallint DEFAULT 5, p_on_conflict text DEFAULT 'skip'::text, p_key text DEFAULT NULL::text, p_meta jsonb DEFAULT NULL::jsonb, p_expires timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS TABLE(id bigint, result text, state text)
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
     select r.id, r.result, r.state
     from penstock.push_many(p_queue, array[p_payload], array[p_subject], array[p_kind], array[p_due],
-                            array[p_priority], p_on_conflict) as r
+                            array[p_priority], p_on_conflict, penstock._given(p_key), penstock._given(p_meta::text),
+                            case when p_expires is not null then array[p_expires] end) as r
 $$;
-CREATE FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[] DEFAULT NULL::text[], p_kinds text[] DEFAULT NULL::text[], p_dues timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_priorities smallint[] DEFAULT NULL::smallint[], p_on_conflict text DEFAULT 'skip'::text) RETURNS TABLE(n integer, id bigint, result text, state text)
+CREATE FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[] DEFAULT NULL::text[], p_kinds text[] DEFAULT NULL::text[], p_dues timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_priorities smallint[] DEFAULT NULL::smallint[], p_on_conflict text DEFAULT 'skip'::text, p_keys text[] DEFAULT NULL::text[], p_metas text[] DEFAULT NULL::text[], p_expires timestamp with time zone[] DEFAULT NULL::timestamp with time zone[]) RETURNS TABLE(n integer, id bigint, result text, state text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -4934,20 +5237,24 @@ declare
     v_ended   text[];
     v_dues    timestamptz[];
     v_ranks   smallint[];
+    v_keys    text[];
     v_left    int[];       -- positions whose subject exists, when nothing is to be updated
 begin
     perform penstock._check_arrays(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_on_conflict);
     perform penstock._check_push(p_payloads, p_subjects, p_kinds, p_dues, p_priorities,
                                  penstock.largest_payload(v_queue));
+    if num_nonnulls(p_keys, p_metas, p_expires) > 0 then
+        perform penstock._check_extras(cardinality(p_payloads), p_keys, p_metas, p_expires, p_dues);
+    end if;
     if v_updates then
         perform penstock._check_texts(p_payloads, penstock._largest_text(v_queue));
     end if;
     if cardinality(p_payloads) = 1 and p_subjects[1] is null then
         -- A task without a subject cannot conflict with another task, which halves the work.
         return query
-        insert into penstock.task as t (queue_id, priority, kind, payload, due)
+        insert into penstock.task as t (queue_id, priority, kind, payload, due, key, meta, expires)
         values (v_queue.id, coalesce(p_priorities[1], 5::smallint), coalesce(p_kinds[1], 'default'),
-                p_payloads[1]::jsonb, p_dues[1])
+                p_payloads[1]::jsonb, p_dues[1], p_keys[1], p_metas[1]::jsonb, p_expires[1])
         returning 1, t.id, 'created', case when t.due is null then 'pending' else 'planned' end;
         return;
     end if;
@@ -4961,23 +5268,24 @@ begin
     -- Ids follow the given order, so that the first task runs first. A conflict locks the document even if nothing is
     -- updated.
     with asked as materialized (
-        select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind, i.due, i.priority
-        from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
-             with ordinality as i(payload, subject, kind, due, priority, n)
+        select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind, i.due, i.priority,
+               i.key, i.meta, i.expires
+        from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_keys, p_metas, p_expires)
+             with ordinality as i(payload, subject, kind, due, priority, key, meta, expires, n)
         where v_twice is null or i.n not in (select unnest(v_twice))
     ), written as (
-        insert into penstock.task as t (id, queue_id, priority, kind, subject, payload, due)
+        insert into penstock.task as t (id, queue_id, priority, kind, subject, payload, due, key, meta, expires)
         select a.id, v_queue.id, coalesce(a.priority, 5::smallint), coalesce(a.kind, 'default'),
-               a.subject, a.payload::jsonb, a.due
+               a.subject, a.payload::jsonb, a.due, a.key, a.meta::jsonb, a.expires
         from asked as a
         order by a.subject collate "C", a.id
         on conflict (queue_id, subject) where subject is not null do update
         set payload = excluded.payload, kind = excluded.kind, priority = excluded.priority,
-            due = coalesce(excluded.due, t.due)
+            due = coalesce(excluded.due, t.due), key = excluded.key, meta = excluded.meta, expires = excluded.expires
         where v_updates
-        returning t.id, t.subject, t.ended
+        returning t.id, t.subject, coalesce(t.ended, case when t.waits_for > 0 then 'waiting' end) as ended
     ), matched as materialized (
-        select a.n, a.due, coalesce(a.priority, 5::smallint) as priority, c.id as made, e.id, e.ended
+        select a.n, a.due, coalesce(a.priority, 5::smallint) as priority, a.key, c.id as made, e.id, e.ended
         from asked as a
         left join written as c on c.id = a.id
         left join written as e on e.subject = a.subject and c.id is null
@@ -4986,9 +5294,9 @@ begin
            array_agg(m.due is not null) filter (where m.made is not null),
            array_agg(m.n) filter (where m.id is not null), array_agg(m.id) filter (where m.id is not null),
            array_agg(m.ended) filter (where m.id is not null), array_agg(m.due) filter (where m.id is not null),
-           array_agg(m.priority) filter (where m.id is not null),
+           array_agg(m.priority) filter (where m.id is not null), array_agg(m.key) filter (where m.id is not null),
            array_agg(m.n order by m.n) filter (where m.made is null and m.id is null)
-    into v_new, v_made, v_planned, v_ns, v_ids, v_ended, v_dues, v_ranks, v_left
+    into v_new, v_made, v_planned, v_ns, v_ids, v_ended, v_dues, v_ranks, v_keys, v_left
     from matched as m;
     if v_left is not null and p_on_conflict = 'error' then
         perform penstock.refuse('PS409',
@@ -5000,7 +5308,9 @@ begin
     from unnest(v_new, v_made, v_planned) as c(n, id, planned);
     if v_ids is not null then
         return query
-        select r.n, r.id, r.result, r.state from penstock._refresh(v_ns, v_ids, v_ended, v_dues, v_ranks) as r;
+        select r.n, r.id, r.result, r.state
+        from penstock._refresh(v_ns, v_ids, v_ended, v_dues, v_ranks,
+                               case when p_keys is not null then penstock._number_keys(v_queue.id, v_keys) end) as r;
     end if;
     -- These are new statements, so that they see the documents that the insert met.
     if v_left is not null then
@@ -5130,7 +5440,7 @@ begin
         limit p_limit
     ) as c;
     v_free := penstock._hold_documents(v_queue.id, v_found, v_ends);
-    perform penstock._reopen(v_free, null, v_now);
+    perform penstock._reopen(v_free, null, v_now, p_lasting => true);
     if v_free <> '{}' then
         insert into penstock.counter_log (queue_id, metric, delta)
         values (v_queue.id, 'redriven_total', cardinality(v_free));
@@ -5293,7 +5603,8 @@ begin
         delete from penstock.agenda as a
         using penstock.queue as q
         where q.id = a.queue_id and (p_queue is null or q.name = p_queue)
-          and (not exists (select from penstock.task as t where t.id = a.task_id and t.ended is null)
+          and (not exists (select from penstock.task as t
+                           where t.id = a.task_id and t.ended is null and coalesce(t.waits_for, 0) = 0)
                or a.task_id in (select o.id from opened as o))
         returning q.name
     )
@@ -5303,10 +5614,10 @@ begin
         select h.id from penstock.lease as l, unnest(l.ids) with ordinality as h(id, n)
         where get_bit(l.open, h.n::int - 1) = 1
     ), lost as (
-        insert into penstock.agenda (task_id, due, queue_id, priority, pending, named)
-        select t.id, v_now, t.queue_id, t.priority, true, t.subject is not null
+        insert into penstock.agenda (task_id, due, queue_id, key_id, priority, pending, named)
+        select t.id, v_now, t.queue_id, penstock._key_id(t.queue_id, t.key), t.priority, true, t.subject is not null
         from penstock.task as t join penstock.queue as q on q.id = t.queue_id
-        where (p_queue is null or q.name = p_queue) and t.ended is null
+        where (p_queue is null or q.name = p_queue) and t.ended is null and coalesce(t.waits_for, 0) = 0
           and not exists (select from penstock.agenda as a where a.task_id = t.id)
           and t.id not in (select o.id from opened as o)
         returning queue_id
@@ -5357,11 +5668,11 @@ begin
     v_waiting := penstock._hold_waiting(v_live);
     v_taken := v_waiting;
     if cardinality(v_waiting) < cardinality(v_live) then
-        v_taken := v_waiting
+        v_taken := v_waiting || penstock._blocked(v_live)
             || penstock._hold_leased(v_queue.id, array(select unnest(v_live) except select unnest(v_waiting)));
     end if;
     perform penstock._replace_waiting(v_waiting, v_waiting, null,
-                                      array_fill(p_priority, array[cardinality(v_waiting)]));
+                                      array_fill(p_priority, array[cardinality(v_waiting)]), null);
     update penstock.task as t set priority = p_priority where t.id = any(v_taken);
     if v_taken <> '{}' then
         perform penstock._note_audit('reprioritise', p_queue,
@@ -5392,7 +5703,8 @@ begin
     perform penstock._check_push(array['{}'], null, null, array[p_due], null, 2);
     v_live := penstock._hold_documents(v_queue.id, v_ids);
     v_waiting := penstock._hold_waiting(v_live);
-    perform penstock._replace_waiting(v_waiting, v_waiting, array_fill(p_due, array[cardinality(v_waiting)]), null);
+    perform penstock._replace_waiting(v_waiting, v_waiting, array_fill(p_due, array[cardinality(v_waiting)]), null, null);
+    v_waiting := v_waiting || penstock._blocked(v_live);
     update penstock.task as t set due = p_due where t.id = any(v_waiting);
     if v_waiting <> '{}' then
         perform penstock._note_audit('reschedule', p_queue,
@@ -5489,7 +5801,7 @@ CREATE FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) RETURNS
     RETURN ((mod(((mod(abs(p_seed), '2147483648'::bigint) * '2654435761'::bigint) + ((p_failures)::bigint * 1013904223)), '4294967296'::bigint))::double precision / (4294967296.0)::double precision);
 CREATE FUNCTION penstock.revision() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 3;
+    RETURN 4;
 CREATE FUNCTION penstock.running_times() RETURNS TABLE(queue text, kind text, bucket integer, tasks bigint, seconds double precision)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5551,12 +5863,13 @@ CREATE FUNCTION penstock.scalers(p_queues text[] DEFAULT NULL::text[]) RETURNS T
     from penstock.scaling as s
     where s.until > penstock.clock() and (p_queues is null or s.queue = any(p_queues)) order by s.queue
 $$;
-CREATE FUNCTION penstock.schedules(p_name text DEFAULT NULL::text) RETURNS TABLE(name text, queue text, kind text, payload text, priority smallint, cron text, tz text, backfill text, paused boolean, mark timestamp with time zone, next_at timestamp with time zone, last_tick timestamp with time zone, created timestamp with time zone, updated timestamp with time zone, who text, size integer, at timestamp with time zone)
+CREATE FUNCTION penstock.schedules(p_name text DEFAULT NULL::text) RETURNS TABLE(name text, queue text, kind text, payload text, priority smallint, cron text, tz text, backfill text, paused boolean, mark timestamp with time zone, next_at timestamp with time zone, last_tick timestamp with time zone, created timestamp with time zone, updated timestamp with time zone, who text, size integer, at timestamp with time zone, key text, expires interval, until_next boolean)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
     select s.name, q.name, s.kind, s.payload::text, s.priority, s.cron, s.tz, s.backfill, s.paused, s.mark,
-           s.next_at, s.last_tick, s.created, s.updated, s.who, octet_length(s.payload::text), c.at
+           s.next_at, s.last_tick, s.created, s.updated, s.who, octet_length(s.payload::text), c.at, s.key, s.expires,
+           s.until_next
     from penstock.schedule as s
     join penstock.queue as q on q.id = s.queue_id
     cross join (select penstock.clock() as at) as c
@@ -5730,7 +6043,7 @@ begin
     perform penstock._note_audit('retain', null, jsonb_build_object('what', p_what, 'keep', p_keep));
 end
 $$;
-CREATE FUNCTION penstock.set_schedule(p_name text, p_queue text, p_cron text, p_tz text DEFAULT 'UTC'::text, p_kind text DEFAULT 'default'::text, p_payload jsonb DEFAULT '{}'::jsonb, p_priority smallint DEFAULT 5, p_backfill text DEFAULT 'last'::text) RETURNS void
+CREATE FUNCTION penstock.set_schedule(p_name text, p_queue text, p_cron text, p_tz text DEFAULT 'UTC'::text, p_kind text DEFAULT 'default'::text, p_payload jsonb DEFAULT '{}'::jsonb, p_priority smallint DEFAULT 5, p_backfill text DEFAULT 'last'::text, p_key text DEFAULT NULL::text, p_expires interval DEFAULT NULL::interval, p_until_next boolean DEFAULT false) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -5746,20 +6059,24 @@ begin
     v_new.cron := p_cron;
     v_new.tz := p_tz;
     v_new.backfill := p_backfill;
+    v_new.key := p_key;
+    v_new.expires := penstock._in_seconds(p_expires);
+    v_new.until_next := p_until_next;
     perform penstock._check_schedule(v_new, penstock.largest_payload(v_queue));
     insert into penstock.schedule as s (name, queue_id, kind, payload, priority, cron, tz, backfill,
-                                        mark, next_at, created, updated, who)
+                                        mark, next_at, created, updated, who, key, expires, until_next)
     values (p_name, v_queue.id, p_kind, p_payload, p_priority, p_cron, p_tz, p_backfill,
-            v_now, v_now, v_now, v_now, session_user)
+            v_now, v_now, v_now, v_now, session_user, p_key, v_new.expires, p_until_next)
     on conflict (name) do update
     set queue_id = excluded.queue_id, kind = excluded.kind, payload = excluded.payload, priority = excluded.priority,
-        cron = excluded.cron, tz = excluded.tz, backfill = excluded.backfill, updated = v_now, who = session_user,
+        cron = excluded.cron, tz = excluded.tz, backfill = excluded.backfill, key = excluded.key, expires = excluded.expires,
+        until_next = excluded.until_next, updated = v_now, who = session_user,
         mark = case when (s.cron, s.tz) = (excluded.cron, excluded.tz) then s.mark else greatest(s.mark, v_now) end,
         next_at = case when (s.cron, s.tz) = (excluded.cron, excluded.tz) then s.next_at else v_now end
-    where (s.queue_id, s.kind, s.payload, s.priority, s.cron, s.tz, s.backfill)
+    where (s.queue_id, s.kind, s.payload, s.priority, s.cron, s.tz, s.backfill, s.key, s.expires, s.until_next)
           is distinct from
           (excluded.queue_id, excluded.kind, excluded.payload, excluded.priority,
-           excluded.cron, excluded.tz, excluded.backfill);
+           excluded.cron, excluded.tz, excluded.backfill, excluded.key, excluded.expires, excluded.until_next);
     if found then
         perform penstock._note_audit('set schedule', p_queue,
             jsonb_build_object('schedule', p_name, 'cron', p_cron, 'tz', p_tz));
@@ -5883,7 +6200,7 @@ CREATE FUNCTION penstock.start_latencies() RETURNS TABLE(queue text, workers big
            percentile_cont(0.9) within group (order by s.seconds)
     from started as s group by s.queue order by s.queue
 $$;
-CREATE FUNCTION penstock.status(p_queue text DEFAULT NULL::text) RETURNS TABLE(queue text, paused boolean, sla interval, planned bigint, pending bigint, active bigint, done bigint, dead bigint, cancelled bigint, oldest_pending_age interval, totals jsonb, at timestamp with time zone)
+CREATE FUNCTION penstock.status(p_queue text DEFAULT NULL::text) RETURNS TABLE(queue text, paused boolean, sla interval, waiting bigint, planned bigint, pending bigint, active bigint, done bigint, dead bigint, cancelled bigint, oldest_pending_age interval, totals jsonb, at timestamp with time zone)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -5911,13 +6228,14 @@ begin
     )
     select
         q.name, q.paused, q.sla,
+        coalesce((b.value->>'waiting')::bigint, 0),
         coalesce((b.value->>'planned')::bigint, 0), coalesce((b.value->>'pending')::bigint, 0),
         coalesce((b.value->>'active')::bigint, 0), coalesce((b.value->>'done')::bigint, 0),
         coalesce((b.value->>'dead')::bigint, 0), coalesce((b.value->>'cancelled')::bigint, 0),
         v_now - least(o.due, p.due),
         (select jsonb_object_agg(t.word, coalesce((b.value->>(t.word || '_total'))::bigint, 0))
          from unnest(array['pushed', 'removed', 'done', 'again', 'failed', 'dead', 'released', 'expired', 'revoked',
-                           'cancelled', 'redriven', 'orphaned']) as t(word)),
+                           'unstarted', 'cancelled', 'redriven', 'orphaned']) as t(word)),
         v_now
     from asked as q
     left join booked as b on b.queue_id = q.id
@@ -6077,7 +6395,7 @@ CREATE FUNCTION penstock.upkeep_pace() RETURNS TABLE(part text, every interval)
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
     values ('squeezed', interval '8 seconds'), ('expired', '8 seconds'), ('promoted', '8 seconds'),
-           ('sampled', '8 seconds'), ('history noted', '8 seconds'), ('ended tasks retired', '8 seconds'),
+           ('unstarted tasks ended', '8 seconds'), ('sampled', '8 seconds'), ('history noted', '8 seconds'), ('ended tasks retired', '8 seconds'),
            ('idle workers forgotten', '8 seconds'),
            ('workers forgotten', '1 minute'),
            ('history days made', '1 minute'),
@@ -6108,6 +6426,7 @@ begin
     case p_part
         when 'squeezed' then select * into rows, more from penstock._squeeze_all();
         when 'expired' then select * into rows, more from penstock._expire_all();
+        when 'unstarted tasks ended' then select * into rows, more from penstock._end_unstarted_all();
         when 'promoted' then select * into rows, more from penstock._promote_all();
         when 'sampled' then rows := penstock._take_samples();
         when 'history noted' then rows := penstock._keep_branch();
@@ -6195,8 +6514,13 @@ begin
             'error_class', v_task.error_class, 'error', v_task.error, 'removed', false);
     else
         select * into v_row from penstock.agenda as a where a.task_id = p_id;
-        if v_row.task_id is not null then
-            v_facts := penstock._why_waiting(v_queue, v_task, v_row, v_now);
+        if v_task.expires <= v_now and (v_row.task_id is not null or v_task.waits_for > 0) then
+            v_facts := jsonb_build_object('reason', 'expired', 'expires', v_task.expires, 'paused', v_queue.paused);
+        elsif v_row.task_id is not null then
+            v_facts := penstock._why_waiting(v_queue, v_task, v_row, v_now)
+                || jsonb_build_object('expires', v_task.expires);
+        elsif v_task.waits_for > 0 then
+            v_facts := jsonb_build_object('reason', 'waiting', 'waits_for', v_task.waits_for, 'expires', v_task.expires);
         else
             select * into v_lease from penstock._lease_of(v_queue.id, p_id);
             v_facts := case when v_lease.until is null then jsonb_build_object('reason', 'stray')
@@ -6383,6 +6707,14 @@ CREATE TABLE penstock.history_sum (
 CREATE TABLE penstock.job_slot (
     n integer NOT NULL
 );
+ALTER TABLE penstock.key ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.key_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 CREATE TABLE penstock.kind (
     queue_id integer NOT NULL,
     kind text NOT NULL COLLATE pg_catalog."C",
@@ -6435,7 +6767,10 @@ CREATE TABLE penstock.reject (
     subject text,
     kind text,
     due text,
-    priority text
+    priority text,
+    key text,
+    meta text,
+    expires text
 );
 ALTER TABLE penstock.reject ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.reject_id_seq
@@ -6490,6 +6825,7 @@ CREATE VIEW penstock.tasks AS
         CASE
             WHEN a.pending THEN 'pending'::text
             WHEN (NOT a.pending) THEN 'planned'::text
+            WHEN (t.waits_for > 0) THEN 'waiting'::text
             ELSE 'active'::text
         END) AS state,
     COALESCE(a.priority, t.priority) AS priority,
@@ -6502,7 +6838,10 @@ CREATE VIEW penstock.tasks AS
     t.reason,
     t.error_class,
     t.error,
-    t.payload
+    t.payload,
+    t.key,
+    t.meta,
+    t.expires
    FROM ((penstock.task t
      JOIN penstock.queue q ON ((q.id = t.queue_id)))
      LEFT JOIN penstock.agenda a ON ((a.task_id = t.id)));
@@ -6570,6 +6909,10 @@ ALTER TABLE ONLY penstock.idle_worker
     ADD CONSTRAINT idle_worker_pkey PRIMARY KEY (worker);
 ALTER TABLE ONLY penstock.job_slot
     ADD CONSTRAINT job_slot_pkey PRIMARY KEY (n);
+ALTER TABLE ONLY penstock.key
+    ADD CONSTRAINT key_is_taken UNIQUE (queue_id, key);
+ALTER TABLE ONLY penstock.key
+    ADD CONSTRAINT key_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.kind
     ADD CONSTRAINT kind_pkey PRIMARY KEY (queue_id, kind);
 ALTER TABLE ONLY penstock.lease
@@ -6614,7 +6957,7 @@ CREATE INDEX adopted_failure_last ON penstock.adopted_failure USING btree (adopt
 CREATE INDEX adopted_record_due ON penstock.adopted_record USING btree (adopted_id, due, key) WHERE (due IS NOT NULL);
 CREATE INDEX agenda_pick ON penstock.agenda USING btree (queue_id, priority, due, task_id) WHERE pending;
 CREATE INDEX agenda_planned ON penstock.agenda USING btree (queue_id, due) WHERE (NOT pending);
-CREATE INDEX agenda_quarantined ON penstock.agenda USING btree (queue_id, priority, due, task_id) WHERE (pending AND (quarantine = 1));
+CREATE INDEX agenda_quarantined ON penstock.agenda USING btree (queue_id, priority, due, task_id) WHERE (pending AND (quarantine < 0));
 CREATE INDEX audit_paused ON penstock.audit USING btree (queue, id) WHERE ((verb = 'set'::text) AND (detail ? 'paused'::text));
 CREATE INDEX counter_log_xid ON penstock.counter_log USING btree (queue_id, xid);
 CREATE INDEX decision_by_queue ON penstock.decision USING btree (queue, at DESC);
@@ -6631,7 +6974,9 @@ CREATE INDEX reject_job ON penstock.reject USING btree (job);
 CREATE INDEX sample_xid ON penstock.sample USING brin (xid) WITH (autosummarize='on');
 CREATE INDEX schedule_next ON penstock.schedule USING btree (next_at) WHERE (NOT paused);
 CREATE INDEX task_ended ON penstock.task USING btree (queue_id, ended, ended_at) WHERE (ended IS NOT NULL);
+CREATE INDEX task_expires ON penstock.task USING btree (queue_id, expires) WHERE ((expires IS NOT NULL) AND (ended IS NULL));
 CREATE UNIQUE INDEX task_subject ON penstock.task USING btree (queue_id, subject) WHERE (subject IS NOT NULL);
+CREATE INDEX task_waiting ON penstock.task USING btree (queue_id, id) WHERE ((waits_for > 0) AND (ended IS NULL));
 CREATE TRIGGER count_delete AFTER DELETE ON penstock.agenda REFERENCING OLD TABLE AS parted FOR EACH STATEMENT EXECUTE FUNCTION penstock._count_agenda();
 CREATE TRIGGER count_delete AFTER DELETE ON penstock.lease REFERENCING OLD TABLE AS parted FOR EACH STATEMENT EXECUTE FUNCTION penstock._count_lease();
 CREATE TRIGGER count_delete AFTER DELETE ON penstock.task REFERENCING OLD TABLE AS parted FOR EACH STATEMENT EXECUTE FUNCTION penstock._count_task();
@@ -6657,11 +7002,14 @@ REVOKE ALL ON FUNCTION penstock._asked_ids(p_queue_id integer, p_ids bigint[], p
 REVOKE ALL ON FUNCTION penstock._begin_branch() FROM PUBLIC;
 GRANT SELECT ON TABLE penstock.history_count TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock._begin_count(p_day date, p_relation regclass, p_below bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._blocked(p_ids bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._cancel_unstarted(p_queue_id integer, p_ids bigint[], p_now timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._channel_number(p_worker text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_arrays(p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_beat(p_worker text, p_queues text[], p_slots integer, p_busy integer, p_host text, p_started_by text, p_leaving boolean, p_listens boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_claim(p_limit integer, p_lease interval, p_worker text, p_quarantined boolean, p_durable boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_distinct(p_ids bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._check_extras(p_count integer, p_keys text[], p_metas text[], p_expires timestamp with time zone[], p_dues timestamp with time zone[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_filter(p_error text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_hold(p_lease interval, p_driver text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_id(p_id bigint) FROM PUBLIC;
@@ -6696,8 +7044,8 @@ GRANT SELECT(ids) ON TABLE penstock.lease TO penstock_reader;
 GRANT SELECT(dues) ON TABLE penstock.lease TO penstock_reader;
 GRANT SELECT(attempts) ON TABLE penstock.lease TO penstock_reader;
 GRANT SELECT(quarantines) ON TABLE penstock.lease TO penstock_reader;
-GRANT SELECT(crashes) ON TABLE penstock.lease TO penstock_reader;
 GRANT SELECT(revoked) ON TABLE penstock.lease TO penstock_reader;
+GRANT SELECT(key_ids) ON TABLE penstock.lease TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock._close_lease(p_lease penstock.lease, p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._conclude(p_lease penstock.lease, p_now timestamp with time zone, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._count_agenda() FROM PUBLIC;
@@ -6719,13 +7067,17 @@ REVOKE ALL ON FUNCTION penstock._drop_history(p_before timestamp with time zone,
 REVOKE ALL ON FUNCTION penstock._drop_ledger(p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._drop_rejects(p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._drop_samples(p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._end_unstarted(p_queue_id integer, p_limit integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._end_unstarted_all(OUT rows bigint, OUT more boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._expire(p_queue_id integer, p_limit integer, p_thorough boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._expire_all(OUT rows bigint, OUT more boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._extras_fault(p_key text, p_meta jsonb, p_expires timestamp with time zone, p_waits_for integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._find_subjects(p_queue_id integer, p_subjects text[], p_which integer[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._finish(p_lease penstock.lease, p_now timestamp with time zone, p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._fleet_of(p_queue text, p_now timestamp with time zone, OUT workers bigint, OUT slots bigint, OUT free bigint, OUT silent bigint, OUT leaving bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._forget_idle(p_before timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._forget_workers(p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._given(p_value text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._held_elsewhere(p_ids bigint[], p_named_only boolean) FROM PUBLIC;
 GRANT SELECT(id) ON TABLE penstock.stream TO penstock_reader;
 GRANT SELECT(identity) ON TABLE penstock.stream TO penstock_reader;
@@ -6751,6 +7103,8 @@ REVOKE ALL ON FUNCTION penstock._is_number(p_value jsonb, p_least numeric, p_mos
 REVOKE ALL ON FUNCTION penstock._keep_branch() FROM PUBLIC;
 GRANT SELECT ON TABLE penstock.retention TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock._keeps(p_what text) FROM PUBLIC;
+GRANT SELECT ON TABLE penstock.key TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock._key_id(p_queue_id integer, p_key text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_producer;
 GRANT ALL ON FUNCTION penstock.largest_payload(p_queue penstock.queue) TO penstock_worker;
@@ -6771,7 +7125,9 @@ REVOKE ALL ON FUNCTION penstock._nearest_queue(p_name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._nearest_schedule(p_name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._note_audit(p_verb text, p_queue text, p_detail jsonb) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._note_beat(p_worker text, p_queues text[], p_queue_set bigint, p_slots integer, p_busy integer, p_host text, p_pid integer, p_requested_at timestamp with time zone, p_started_by text, p_leaving boolean, p_listens boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._note_keys(p_queue_ids integer[], p_keys text[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._note_queue_set(p_ids integer[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._number_keys(p_queue_id integer, p_keys text[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._open_tasks(p_tokens uuid[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._part_ends() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._pass_keeper(p_pass integer) FROM PUBLIC;
@@ -6784,15 +7140,15 @@ REVOKE ALL ON FUNCTION penstock._put_back(p_leases penstock.lease[], p_now times
 REVOKE ALL ON FUNCTION penstock._queue_name(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._read_up_to() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._recount(p_queue text) FROM PUBLIC;
-REVOKE ALL ON FUNCTION penstock._refresh(p_ns integer[], p_ids bigint[], p_ended text[], p_dues timestamp with time zone[], p_priorities smallint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._refresh(p_ns integer[], p_ids bigint[], p_ended text[], p_dues timestamp with time zone[], p_priorities smallint[], p_key_ids integer[]) FROM PUBLIC;
 GRANT SELECT ON TABLE penstock.history_branch TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock._refuse_branch(p_branch text, p_xid bigint, p_known penstock.history_branch) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._refuse_lease(p_lease interval) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._refuse_text(p_which text, p_size text, p_most bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._refuse_truncate() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._renew_tokens(p_tokens uuid[], p_driver text, p_lease interval) FROM PUBLIC;
-REVOKE ALL ON FUNCTION penstock._reopen(p_ids bigint[], p_dues timestamp with time zone[], p_now timestamp with time zone) FROM PUBLIC;
-REVOKE ALL ON FUNCTION penstock._replace_waiting(p_which bigint[], p_ids bigint[], p_dues timestamp with time zone[], p_priorities smallint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._reopen(p_ids bigint[], p_dues timestamp with time zone[], p_now timestamp with time zone, p_lasting boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._replace_waiting(p_which bigint[], p_ids bigint[], p_dues timestamp with time zone[], p_priorities smallint[], p_key_ids integer[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._retire(p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._revoke(p_queue_id integer, p_ids bigint[], p_now timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._safe_text(p_text text) FROM PUBLIC;
@@ -6823,10 +7179,13 @@ GRANT INSERT(kind) ON TABLE penstock.task TO penstock_producer;
 GRANT INSERT(subject) ON TABLE penstock.task TO penstock_producer;
 GRANT INSERT(payload) ON TABLE penstock.task TO penstock_producer;
 GRANT INSERT(due) ON TABLE penstock.task TO penstock_producer;
+GRANT INSERT(key) ON TABLE penstock.task TO penstock_producer;
+GRANT INSERT(meta) ON TABLE penstock.task TO penstock_producer;
+GRANT INSERT(expires) ON TABLE penstock.task TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock._why_waiting(p_queue penstock.queue, p_task penstock.task, p_row penstock.agenda, p_now timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._within_quarantine(p_picks penstock.picks) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._without_bounds(p_watermark penstock.watermark) FROM PUBLIC;
-REVOKE ALL ON FUNCTION penstock._without_orphans(p_queue_id integer, p_picks penstock.picks) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._without_unstartable(p_queue_id integer, p_picks penstock.picks, p_now timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._written_since(p_relation regclass, p_xid bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.abandon(p_name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.abandon(p_name text) TO penstock_admin;
@@ -6899,8 +7258,8 @@ REVOKE ALL ON FUNCTION penstock.find_removed(p_id bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.find_removed(p_id bigint) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.find_work(p_queues text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.find_work(p_queues text[]) TO penstock_worker;
-REVOKE ALL ON FUNCTION penstock.fire(p_name text, p_mark timestamp with time zone, p_ticks timestamp with time zone[], p_decided timestamp with time zone, p_next_at timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.fire(p_name text, p_mark timestamp with time zone, p_ticks timestamp with time zone[], p_decided timestamp with time zone, p_next_at timestamp with time zone) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.fire(p_name text, p_mark timestamp with time zone, p_ticks timestamp with time zone[], p_decided timestamp with time zone, p_next_at timestamp with time zone, p_expires timestamp with time zone[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.fire(p_name text, p_mark timestamp with time zone, p_ticks timestamp with time zone[], p_decided timestamp with time zone, p_next_at timestamp with time zone, p_expires timestamp with time zone[]) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.forget_reader(p_name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.forget_reader(p_name text) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.forget_records(p_adopted integer, p_keys jsonb) FROM PUBLIC;
@@ -6953,8 +7312,8 @@ REVOKE ALL ON FUNCTION penstock.note_reader(p_name text, p_system text, p_databa
 GRANT ALL ON FUNCTION penstock.note_reader(p_name text, p_system text, p_database bigint, p_branch text, p_passed bigint) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.note_records(p_adopted integer, p_records jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.note_records(p_adopted integer, p_records jsonb) TO penstock_worker;
-REVOKE ALL ON FUNCTION penstock.note_rejects(p_queue text, p_job uuid, p_partition integer, p_reasons text[], p_payloads text[], p_subjects text[], p_kinds text[], p_dues text[], p_priorities text[]) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.note_rejects(p_queue text, p_job uuid, p_partition integer, p_reasons text[], p_payloads text[], p_subjects text[], p_kinds text[], p_dues text[], p_priorities text[]) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.note_rejects(p_queue text, p_job uuid, p_partition integer, p_reasons text[], p_payloads text[], p_subjects text[], p_kinds text[], p_dues text[], p_priorities text[], p_keys text[], p_metas text[], p_expires text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.note_rejects(p_queue text, p_job uuid, p_partition integer, p_reasons text[], p_payloads text[], p_subjects text[], p_kinds text[], p_dues text[], p_priorities text[], p_keys text[], p_metas text[], p_expires text[]) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.oldest_client() FROM PUBLIC;
@@ -6974,14 +7333,14 @@ GRANT ALL ON FUNCTION penstock.profiles(p_queue text) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.profiles(p_queue text) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.purge(p_queue text, p_states text[], p_ids bigint[], p_kind text, p_error text, p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.purge(p_queue text, p_states text[], p_ids bigint[], p_kind text, p_error text, p_before timestamp with time zone, p_limit integer) TO penstock_admin;
-REVOKE ALL ON FUNCTION penstock.push(p_queue text, p_payload json, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.push(p_queue text, p_payload json, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text) TO penstock_producer;
-REVOKE ALL ON FUNCTION penstock.push(p_queue text, p_payload jsonb, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.push(p_queue text, p_payload jsonb, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text) TO penstock_producer;
-REVOKE ALL ON FUNCTION penstock.push(p_queue text, p_payload text, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.push(p_queue text, p_payload text, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text) TO penstock_producer;
-REVOKE ALL ON FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.push(p_queue text, p_payload json, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text, p_key text, p_meta jsonb, p_expires timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.push(p_queue text, p_payload json, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text, p_key text, p_meta jsonb, p_expires timestamp with time zone) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.push(p_queue text, p_payload jsonb, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text, p_key text, p_meta jsonb, p_expires timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.push(p_queue text, p_payload jsonb, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text, p_key text, p_meta jsonb, p_expires timestamp with time zone) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.push(p_queue text, p_payload text, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text, p_key text, p_meta jsonb, p_expires timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.push(p_queue text, p_payload text, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text, p_key text, p_meta jsonb, p_expires timestamp with time zone) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text, p_keys text[], p_metas text[], p_expires timestamp with time zone[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text, p_keys text[], p_metas text[], p_expires timestamp with time zone[]) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.queues_named(p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.queues_named(p_queue text) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.read_lease(p_token uuid, p_first integer, p_count integer) FROM PUBLIC;
@@ -7035,8 +7394,8 @@ REVOKE ALL ON FUNCTION penstock.set_queue(p_name text, p_changes jsonb) FROM PUB
 GRANT ALL ON FUNCTION penstock.set_queue(p_name text, p_changes jsonb) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.set_retention(p_what text, p_keep interval) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.set_retention(p_what text, p_keep interval) TO penstock_admin;
-REVOKE ALL ON FUNCTION penstock.set_schedule(p_name text, p_queue text, p_cron text, p_tz text, p_kind text, p_payload jsonb, p_priority smallint, p_backfill text) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.set_schedule(p_name text, p_queue text, p_cron text, p_tz text, p_kind text, p_payload jsonb, p_priority smallint, p_backfill text) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.set_schedule(p_name text, p_queue text, p_cron text, p_tz text, p_kind text, p_payload jsonb, p_priority smallint, p_backfill text, p_key text, p_expires interval, p_until_next boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.set_schedule(p_name text, p_queue text, p_cron text, p_tz text, p_kind text, p_payload jsonb, p_priority smallint, p_backfill text, p_key text, p_expires interval, p_until_next boolean) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.settle(p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[], p_wait boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.settle(p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[], p_wait boolean) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.start_latencies() FROM PUBLIC;

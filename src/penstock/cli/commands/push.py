@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import IO, Annotated, Any, NoReturn, cast
+from typing import IO, Annotated, Any, NamedTuple, NoReturn, cast
 from uuid import UUID, uuid4
 
 import typer
@@ -24,7 +24,7 @@ from penstock.model import PUSH_RESULTS, Duration, NewTask, OnConflict, PushRepo
 from penstock.validate import moment, queue_name, token
 
 MAX_LINE_BYTES = (16 << 20) + (64 << 10)
-FIELDS = ("payload", "subject", "kind", "due", "delay", "priority")
+FIELDS = ("payload", "subject", "kind", "due", "delay", "priority", "key", "meta", "expires")
 INVITATION = "reading tasks, one JSON object a line; Ctrl-D ends\n"
 BOM = b"\xef\xbb\xbf"
 
@@ -50,6 +50,20 @@ def push(
             show_default=False,
         ),
     ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(help="Whose the tasks are: a tenant, a customer; of lines without a key.", show_default=False),
+    ] = None,
+    meta: Annotated[
+        str | None, typer.Option(help="Headers, a JSON object, of lines without meta.", show_default=False)
+    ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(
+            help="When tasks are cancelled that have not started: a moment, or so long after their due, as 10m.",
+            show_default=False,
+        ),
+    ] = None,
     batch_id: Annotated[
         str | None,
         typer.Option(
@@ -59,7 +73,8 @@ def push(
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Push tasks. A line is {"payload": {…}, "subject"?: …, "kind"?: …, "due"?: …, "delay"?: "5m", "priority"?: 0-9}.
+    """Push tasks. A line is {"payload": {…}, "subject"?: …, "kind"?: …, "due"?: …, "delay"?: "5m", "priority"?: 0-9,
+    "key"?: …, "meta"?: {…}, "expires"?: "10m"}.
 
     If a line is wrong, the error names it and nothing is written. A task is skipped if its subject exists, unless you
     set --on-conflict. The answer says how many of the existing tasks are dead.
@@ -67,12 +82,12 @@ def push(
     Example: penstock push mail --file tasks.jsonl --on-conflict update
     """
     queue_name(queue)
-    wait = parse_delay(delay)
+    defaults = parse_defaults(delay, key, meta, expires)
     batch = uuid4() if batch_id is None else token(batch_id, "batch_id")
     check_conflict(on_conflict)
     with open_source(file) as source:
         typed = file == "-" and sys.stdin.isatty()
-        lines = Lines(source, "" if shell.quiet or not typed else INVITATION, wait)
+        lines = Lines(source, "" if shell.quiet or not typed else INVITATION, defaults)
         with name_lines_in_errors(lines):
             if dry_run:
                 counts = check_lines(lines)
@@ -101,6 +116,24 @@ def parse_delay(text: str | None) -> timedelta | None:
         return validate.delay(text)
     except ValidationError as error:
         raise ValidationError(error.bare, hint="Write --delay 5m.", field="delay") from None
+
+
+def parse_defaults(delay: str | None, key: str | None, meta: str | None, expires: str | None) -> Defaults:
+    if key is not None:
+        validate.text(key, "key", validate.MAX_KEY)
+    headers = None if meta is None else parse_meta(meta)
+    if expires is not None:
+        validate.expires(expires)
+    return Defaults(parse_delay(delay), key, headers, expires)
+
+
+def parse_meta(text: str) -> Any:
+    try:
+        found = parse_json(text.encode())
+    except PayloadError as error:
+        raise PayloadError(f"meta: {error.bare}", field="meta") from None
+    validate.meta(found)
+    return found
 
 
 @contextmanager
@@ -169,11 +202,23 @@ def open_source(file: str) -> Iterator[IO[bytes]]:
         yield source
 
 
+class Defaults(NamedTuple):
+    """What a task has whose line does not say otherwise."""
+
+    delay: Duration | None = None  # for tasks without a due and a delay
+    key: str | None = None
+    meta: Any = None
+    expires: str | None = None
+
+
+NO_DEFAULTS = Defaults()
+
+
 class Lines:
     """Reads tasks from JSONL, and knows the line of each."""
 
-    def __init__(self, source: IO[bytes], invitation: str = "", delay: Duration | None = None) -> None:
-        self._delay = delay  # for tasks without a due and a delay
+    def __init__(self, source: IO[bytes], invitation: str = "", defaults: Defaults = NO_DEFAULTS) -> None:
+        self._defaults = defaults
         self.invitation = invitation  # shown before tasks are typed on a terminal
         self.tasks = 0
         self.named = False  # whether any task has a subject
@@ -208,7 +253,7 @@ class Lines:
         if type(value) is not dict:
             self._refuse(
                 "it is not a JSON object",
-                hint='A line is {"payload": {…}, "subject"?, "kind"?, "due"?, "delay"?, "priority"?}.',
+                hint=f"A line is {{{FIELDS[0]!r}: {{…}}, {', '.join(f'{name}?' for name in FIELDS[1:])}}}.",
             )
         unknown = [key for key in value if key not in FIELDS]
         if unknown:
@@ -227,7 +272,10 @@ class Lines:
                 None if due is None else moment(due),
                 value.get("priority", 5),
                 value.get("kind", "default"),
-                self._delay if due is None and delay is None else delay,
+                self._defaults.delay if due is None and delay is None else delay,
+                value.get("key", self._defaults.key),
+                value.get("meta", self._defaults.meta),
+                value.get("expires", self._defaults.expires),
             )
         except ValidationError as error:
             self._refuse(error.bare, hint=error.hint)

@@ -57,6 +57,14 @@ def add(
     payload: Annotated[str, typer.Option(help="The payload of its tasks, a JSON object.")] = "{}",
     priority: Annotated[int, typer.Option(help="0 to 9; smaller runs first.")] = 5,
     backfill: Annotated[str, typer.Option(help="Which missed ticks are pushed later: none, last or all.")] = "last",
+    key: Annotated[str | None, typer.Option(help="The key of its tasks.", show_default=False)] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(
+            help="When a task is cancelled that has not started: so long after its tick, as 10m, or 'next tick'.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: DryRun = False,
 ) -> None:
     """Add a schedule, or change one. A new cron expression or time zone applies from now on.
@@ -75,6 +83,8 @@ def add(
             payload=parse_json(payload.encode()),
             priority=priority,
             backfill=cast("Backfill", check_one_of(backfill, ("none", "last", "all"), "backfill")),
+            key=key,
+            expires=expires,
         )
     verb = "set" if name in known else "added"
     said = f"schedule {escape(name)} {'would be ' if dry_run else ''}{verb}: {format_runs(line, found.at, 1)}"
@@ -197,4 +207,5 @@ def format_next(one: Schedule) -> str:
 
 def schedule_json(one: Schedule) -> dict[str, Any]:
     moments = {key: to_iso(getattr(one, key)) for key in ("mark", "next_at", "last_tick", "created", "updated", "at")}
-    return {key: value for key, value in asdict(one).items() if key != "size"} | moments
+    expires = None if one.expires is None else one.expires.total_seconds()
+    return {key: value for key, value in asdict(one).items() if key != "size"} | moments | {"expires": expires}

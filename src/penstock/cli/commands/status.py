@@ -117,12 +117,14 @@ def print_status(found: list[QueueStatus]) -> None:
     if not found:
         print_line(NO_QUEUES)
         return
+    # Few queues have tasks that wait for others.
+    gauges = GAUGES if any(one.waiting for one in found) else GAUGES[1:]
     print_table(
-        ("queue", *GAUGES, "finished", "oldest", "sla", "pushed", ""),
+        ("queue", *gauges, "finished", "oldest", "sla", "pushed", ""),
         [
             (
                 one.queue,
-                *(f"{getattr(one, gauge):,}" for gauge in GAUGES),
+                *(f"{getattr(one, gauge):,}" for gauge in gauges),
                 f"{one.totals['done']:,}",
                 format_age(one.oldest_pending_age),
                 format_seconds(one.sla),

@@ -57,7 +57,8 @@ def ls(
 ) -> None:
     """List tasks in the order of their ids.
 
-    States: planned (not yet due), pending (can run), active (runs now), done, dead (failed for good), cancelled.
+    States: waiting (for other tasks), planned (not yet due), pending (can run), active (runs now), done, dead (failed
+    for good), cancelled.
 
     Example: penstock tasks ls mail --state dead --error timeout --limit 20
     """

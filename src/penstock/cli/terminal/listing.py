@@ -16,12 +16,29 @@ from penstock.model import Attempt, State, TaskDetails, TaskInfo
 
 COLUMNS = ("id", "state", "kind", "subject", "priority", "attempts", "due", "ended", "why")
 WORDS = ("state", "kind", "subject", "why")
-MOMENTS = ("due", "created", "last_iteration", "ended_at")
+MOMENTS = ("due", "created", "last_iteration", "ended_at", "expires")
 PAGE_SIZE = 1000
 FACTS = (
-    "id", "queue", "kind", "subject", "state", "priority", "due", "attempts", "iterations", "created", "last_iteration",
-    "worker", "claimed_at", "lease_until", "ended_at", "reason", "error_class", "message",
-)  # fmt: skip
+    "id",
+    "queue",
+    "kind",
+    "subject",
+    "state",
+    "priority",
+    "due",
+    "attempts",
+    "iterations",
+    "created",
+    "last_iteration",
+    "worker",
+    "claimed_at",
+    "lease_until",
+    "ended_at",
+    "reason",
+    "error_class",
+    "message",
+)
+RARE_FACTS = ("key", "expires", "meta")  # shown if the task has them  # fmt: skip
 MAX_PAYLOAD_CHARACTERS, MAX_PAYLOAD_LINES = 4000, 100  # characters, lines
 ATTEMPT_COLUMNS = ("attempt", "iteration", "worker", "due", "claimed", "finished", "outcome", "error")
 ATTEMPT_WORDS = ("worker", "due", "claimed", "finished", "outcome", "error")
@@ -72,7 +89,8 @@ def print_task(shell: Shell, found: TaskDetails, attempts: Sequence[Attempt]) ->
         shown = {**task._asdict(), "message": task.message, "worker": found.worker}
         shown |= {name: format_time(getattr(task, name)) for name in MOMENTS}
         shown |= {name: format_time(moment) for name, moment in held.items()}
-        for name in FACTS:
+        shown["meta"] = None if task.meta is None else format_json(task.meta)
+        for name in (*FACTS, *(name for name in RARE_FACTS if getattr(task, name) is not None)):
             print_line(f"{name:<15} {'–' if shown[name] is None else escape(str(shown[name]))}")
         if found.removed:
             print_line("removed         its row and its payload are deleted; this is its last attempt, from history")

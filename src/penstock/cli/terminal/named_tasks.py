@@ -14,12 +14,13 @@ from penstock.cli.terminal.output import print_json, print_line
 from penstock.client.queue import Queue
 from penstock.errors import NotFound, ValidationError
 
+QUEUED = ("waiting", "planned", "pending")
 # The result of each verb for a task in each state. In the other states it is `ended`.
 RESULTS_BY_STATE: Mapping[str, Mapping[str, str]] = {
-    "cancel": {"planned": "cancelled", "pending": "cancelled", "active": "revoked"},
-    "reschedule": {"planned": "rescheduled", "pending": "rescheduled", "active": "active"},
-    "reprioritise": dict.fromkeys(("planned", "pending", "active"), "reprioritised"),
-    "redrive": {"dead": "redriven", "cancelled": "redriven"} | dict.fromkeys(("planned", "pending", "active"), "live"),
+    "cancel": dict.fromkeys(QUEUED, "cancelled") | {"active": "revoked"},
+    "reschedule": dict.fromkeys(QUEUED, "rescheduled") | {"active": "active"},
+    "reprioritise": dict.fromkeys((*QUEUED, "active"), "reprioritised"),
+    "redrive": {"dead": "redriven", "cancelled": "redriven"} | dict.fromkeys((*QUEUED, "active"), "live"),
 }
 SUCCESSES = frozenset({"cancelled", "revoked", "rescheduled", "reprioritised", "redriven"})
 MAX_SHOWN = 20

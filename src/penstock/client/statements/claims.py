@@ -7,24 +7,30 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import repeat
 from typing import Any, NamedTuple
 from uuid import UUID
+
+import orjson
 
 from penstock import validate
 from penstock.client.binary import IdArray, TextArray
 from penstock.client.statements.texts import encode, text_array, to_storable
 from penstock.errors import Conflict, LeaseLost, NotFound, PenstockError, ValidationError, shown
-from penstock.model import Claim, Duration, Extended, Outcome, Task, from_micros
+from penstock.model import Claim, Duration, Extended, Json, Outcome, Task, from_micros
 
 Place = tuple[int, datetime | str, int]
 NO_PLACE = (None, None, None)
 START: Place = (0, "-infinity", 0)  # the start of a queue: no task can be before it
-# All rows of a claim share the token, the end of the lease and the flag `alone`, so these are sent once.
+# All rows of a claim share the token, the end of the lease and the flag `alone`, so these are sent once. The row of a
+# task with a key or meta has them, and the flag, in an object.
 CLAIM = """
     select id, kind, subject, payload, priority, attempt, iterations, due, created, since,
            case when pg_catalog.row_number() over () = 1 then token end,
            case when pg_catalog.row_number() over () = 1 then until end,
-           case when pg_catalog.row_number() over () = 1 then alone end
+           case when key is not null or meta is not null
+                then pg_catalog.jsonb_build_object('alone', alone, 'key', key, 'meta', meta)
+                when pg_catalog.row_number() over () = 1 then pg_catalog.to_jsonb(alone) end
     from penstock.claim(%s, %s, %s, %s, penstock.at_place(%s::smallint, %s::timestamptz, %s::bigint), %s, false)
 """
 EXTEND = "select until, revoked, open from penstock.extend(%s, %s)"
@@ -107,10 +113,25 @@ def read_claim(queue: str, rows: list[tuple[Any, ...]]) -> Claim:
     if not rows:
         return Claim(queue, None, None, ())
     columns = [*zip(*rows, strict=True)]
-    *_, tokens, untils, alone = columns
+    *_, tokens, untils, extras = columns
     columns[3] = validate.decode_payloads(columns[3])  # type: ignore[call-overload]
-    tasks = tuple(map(Task._make, zip(*columns[:-3], strict=True)))
-    return Claim(queue, UUID(bytes=tokens[0]), from_micros(untils[0]), tasks, os.getpid(), alone[0])
+    others: Sequence[Iterable[Any]] = (repeat(None), repeat(None))
+    if extras[0] in FLAGS and extras.count(None) == len(extras) - 1:
+        alone = FLAGS[extras[0]]
+    else:
+        alone, *others = read_extras(extras)
+    tasks = tuple(map(Task._make, zip(*columns[:-3], *others)))  # noqa: B905 - `repeat` has no end
+    return Claim(queue, UUID(bytes=tokens[0]), from_micros(untils[0]), tasks, os.getpid(), alone)
+
+
+FLAGS = {b"\x01true": True, b"\x01false": False}  # as PostgreSQL sends them
+
+
+def read_extras(extras: Sequence[bytes | None]) -> tuple[bool, list[str | None], list[Json | None]]:
+    """Returns the flag `alone` of a claim, and the keys and metas of its tasks."""
+    found = [{} if one is None or one in FLAGS else orjson.loads(one[1:]) for one in extras]
+    alone = FLAGS[extras[0]] if extras[0] in FLAGS else found[0]["alone"]
+    return alone, [one.get("key") for one in found], [one.get("meta") for one in found]
 
 
 UNREADABLE = Outcome.dead("payload: it is nested too deep to be read", error_class="PayloadError")

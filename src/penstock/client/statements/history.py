@@ -60,7 +60,7 @@ STILL_THERE = """
 """
 # This statement reads a day's samples of a window in the same way. It goes by queue in order to use the primary key.
 SAMPLES = """
-    select s.queue_id, s.xid, s.at, s.planned, s.pending, s.active, s.done, s.dead, s.cancelled,
+    select s.queue_id, s.xid, s.at, s.waiting, s.planned, s.pending, s.active, s.done, s.dead, s.cancelled,
            extract(epoch from s.oldest_age)::float8 as oldest_age, extract(epoch from s.sla)::float8 as sla, s.workers,
            {totals}
     from pg_catalog.unnest('{{{queues}}}'::int[]) as q(id)

@@ -17,10 +17,11 @@ TAKE_SLOT = "select penstock.take_job_slot(%s, %s)"
 SEAL_JOB = "select penstock.seal_job(%s, %s, %s, %s, %s::text, %s::jsonb)::text"
 JOB_REPORT = "select penstock.job_report(%s)::text"
 JUDGE = "select n, reason from penstock.judge_payloads(%s)"
-REJECTED = ("reason", "payload", "subject", "kind", "due", "priority")
-NOTE_REJECTS = (
-    "select penstock.note_rejects(%s, %s, %s, %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[])"
-)
+REJECTED = ("reason", "payload", "subject", "kind", "due", "priority", "key", "meta", "expires")
+NOTE_REJECTS = """
+    select penstock.note_rejects(%s, %s, %s, %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+                                 %s::text[], %s::text[], %s::text[])
+"""
 # A function writes to Penstock's own table; a table of the user is written with the rights of the connected role.
 REJECT_COLUMNS = """
     select a.attname from pg_catalog.pg_attribute as a
@@ -31,11 +32,13 @@ MAKE_REJECTS = """
         id bigint generated always as identity primary key,
         at timestamptz not null default pg_catalog.clock_timestamp(),
         job uuid not null, partition int not null, queue text not null, reason text not null,
-        payload text, subject text, kind text, due text, priority text)
+        payload text, subject text, kind text, due text, priority text, key text, meta text, expires text)
 """
 INSERT_REJECTS = """
-    insert into {} (queue, job, partition, reason, payload, subject, kind, due, priority)
-    select %s, %s, %s, r.* from unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]) as r
+    insert into {} (queue, job, partition, reason, payload, subject, kind, due, priority, key, meta, expires)
+    select %s, %s, %s, r.*
+    from unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+                %s::text[]) as r
 """
 TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}(\.[A-Za-z_][A-Za-z0-9_$]{0,62})?")
 
@@ -49,6 +52,9 @@ class Reject(NamedTuple):
     kind: str | None = None
     due: str | None = None
     priority: str | None = None
+    key: str | None = None
+    meta: str | None = None
+    expires: str | None = None
 
 
 class Entry(NamedTuple):

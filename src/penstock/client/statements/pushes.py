@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from penstock import validate
 from penstock.client.binary import TextArray
 from penstock.client.spool import Chunk
 from penstock.errors import Conflict, ValidationError, shown
-from penstock.model import Pushed
+from penstock.model import NewTask, Pushed
 
 LIMIT = "select q.id, penstock.largest_payload(q) from penstock.the_queue(%s) as q"
 PUSH = """
@@ -19,10 +20,16 @@ PUSH = """
     from penstock.push_many(%s, array[%s::text], array[%s::text], array[%s::text], array[%s::timestamptz],
                             array[%s::smallint], %s)
 """
+PUSH_MORE = """
+    select id, result, state
+    from penstock.push_many(%s, array[%s::text], array[%s::text], array[%s::text], array[%s::timestamptz],
+                            array[%s::smallint], %s, array[%s::text], array[%s::text], array[%s::timestamptz])
+"""
 PUSH_MANY = """
     select result, pg_catalog.count(*),
            pg_catalog.count(*) filter (where result = 'skipped' and state = 'dead')
-    from penstock.push_many(%s, %s, %s, %s, (%s::text[])::timestamptz[], %s::smallint[], %s)
+    from penstock.push_many(%s, %s, %s, %s, (%s::text[])::timestamptz[], %s::smallint[], %s,
+                            %s, %s, (%s::text[])::timestamptz[])
     group by result
 """
 RESERVE = "select pg_catalog.nextval('penstock.task_id_seq') from pg_catalog.generate_series(1, %s)"
@@ -41,7 +48,11 @@ PUSH_AS_TEXT = """
         cast(pg_catalog.array_replace(cast(cast($5 as pg_catalog.text) as pg_catalog.text[]), '', null)
              as pg_catalog.timestamptz[]),
         cast(cast($6 as pg_catalog.text) as pg_catalog.int2[]),
-        cast($7 as pg_catalog.text))
+        cast($7 as pg_catalog.text),
+        pg_catalog.array_replace(cast(cast($8 as pg_catalog.text) as pg_catalog.text[]), '', null),
+        pg_catalog.array_replace(cast(cast($9 as pg_catalog.text) as pg_catalog.text[]), '', null),
+        cast(pg_catalog.array_replace(cast(cast($10 as pg_catalog.text) as pg_catalog.text[]), '', null)
+             as pg_catalog.timestamptz[]))
     order by n
 """
 LIMIT_AS_TEXT = "select q.id, penstock.largest_payload(q) from penstock.the_queue(cast($1 as pg_catalog.text)) as q"
@@ -65,14 +76,28 @@ def check_conflict(value: object) -> str:
     return str(value)
 
 
-def merge_columns(chunk: Chunk) -> tuple[Any, ...]:
-    """Returns the columns of a chunk as parameters of PUSH_MANY."""
+def push_one(queue: str, raw: bytes, task: NewTask, on_conflict: str) -> tuple[str, tuple[Any, ...]]:
+    """Returns the statement and the parameters that push one checked task."""
+    plain = (queue, raw.decode(), task.subject, task.kind, task.due, task.priority, on_conflict)
+    if task.key is None and task.meta is None and task.expires is None:
+        return PUSH, plain
+    meta = None if task.meta is None else validate.meta(task.meta).decode()
+    return PUSH_MORE, (*plain, task.key, meta, task.expires)
+
+
+def merge_parameters(queue: str, chunk: Chunk, on_conflict: str) -> tuple[Any, ...]:
+    """Returns the parameters of PUSH_MANY."""
     return (
+        queue,
         TextArray(chunk.payloads),
         chunk.subjects and TextArray(chunk.subjects),
         chunk.kinds and TextArray(chunk.kinds),
         chunk.dues and TextArray(chunk.dues),
         chunk.priorities,
+        on_conflict,
+        chunk.keys and TextArray(chunk.keys),
+        chunk.metas and TextArray(chunk.metas),
+        chunk.expires and TextArray(chunk.expires),
     )
 
 
@@ -86,6 +111,9 @@ def text_columns(queue: str, chunk: Chunk, on_conflict: str) -> list[str | None]
         array_literal(chunk.dues),
         None if chunk.priorities is None else "{" + ",".join(map(str, chunk.priorities)) + "}",
         on_conflict,
+        array_literal(chunk.keys),
+        array_literal(chunk.metas),
+        array_literal(chunk.expires),
     ]
 
 
@@ -122,6 +150,9 @@ def copy_text(queue_id: int, chunk: Chunk, ids: list[int] | None = None) -> tupl
         columns["priority"] = [b"%d" % one for one in chunk.priorities]
     if chunk.dues is not None:
         columns["due"] = [b"\\N" if one is None else one for one in chunk.dues]
+    for name, values in (("key", chunk.keys), ("meta", chunk.metas), ("expires", chunk.expires)):
+        if values is not None:
+            columns[name] = [b"\\N" if one is None else escape_copy(one) for one in values]
     if not columns:
         joined = (b"\n" + head).join(chunk.payloads)
         return "queue_id, payload", head + joined.replace(b"\\", b"\\\\") + b"\n"

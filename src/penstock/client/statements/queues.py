@@ -29,7 +29,7 @@ SET_QUEUE = "select penstock.set_queue(%s, %s::jsonb)"
 DROP_QUEUE = "select penstock.drop_queue(%s, %s)"
 STATUS = """
     select queue, planned, pending, active, done, dead, cancelled, extract(epoch from oldest_pending_age)::float8,
-           extract(epoch from sla)::float8, paused, totals::text, at
+           extract(epoch from sla)::float8, paused, totals::text, at, waiting
     from penstock.status(%s)
 """
 STATUS_OF = STATUS.replace("%s", "null") + "where queue = any(%s::text[])"
@@ -135,7 +135,7 @@ def read_settings(rows: list[tuple[Any, ...]]) -> list[QueueSettings]:
 
 def read_statuses(rows: list[tuple[Any, ...]]) -> list[QueueStatus]:
     """Reads the answer of STATUS."""
-    return [QueueStatus(*(*row[:10], orjson.loads(row[10]), row[11])) for row in rows]
+    return [QueueStatus(*(*row[:10], orjson.loads(row[10]), *row[11:])) for row in rows]
 
 
 def read_verification(rows: list[tuple[Any, ...]], dropped: tuple[Any, ...] | None) -> Verification:

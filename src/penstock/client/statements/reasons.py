@@ -13,7 +13,7 @@ from penstock.formatting import format_count, format_duration, format_time
 from penstock.model import Explanation, split_error
 
 WHY = "select penstock.why(%s, %s)::text"
-MOMENTS = ("at", "due", "since", "until", "ended_at", "finished_at", "renewed_to", "emptying_until")
+MOMENTS = ("at", "due", "since", "until", "ended_at", "finished_at", "renewed_to", "emptying_until", "expires")
 MAX_ERROR = 200  # characters of an error in a sentence
 SILENT_AFTER = 10  # seconds, as penstock._fleet_of counts them
 
@@ -115,6 +115,20 @@ def describe_run(facts: Facts) -> str:
     return f"{name_worker(facts['worker'])} since {since}, attempt {facts['attempt']}"
 
 
+# --- it may not start -------------------------------------------------------------------------------------------------
+
+
+def say_expired(facts: Facts) -> str:
+    """Says that the task was not started in time."""
+    said = f"expired at {format_time(facts['expires'])} before a worker started it, and is not started any more"
+    return f"{said}: the next {'upkeep' if facts['paused'] else 'claim or upkeep'} cancels it"
+
+
+def say_waiting(facts: Facts) -> str:
+    """Says that the task waits for others."""
+    return f"waits for {format_count(facts['waits_for'], 'other task')} to end"
+
+
 # --- it waits ---------------------------------------------------------------------------------------------------------
 
 
@@ -129,7 +143,8 @@ def say_paused(facts: Facts) -> str:
 
 def say_planned(facts: Facts) -> str:
     """Says when the task is due."""
-    return f"is due at {describe_coming(facts, 'due')}{describe_last(facts)}"
+    until = f"; it expires at {format_time(facts['expires'])}" if facts["expires"] else ""
+    return f"is due at {describe_coming(facts, 'due')}{until}{describe_last(facts)}"
 
 
 def say_unknown_kind(facts: Facts) -> str:
@@ -232,6 +247,8 @@ SENTENCES: dict[str, Callable[[Facts], str]] = {
     "dead": say_dead,
     "running": say_running,
     "lease_ended": say_lease_ended,
+    "expired": say_expired,
+    "waiting": say_waiting,
     "paused": say_paused,
     "planned": say_planned,
     "unknown_kind": say_unknown_kind,

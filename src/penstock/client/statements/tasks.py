@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock import validate
@@ -58,13 +58,15 @@ def check_state(value: object) -> str | None:
 # These subqueries find the tasks in a state by an index: a hundred dead tasks among ten million waiting ones are a few
 # pages. A small queue is read by its own indexes. The first tasks of a large queue are soon found in the order of ids.
 FEW_TASKS = 20_000
-SIZE = "select planned + pending + active + done + dead + cancelled from penstock.status(%s)"
+SIZE = "select waiting + planned + pending + active + done + dead + cancelled from penstock.status(%s)"
 PLACES = (
     "select p.id from penstock.queue as q cross join lateral penstock.places_of(q.id) as p where q.name = %(queue)s"
 )
 FOUND_BY = {
     "planned": "select a.task_id from penstock.agenda as a join penstock.queue as q on q.id = a.queue_id"
     " where q.name = %(queue)s and not a.pending",
+    "waiting": "select t.id from penstock.task as t join penstock.queue as q on q.id = t.queue_id"
+    " where q.name = %(queue)s and t.waits_for > 0 and t.ended is null",
     "active": "select h.id from penstock.lease as l join penstock.queue as q on q.id = l.queue_id"
     " cross join lateral pg_catalog.unnest(l.ids) as h(id) where q.name = %(queue)s",
     **dict.fromkeys(
@@ -75,7 +77,7 @@ FOUND_BY = {
 }
 LIST = """
     select id, queue, kind, subject, state, priority, due, attempts, iterations, created, last_iteration, ended_at,
-           reason, error_class, error, payload::text
+           reason, error_class, error, payload::text, key, meta::text, expires
     from penstock.tasks
     where queue = %(queue)s
       and (%(id)s::bigint is null or id = %(id)s)
@@ -105,7 +107,7 @@ def list_tasks(state: str | None, tasks: int, *, named: bool) -> bytes:
 FIND = """
     select t.id, t.queue, t.kind, t.subject, t.state, t.priority, t.due, coalesce(t.attempts, l.attempts), t.iterations,
            t.created, t.last_iteration, t.ended_at, t.reason, t.error_class, t.error,
-           t.payload::text, l.worker, l.claimed_at, l.until
+           t.payload::text, t.key, t.meta::text, t.expires, l.worker, l.claimed_at, l.until
     from penstock.tasks as t
     left join lateral (
         select h.worker, h.claimed_at, h.until, coalesce(h.attempts[o.n], 0) as attempts
@@ -116,7 +118,7 @@ FIND = """
 """
 FIND_REMOVED = """
     select task_id, queue, kind, subject, state, null, null, attempts, iterations, created, last_iteration, ended_at,
-           null, error_class, error, null, worker, claimed_at, null
+           null, error_class, error, null, null, null, null, worker, claimed_at, null
     from penstock.find_removed(%s)
 """
 
@@ -128,14 +130,20 @@ def read_task(row: tuple[Any, ...] | None, id_: int, *, removed: bool) -> TaskDe
             f"id: there is no task {id_}",
             hint="Nor does history know it; `penstock retention` tells how long history is kept.",
         )
-    *task, payload, worker, claimed_at, until = row
-    known = None if payload is None else validate.decode_text(payload)
-    return TaskDetails(TaskInfo._make([*task, known]), worker, claimed_at, until, removed)
+    *task, worker, claimed_at, until = row
+    return TaskDetails(read_info(task), worker, claimed_at, until, removed)
 
 
 def read_tasks(rows: list[tuple[Any, ...]]) -> list[TaskInfo]:
     """Reads the answer of LIST."""
-    return [TaskInfo(*(*row[:-1], validate.decode_text(row[-1]))) for row in rows]
+    return [read_info(row) for row in rows]
+
+
+def read_info(row: Sequence[Any]) -> TaskInfo:
+    """Reads one task as LIST and FIND return it."""
+    *task, payload, key, meta, expires = row
+    payload, meta = (None if one is None else validate.decode_text(one) for one in (payload, meta))
+    return TaskInfo._make([*task, payload, key, meta, expires])
 
 
 ATTEMPTS = """

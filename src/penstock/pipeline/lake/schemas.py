@@ -75,6 +75,7 @@ TOTALS = (
     "released",
     "expired",
     "revoked",
+    "unstarted",
     "cancelled",
     "redriven",
     "orphaned",
@@ -83,7 +84,7 @@ URGENCIES = ("normal", "elevated", "warning", "critical", "breach")  # by the ol
 THRESHOLDS = (0.6, 0.8, 0.9, 1.0)  # the same as the scaler's
 FAILURES = ("failed", "dead", "expired")
 SUCCESSES = ("done", "again")
-ENDS = ("done", "dead", "revoked")
+ENDS = ("done", "dead", "revoked", "unstarted")
 # Lower bounds of the age buckets, in seconds.
 AGES = (0, 1, 10, 60, 300, 900, 3600, 14_400, 43_200, 86_400, 259_200, 604_800, 2_592_000)
 
@@ -99,7 +100,7 @@ ATTEMPT: Columns = (
     ("finished_at", "timestamp", "when the attempt ended"),
     ("iteration", "int", "successful runs of the task before"),
     ("attempt", "int", "number of the attempt since the last success: 1, 2, …; a released attempt keeps its number"),
-    ("outcome", "string", "done, again, failed, dead, released, expired or revoked"),
+    ("outcome", "string", "done, again, failed, dead, released, expired, revoked or unstarted"),
     ("kind", "string", "kind of the task"),
     ("worker", "string", "the worker that claimed it"),
     ("subject", "string", "subject of the task, if it has one"),
@@ -118,6 +119,7 @@ SAMPLE = LakeTable(
         ("queue_id", "int", "its id"),
         ("xid", "bigint", "the transaction that wrote it"),
         ("at", "timestamp", "start of the ten seconds in which it was taken"),
+        ("waiting", "bigint", "tasks that wait for other tasks"),
         ("planned", "bigint", "tasks that are not due yet"),
         ("pending", "bigint", "tasks that may run"),
         ("active", "bigint", "tasks that a worker runs"),
@@ -143,7 +145,7 @@ ATTEMPTS = LakeTable(
         ("sla_s", "double", "the SLA of the latest sample of the queue at or before claimed_at; null: none"),
         ("late", "boolean", "it waited longer than sla_s; null: nothing was promised"),
         ("late_by_s", "double", "by how much; 0: in time; null: nothing was promised"),
-        ("ended", "boolean", "the task ended with it (done, dead or revoked), unless an update renewed it"),
+        ("ended", "boolean", "the task ended with it (done, dead, revoked or unstarted), unless an update renewed it"),
         ("fingerprint", "string", "of class and shape of the error: 12 hex digits; null: nothing went wrong"),
         ("error_shape", "string", "the error without what differs from one to the next, at most 200 characters"),
     ),

@@ -41,7 +41,7 @@ BY_DAY = (MINUTES, SPANS, KINDS, ERRORS, CHANCES)
 LOOKBACK_DAYS = 31  # for the failure before a retry
 MAX_GAP = 10  # seconds between two parts of one breach; also the interval of samples
 MAX_IDLE_GAP = 660  # seconds between two samples of an idle queue, for which upkeep writes one every ten minutes
-DRAINED = ("done", "again", "dead", "revoked")
+DRAINED = ("done", "again", "dead", "revoked", "unstarted")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 
 from penstock.client import history, queues
 from penstock.errors import Conflict
-from penstock.model import QueueStatus
+from penstock.model import GAUGES, QueueStatus
 from penstock.pipeline.lake.schemas import ATTEMPTS, DAY, HISTORY, MINUTES, REJECTED, SAMPLE, TOTALS
 from penstock.pipeline.stages.history_counts import count_history
 from penstock.pipeline.work import Work
@@ -83,10 +83,10 @@ def in_scope(work: Work, queue: str) -> bool:
 
 
 def check_counters(work: Work, status: list[QueueStatus]) -> Iterator[Difference]:
-    """Checks that pushed = waiting + active + done + dead + cancelled + removed, and compares the totals with the tasks
-    and with history. Of dropped days the sums are known."""
+    """Checks that every task pushed is in a state or removed, and compares the totals with the tasks and with
+    history. Of dropped days the sums are known."""
     for one in status:
-        there = one.planned + one.pending + one.active + one.done + one.dead + one.cancelled + one.totals["removed"]
+        there = sum(getattr(one, gauge) for gauge in GAUGES) + one.totals["removed"]
         if there != one.totals["pushed"]:
             yield Difference("counters", one.queue, "pushed", one.totals["pushed"], there)
     for finding in queues.verify(work.database).findings:
@@ -101,7 +101,8 @@ def check_samples(work: Work, status: list[QueueStatus]) -> Iterator[Difference]
     """Checks that each sample adds up, that totals never shrink, and that the newest sample is not ahead of the
     counters."""
     rows = work.lake.read(work.spark, SAMPLE.name)
-    there = sum((f.col(name) for name in ("planned", "pending", "active", "done", "dead")), f.col("cancelled"))
+    # The samples of days that an older Penstock wrote have no `waiting`.
+    there = sum((f.coalesce(f.col(name), f.lit(0)) for name in GAUGES[1:]), f.coalesce(f.col(GAUGES[0]), f.lit(0)))
     odd = rows.withColumn("there", there + f.col("removed_total")).where("there <> pushed_total")
     for row in odd.orderBy("queue", "at").limit(MAX_SHOWN).collect():
         yield Difference("samples", row.queue, f"pushed at {format_moment(row['at'])}", row.pushed_total, row.there)

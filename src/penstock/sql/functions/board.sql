@@ -23,7 +23,7 @@ begin
         'queues', coalesce((
             select jsonb_agg(jsonb_build_object(
                 'queue', s.queue, 'paused', s.paused, 'sla', extract(epoch from s.sla)::double precision,
-                'planned', s.planned, 'pending', s.pending, 'active', s.active, 'done', s.done,
+                'waiting', s.waiting, 'planned', s.planned, 'pending', s.pending, 'active', s.active, 'done', s.done,
                 'dead', s.dead, 'cancelled', s.cancelled,
                 'oldest_pending_age', extract(epoch from s.oldest_pending_age)::double precision, 'totals', s.totals,
                 'samples', (

@@ -6,6 +6,7 @@
 -- Claims tasks in two separate statements. The first takes agenda rows. The second reads the documents in a NEW
 -- snapshot: in a single statement, an update that commits between snapshot and lock, and is reported as done, would run
 -- with the old payload.
+drop function if exists penstock.claim(text, int, interval, text, penstock.place, boolean, boolean);
 create or replace function penstock.claim(
     p_queue     text,
     p_limit     int default 1,
@@ -17,7 +18,7 @@ create or replace function penstock.claim(
 ) returns table (
     token uuid, until timestamptz, id bigint, kind text, subject text, payload jsonb, priority smallint,
     due timestamptz, attempt int, iterations int, created timestamptz, since timestamptz,
-    alone boolean
+    alone boolean, key text, meta jsonb
 )
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
@@ -41,50 +42,57 @@ begin
         -- a session SET would leak into a settle.
         perform set_config('synchronous_commit', 'off', true);
     end if;
-    loop
-        if v_hint is null then
-            perform penstock._tend(v_queue.id, p_limit);
-            if p_quarantined then
-                v_picks := penstock._pick_quarantined(v_queue.id);
-                exit when v_picks.ids is not null;
+    -- There is a second round only if none of the tasks that were found may start.
+    for v_round in 1 .. 10 loop
+        loop
+            if v_hint is null then
+                perform penstock._tend(v_queue.id, p_limit);
+                if p_quarantined then
+                    v_picks := penstock._pick_quarantined(v_queue.id);
+                    exit when v_picks.ids is not null;
+                end if;
             end if;
+            v_picks := penstock._pick(v_queue.id, v_hint, p_limit, p_quarantined);
+            -- Rows can appear before the hint (late commits, releases, higher priority). If the claim found fewer tasks
+            -- than it may take, it searches again from the start. A hint with task 0 precedes all rows: a worker that was
+            -- just told of a push gives this hint, and takes what there is.
+            exit when v_hint is null or cardinality(v_picks.ids) = p_limit
+                      or v_hint.task_id = 0 and v_picks.ids is not null;
+            v_hint := null;
+        end loop;
+        if v_picks.ids is null then
+            return;
         end if;
-        v_picks := penstock._pick(v_queue.id, v_hint, p_limit, p_quarantined);
-        -- Rows can appear before the hint (late commits, releases, higher priority). If the claim found fewer tasks
-        -- than it may take, it searches again from the start. A hint with task 0 precedes all rows: a worker that was
-        -- just told of a push gives this hint, and takes what there is.
-        exit when v_hint is null or cardinality(v_picks.ids) = p_limit
-                  or v_hint.task_id = 0 and v_picks.ids is not null;
-        v_hint := null;
+        -- The lease begins now, after the row locks gave this transaction its id. _expire relies on this order (see
+        -- _move_bounds).
+        v_now := penstock.clock();
+        if v_picks.tried then
+            v_picks := penstock._within_quarantine(v_picks);
+        end if;
+        -- The lease is alone if its task must be, or if the caller asked for one task only. A caller that asked for
+        -- more may still claim others to run beside it.
+        v_alone := p_quarantined and cardinality(v_picks.ids) = 1 and (v_picks.quarantines[1] < 0 or p_limit = 1);
+
+        return query
+        select v_token, v_now + v_lease, t.id, t.kind, t.subject, t.payload, t.priority, h.due, h.attempts + 1,
+               t.iterations, t.created, t.since, v_alone, t.key, t.meta
+        from unnest(v_picks.ids, v_picks.dues, v_picks.attempts) with ordinality as h(id, due, attempts, n)
+        join (
+            select * from penstock.task as d
+            where d.id = any(v_picks.ids) and d.ended is null and (d.expires is null or d.expires > v_now)
+        ) as t on t.id = h.id
+        order by h.n;
+        get diagnostics v_count = row_count;
+
+        if v_count < cardinality(v_picks.ids) then
+            v_picks := penstock._without_unstartable(v_queue.id, v_picks, v_now);
+        end if;
+        delete from penstock.agenda as a where a.ctid = any(v_picks.places);
+        if v_count > 0 then
+            perform penstock._lease_out(v_token, v_queue.id, v_now, v_now + v_lease, p_worker, v_alone, v_picks);
+            return;
+        end if;
     end loop;
-    if v_picks.ids is null then
-        return;
-    end if;
-    -- The lease begins now, after the row locks gave this transaction its id. _expire relies on this order (see
-    -- _move_bounds).
-    v_now := penstock.clock();
-    if v_picks.tried then
-        v_picks := penstock._within_quarantine(v_picks);
-    end if;
-    delete from penstock.agenda as a where a.ctid = any(v_picks.places);
-    -- The lease is alone if its task must be, or if the caller asked for one task only. A caller that asked for more
-    -- may still claim others to run beside it.
-    v_alone := p_quarantined and cardinality(v_picks.ids) = 1 and (v_picks.quarantines[1] = 1 or p_limit = 1);
-
-    return query
-    select v_token, v_now + v_lease, t.id, t.kind, t.subject, t.payload, t.priority, h.due, h.attempts + 1,
-           t.iterations, t.created, t.since, v_alone
-    from unnest(v_picks.ids, v_picks.dues, v_picks.attempts) with ordinality as h(id, due, attempts, n)
-    join (select * from penstock.task as d where d.id = any(v_picks.ids) and d.ended is null) as t on t.id = h.id
-    order by h.n;
-    get diagnostics v_count = row_count;
-
-    if v_count < cardinality(v_picks.ids) then
-        v_picks := penstock._without_orphans(v_queue.id, v_picks);
-    end if;
-    if v_count > 0 then
-        perform penstock._lease_out(v_token, v_queue.id, v_now, v_now + v_lease, p_worker, v_alone, v_picks);
-    end if;
 end
 $$;
 
@@ -135,6 +143,7 @@ declare
     v_from  timestamptz;
     v_count int;
 begin
+    perform penstock._end_unstarted(p_queue_id);    -- first: a task that has expired is not promoted
     perform from penstock.watermark as l where l.queue_id = p_queue_id for update skip locked;
     if not found then
         v_until := v_until - interval '2 seconds';
@@ -166,15 +175,15 @@ declare
     v_picks penstock.picks;
 begin
     with chosen as materialized (
-        select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.crashes, a.named
+        select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.key_id, a.named
         from penstock.agenda as a
-        where a.queue_id = p_queue_id and a.pending and a.quarantine = 1
+        where a.queue_id = p_queue_id and a.pending and a.quarantine < 0
         order by a.priority, a.due, a.task_id
         limit 1
         for update skip locked
     )
-    select array[c.place], array[c.task_id], array[c.due], array[c.attempts], array[c.quarantine], array[c.crashes],
-           c.named, true
+    select array[c.place], array[c.task_id], array[c.due], array[c.attempts], array[c.quarantine], array[c.key_id],
+           c.named, true, c.key_id > 0
     into v_picks
     from chosen as c;
     return v_picks;
@@ -191,19 +200,19 @@ declare
 begin
     if p_hint.task_id > 0 then
         with chosen as materialized (
-            select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.crashes, a.named
+            select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.key_id, a.named
             from penstock.agenda as a
             where a.queue_id = p_queue_id
               and a.pending
               and (a.priority, a.due, a.task_id) >= (p_hint.priority, p_hint.due, p_hint.task_id)
-              and (p_quarantined or a.quarantine <> 1)
+              and (p_quarantined or a.quarantine >= 0)
             order by a.priority, a.due, a.task_id
             limit p_limit
             for update skip locked
         )
         select array_agg(c.place), array_agg(c.task_id), array_agg(c.due), array_agg(c.attempts),
-               array_agg(c.quarantine), array_agg(c.crashes), bool_or(c.named),
-               max(c.attempts) > 0 or max(c.quarantine) > 0
+               array_agg(c.quarantine), array_agg(c.key_id), bool_or(c.named),
+               bool_or(c.attempts > 0 or c.quarantine <> 0), max(c.key_id) > 0
         into v_picks
         from chosen as c;
     else
@@ -217,13 +226,13 @@ begin
             ) as e
             cross join lateral unnest(l.first_due) with ordinality as b(due, n)
             cross join lateral (
-                select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.crashes, a.named
+                select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.key_id, a.named
                 from penstock.agenda as a
                 where a.queue_id = p_queue_id
                   and a.pending
                   and a.priority = (b.n - 1)::smallint
                   and a.due >= least(b.due, e.due)
-                  and (p_quarantined or a.quarantine <> 1)
+                  and (p_quarantined or a.quarantine >= 0)
                 order by a.due, a.task_id
                 limit p_limit
                 for update skip locked
@@ -231,8 +240,8 @@ begin
             limit p_limit
         )
         select array_agg(c.place), array_agg(c.task_id), array_agg(c.due), array_agg(c.attempts),
-               array_agg(c.quarantine), array_agg(c.crashes), bool_or(c.named),
-               max(c.attempts) > 0 or max(c.quarantine) > 0
+               array_agg(c.quarantine), array_agg(c.key_id), bool_or(c.named),
+               bool_or(c.attempts > 0 or c.quarantine <> 0), max(c.key_id) > 0
         into v_picks
         from chosen as c;
     end if;
@@ -240,8 +249,8 @@ begin
 end
 $$;
 
--- Returns the first of these tasks that may share a lease. After a crash a task may share it with only a few others; a
--- quarantine of 1 means with none.
+-- Returns the first of these tasks that may share a lease. After a crash a task may share it with only a few others, and
+-- a quarantined task with none.
 create or replace function penstock._within_quarantine(p_picks penstock.picks) returns penstock.picks
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -249,7 +258,7 @@ declare
 begin
     select count(*) into v_count
     from (
-        select c.n, min(nullif(c.quarantine, 0)) over (order by c.n) as smallest
+        select c.n, min(case when c.quarantine < 0 then 1 else nullif(c.quarantine, 0) end) over (order by c.n) as smallest
         from unnest(p_picks.quarantines) with ordinality as c(quarantine, n)
     ) as s
     where s.n <= coalesce(s.smallest, s.n);
@@ -258,25 +267,39 @@ begin
     p_picks.dues := p_picks.dues[:v_count];
     p_picks.attempts := p_picks.attempts[:v_count];
     p_picks.quarantines := p_picks.quarantines[:v_count];
-    p_picks.crashes := p_picks.crashes[:v_count];
+    p_picks.key_ids := p_picks.key_ids[:v_count];
     return p_picks;
 end
 $$;
 
--- Returns those of these tasks that have a live document, and counts the others: their documents were removed by hand.
--- They leave the agenda, and verify reports them.
-create or replace function penstock._without_orphans(p_queue_id int, p_picks penstock.picks) returns penstock.picks
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+-- Returns those of these tasks that may start. Some of the others have no live document, because it was removed by hand:
+-- they leave the agenda and are counted, and verify reports them. The others have expired, and end.
+create or replace function penstock._without_unstartable(p_queue_id int, p_picks penstock.picks, p_now timestamptz)
+returns penstock.picks
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
 declare
-    v_all constant int := cardinality(p_picks.ids);
+    v_all     constant int := cardinality(p_picks.ids);
+    v_live    constant bigint[] := array(
+        select t.id from penstock.task as t where t.id = any(p_picks.ids) and t.ended is null);
+    v_orphans constant int := v_all - cardinality(v_live);
 begin
-    select array_agg(h.id), array_agg(h.due), array_agg(h.attempts), array_agg(h.quarantine), array_agg(h.crashes)
-    into p_picks.ids, p_picks.dues, p_picks.attempts, p_picks.quarantines, p_picks.crashes
-    from unnest(p_picks.ids, p_picks.dues, p_picks.attempts, p_picks.quarantines, p_picks.crashes)
-         as h(id, due, attempts, quarantine, crashes)
-    where exists (select from penstock.task as t where t.id = h.id and t.ended is null);
-    insert into penstock.counter_log (queue_id, metric, delta)
-    values (p_queue_id, 'orphaned_total', v_all - coalesce(cardinality(p_picks.ids), 0));
+    if v_orphans > 0 then
+        delete from penstock.agenda as a where a.task_id = any(array(select unnest(p_picks.ids) except select unnest(v_live)));
+        insert into penstock.counter_log (queue_id, metric, delta) values (p_queue_id, 'orphaned_total', v_orphans);
+    end if;
+    select array_agg(h.place), array_agg(h.id), array_agg(h.due), array_agg(h.attempts), array_agg(h.quarantine),
+           array_agg(h.key_id)
+    into p_picks.places, p_picks.ids, p_picks.dues, p_picks.attempts, p_picks.quarantines, p_picks.key_ids
+    from unnest(p_picks.places, p_picks.ids, p_picks.dues, p_picks.attempts, p_picks.quarantines, p_picks.key_ids)
+         as h(place, id, due, attempts, quarantine, key_id)
+    join (
+        select d.id from penstock.task as d
+        where d.id = any(v_live) and d.ended is null and (d.expires is null or d.expires > p_now)
+    ) as t on t.id = h.id;
+    if coalesce(cardinality(p_picks.ids), 0) < cardinality(v_live) then
+        perform penstock._end_unstarted(p_queue_id);
+    end if;
     return p_picks;
 end
 $$;
@@ -290,11 +313,11 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
     insert into penstock.lease (token, claimed_at, until, queue_id, alone, named, worker, open, ids, dues, attempts,
-                                quarantines, crashes)
+                                quarantines, key_ids)
     values (p_token, p_now, p_until, p_queue_id, p_alone, p_picks.named, p_worker,
             repeat('1', cardinality(p_picks.ids))::varbit, p_picks.ids, p_picks.dues,
             case when p_picks.tried then p_picks.attempts end, case when p_picks.tried then p_picks.quarantines end,
-            case when p_picks.tried then p_picks.crashes end);
+            case when p_picks.keyed then p_picks.key_ids end);
     if exists (select from penstock._watermark(p_queue_id) as l where l.until > p_until) then
         update penstock.watermark as l set until = p_until where l.queue_id = p_queue_id and l.until > p_until;
     end if;

@@ -1,6 +1,6 @@
 -- Counters cannot drift, even through hand-written SQL: statement triggers note every change of a gauge, with one log
--- row per statement, queue and metric. Gauges are planned, pending, active, done, dead and cancelled. Totals end in
--- _total. The plans of these triggers are made once per session. Otherwise PostgreSQL may prefer a plan for the
+-- row per statement, queue and metric. Gauges are waiting, planned, pending, active, done, dead and cancelled. Totals
+-- end in _total. The plans of these triggers are made once per session. Otherwise PostgreSQL may prefer a plan for the
 -- specific values and make one for every statement, which can cost as much as a push.
 
 -- Returns what is wrong with a document, regardless of how it was written, or null if nothing is. Python must be able
@@ -24,6 +24,21 @@ return case
     when (p_ended is null) <> (p_ended_at is null) then 'ended_at: it is given just when the task has ended'
 end;
 
+-- The same for the values that few documents have.
+create or replace function penstock._extras_fault(p_key text, p_meta jsonb, p_expires timestamptz, p_waits_for int)
+returns text
+language sql stable parallel safe
+return case
+    when octet_length(p_key) not between 1 and 128
+        then 'key: ' || octet_length(p_key) || ' bytes are not between 1 and 128'
+    when jsonb_typeof(p_meta) <> 'object' then 'meta: it is not a JSON object'
+    when pg_column_size(p_meta) > 32768 or octet_length(p_meta::text) > 16384
+        then 'meta: it is larger than 8192 bytes'
+    when p_expires not between '0001-01-02 00:00:00+00' and '9999-12-30 00:00:00+00'
+        then 'expires: ' || p_expires || ' is not between 0001-01-02 and 9999-12-30'
+    when p_waits_for < 0 then 'waits_for: ' || p_waits_for || ' is less than 0'
+end;
+
 create or replace function penstock._count_task() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
 declare
@@ -37,6 +52,7 @@ declare
     v_large record;
     v_queue text;
     v_idle  bigint[];    -- the channels of the idle workers of the queue
+    v_extra boolean := false;    -- some documents have a value that few have
 begin
     if tg_op = 'INSERT' then
         -- All rows are examined in one query, because this is the cost of a bulk push.
@@ -45,12 +61,15 @@ begin
                    max(pg_column_size(n.payload)) as widest,
                    bool_or(pg_column_compression(n.payload) is not null) as packed,
                    min(penstock._document_fault(
-                       n.priority, n.kind, n.subject, n.payload, n.due, n.ended, n.ended_at)) as fault
+                       n.priority, n.kind, n.subject, n.payload, n.due, n.ended, n.ended_at)) as fault,
+                   bool_or(n.key is not null or n.meta is not null or n.expires is not null
+                           or n.waits_for is not null) as extra
             from arrived as n group by n.queue_id, n.ended
         loop
             if v_group.fault is not null then
                 perform penstock.refuse('PS400', v_group.fault);
             end if;
+            v_extra := v_extra or v_group.extra;
             if current_setting('transaction_isolation') <> 'read committed' then
                 -- The snapshot of the transaction may be older than a drop of the queue. In that case this lock fails
                 -- with a serialization error, instead of leaving a task that no worker will run.
@@ -111,8 +130,30 @@ begin
             end if;
         end loop;
 
-        -- Every live document gets an agenda row, regardless of how it was written. With a due it is planned, otherwise
-        -- pending: only the clock of the database decides.
+        if v_extra then
+            select penstock._extras_fault(n.key, n.meta, n.expires, n.waits_for) as fault into v_group
+            from arrived as n
+            where penstock._extras_fault(n.key, n.meta, n.expires, n.waits_for) is not null
+            limit 1;
+            if found then
+                perform penstock.refuse('PS400', v_group.fault);
+            end if;
+            insert into penstock.counter_log (queue_id, metric, delta)
+            select n.queue_id, 'waiting', count(*) from arrived as n
+            where n.waits_for > 0 and n.ended is null group by n.queue_id;
+            insert into penstock.agenda (task_id, due, queue_id, key_id, priority, pending, named)
+            select n.id, coalesce(n.due, v_now), n.queue_id, coalesce(k.id, 0), n.priority, n.due is null,
+                   n.subject is not null
+            from arrived as n
+            left join penstock._note_keys(
+                array(select a.queue_id from arrived as a where a.key is not null order by a.id),
+                array(select a.key from arrived as a where a.key is not null order by a.id)) as k
+              on k.queue_id = n.queue_id and k.key = n.key
+            where n.ended is null and coalesce(n.waits_for, 0) = 0;
+            return null;
+        end if;
+        -- Every live document gets an agenda row, regardless of how it was written, unless it waits for other tasks.
+        -- With a due it is planned, otherwise pending: only the clock of the database decides.
         insert into penstock.agenda (task_id, due, queue_id, priority, pending, named)
         select n.id, coalesce(n.due, v_now), n.queue_id, n.priority, n.due is null, n.subject is not null
         from arrived as n
@@ -122,13 +163,17 @@ begin
         insert into penstock.counter_log (queue_id, metric, delta)
         select o.queue_id, 'removed_total', count(*) from parted as o group by o.queue_id
         union all
-        select o.queue_id, o.ended, -count(*) from parted as o where o.ended is not null group by o.queue_id, o.ended;
+        select o.queue_id, coalesce(o.ended, 'waiting'), -count(*) from parted as o
+        where o.ended is not null or o.waits_for > 0
+        group by o.queue_id, coalesce(o.ended, 'waiting');
 
     else
-        select penstock._document_fault(n.priority, n.kind, n.subject, n.payload, n.due, n.ended, n.ended_at) as fault
+        select coalesce(penstock._document_fault(n.priority, n.kind, n.subject, n.payload, n.due, n.ended, n.ended_at),
+                        penstock._extras_fault(n.key, n.meta, n.expires, n.waits_for)) as fault
         into v_group
         from arrived as n
         where penstock._document_fault(n.priority, n.kind, n.subject, n.payload, n.due, n.ended, n.ended_at) is not null
+           or penstock._extras_fault(n.key, n.meta, n.expires, n.waits_for) is not null
         limit 1;
         if found then
             perform penstock.refuse('PS400', v_group.fault);
@@ -136,9 +181,11 @@ begin
         insert into penstock.counter_log (queue_id, metric, delta)
         select c.queue_id, m.metric, sum(c.delta)
         from (
-            select n.queue_id, n.ended, count(*) as delta from arrived as n group by n.queue_id, n.ended
+            select n.queue_id, coalesce(n.ended, case when n.waits_for > 0 then 'waiting' end) as ended, count(*) as delta
+            from arrived as n group by 1, 2
             union all
-            select o.queue_id, o.ended, -count(*) from parted as o group by o.queue_id, o.ended
+            select o.queue_id, coalesce(o.ended, case when o.waits_for > 0 then 'waiting' end), -count(*)
+            from parted as o group by 1, 2
         ) as c, unnest(array['pushed_total', c.ended]) as m(metric)
         where m.metric is not null
         group by c.queue_id, m.metric

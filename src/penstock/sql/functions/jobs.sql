@@ -111,19 +111,21 @@ end
 $$;
 
 -- Notes rows that cannot be tasks.
+drop function if exists penstock.note_rejects(text, uuid, int, text[], text[], text[], text[], text[], text[]);
 create or replace function penstock.note_rejects(
     p_queue text, p_job uuid, p_partition int, p_reasons text[], p_payloads text[], p_subjects text[], p_kinds text[],
-    p_dues text[], p_priorities text[]
+    p_dues text[], p_priorities text[], p_keys text[], p_metas text[], p_expires text[]
 ) returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     v_queue constant penstock.queue := penstock.the_queue(p_queue);
     v_count bigint;
 begin
-    insert into penstock.reject (job, partition, queue, reason, payload, subject, kind, due, priority)
-    select p_job, p_partition, v_queue.name, r.reason, r.payload, r.subject, r.kind, r.due, r.priority
-    from unnest(p_reasons, p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
-         with ordinality as r(reason, payload, subject, kind, due, priority, n)
+    insert into penstock.reject (job, partition, queue, reason, payload, subject, kind, due, priority, key, meta, expires)
+    select p_job, p_partition, v_queue.name, r.reason, r.payload, r.subject, r.kind, r.due, r.priority, r.key, r.meta,
+           r.expires
+    from unnest(p_reasons, p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_keys, p_metas, p_expires)
+         with ordinality as r(reason, payload, subject, kind, due, priority, key, meta, expires, n)
     order by r.n;
     get diagnostics v_count = row_count;
     return v_count;

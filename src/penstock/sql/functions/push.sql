@@ -4,6 +4,7 @@
 -- Pushes a batch. One pass, in the order of subjects, inserts each document or locks the one that has its subject, so
 -- two pushes never wait for each other in a circle (a second pass for tasks that ended meanwhile would allow that: it
 -- caused deadlocks). The session that holds a document also owns its agenda row, once a claim under way has finished.
+drop function if exists penstock.push_many(text, text[], text[], text[], timestamptz[], smallint[], text);
 create or replace function penstock.push_many(
     p_queue       text,
     p_payloads    text[],
@@ -11,7 +12,10 @@ create or replace function penstock.push_many(
     p_kinds       text[] default null,
     p_dues        timestamptz[] default null,
     p_priorities  smallint[] default null,
-    p_on_conflict text default 'skip'
+    p_on_conflict text default 'skip',
+    p_keys        text[] default null,
+    p_metas       text[] default null,
+    p_expires     timestamptz[] default null
 ) returns table (n int, id bigint, result text, state text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
@@ -28,11 +32,15 @@ declare
     v_ended   text[];
     v_dues    timestamptz[];
     v_ranks   smallint[];
+    v_keys    text[];
     v_left    int[];       -- positions whose subject exists, when nothing is to be updated
 begin
     perform penstock._check_arrays(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_on_conflict);
     perform penstock._check_push(p_payloads, p_subjects, p_kinds, p_dues, p_priorities,
                                  penstock.largest_payload(v_queue));
+    if num_nonnulls(p_keys, p_metas, p_expires) > 0 then
+        perform penstock._check_extras(cardinality(p_payloads), p_keys, p_metas, p_expires, p_dues);
+    end if;
 
     if v_updates then
         perform penstock._check_texts(p_payloads, penstock._largest_text(v_queue));
@@ -41,9 +49,9 @@ begin
     if cardinality(p_payloads) = 1 and p_subjects[1] is null then
         -- A task without a subject cannot conflict with another task, which halves the work.
         return query
-        insert into penstock.task as t (queue_id, priority, kind, payload, due)
+        insert into penstock.task as t (queue_id, priority, kind, payload, due, key, meta, expires)
         values (v_queue.id, coalesce(p_priorities[1], 5::smallint), coalesce(p_kinds[1], 'default'),
-                p_payloads[1]::jsonb, p_dues[1])
+                p_payloads[1]::jsonb, p_dues[1], p_keys[1], p_metas[1]::jsonb, p_expires[1])
         returning 1, t.id, 'created', case when t.due is null then 'pending' else 'planned' end;
         return;
     end if;
@@ -59,23 +67,24 @@ begin
     -- Ids follow the given order, so that the first task runs first. A conflict locks the document even if nothing is
     -- updated.
     with asked as materialized (
-        select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind, i.due, i.priority
-        from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities)
-             with ordinality as i(payload, subject, kind, due, priority, n)
+        select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind, i.due, i.priority,
+               i.key, i.meta, i.expires
+        from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_keys, p_metas, p_expires)
+             with ordinality as i(payload, subject, kind, due, priority, key, meta, expires, n)
         where v_twice is null or i.n not in (select unnest(v_twice))
     ), written as (
-        insert into penstock.task as t (id, queue_id, priority, kind, subject, payload, due)
+        insert into penstock.task as t (id, queue_id, priority, kind, subject, payload, due, key, meta, expires)
         select a.id, v_queue.id, coalesce(a.priority, 5::smallint), coalesce(a.kind, 'default'),
-               a.subject, a.payload::jsonb, a.due
+               a.subject, a.payload::jsonb, a.due, a.key, a.meta::jsonb, a.expires
         from asked as a
         order by a.subject collate "C", a.id
         on conflict (queue_id, subject) where subject is not null do update
         set payload = excluded.payload, kind = excluded.kind, priority = excluded.priority,
-            due = coalesce(excluded.due, t.due)
+            due = coalesce(excluded.due, t.due), key = excluded.key, meta = excluded.meta, expires = excluded.expires
         where v_updates
-        returning t.id, t.subject, t.ended
+        returning t.id, t.subject, coalesce(t.ended, case when t.waits_for > 0 then 'waiting' end) as ended
     ), matched as materialized (
-        select a.n, a.due, coalesce(a.priority, 5::smallint) as priority, c.id as made, e.id, e.ended
+        select a.n, a.due, coalesce(a.priority, 5::smallint) as priority, a.key, c.id as made, e.id, e.ended
         from asked as a
         left join written as c on c.id = a.id
         left join written as e on e.subject = a.subject and c.id is null
@@ -84,9 +93,9 @@ begin
            array_agg(m.due is not null) filter (where m.made is not null),
            array_agg(m.n) filter (where m.id is not null), array_agg(m.id) filter (where m.id is not null),
            array_agg(m.ended) filter (where m.id is not null), array_agg(m.due) filter (where m.id is not null),
-           array_agg(m.priority) filter (where m.id is not null),
+           array_agg(m.priority) filter (where m.id is not null), array_agg(m.key) filter (where m.id is not null),
            array_agg(m.n order by m.n) filter (where m.made is null and m.id is null)
-    into v_new, v_made, v_planned, v_ns, v_ids, v_ended, v_dues, v_ranks, v_left
+    into v_new, v_made, v_planned, v_ns, v_ids, v_ended, v_dues, v_ranks, v_keys, v_left
     from matched as m;
 
     if v_left is not null and p_on_conflict = 'error' then
@@ -99,7 +108,9 @@ begin
     from unnest(v_new, v_made, v_planned) as c(n, id, planned);
     if v_ids is not null then
         return query
-        select r.n, r.id, r.result, r.state from penstock._refresh(v_ns, v_ids, v_ended, v_dues, v_ranks) as r;
+        select r.n, r.id, r.result, r.state
+        from penstock._refresh(v_ns, v_ids, v_ended, v_dues, v_ranks,
+                               case when p_keys is not null then penstock._number_keys(v_queue.id, v_keys) end) as r;
     end if;
     -- These are new statements, so that they see the documents that the insert met.
     if v_left is not null then
@@ -117,8 +128,9 @@ $$;
 -- reports the task as updated, and writes the row if it changes. So a claim that comes later reads the new payload. If
 -- a claim came first, this function has waited for its end and finds no row to lock: that claim has the old payload, so
 -- the task is renewed, which means that it runs again.
+drop function if exists penstock._refresh(int[], bigint[], text[], timestamptz[], smallint[]);
 create or replace function penstock._refresh(
-    p_ns int[], p_ids bigint[], p_ended text[], p_dues timestamptz[], p_priorities smallint[]
+    p_ns int[], p_ids bigint[], p_ended text[], p_dues timestamptz[], p_priorities smallint[], p_key_ids int[]
 ) returns table (n int, id bigint, result text, state text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
@@ -132,19 +144,30 @@ declare
 begin
     -- The task waits: it gets the new priority, and the new due if one was given.
     with held as materialized (
-        select a.task_id, a.pending, a.priority from penstock.agenda as a where a.task_id = any(p_ids) for update
+        select a.task_id, a.pending, a.priority, a.key_id from penstock.agenda as a
+        where a.task_id = any(p_ids) for update
     )
     select array_agg(h.task_id), array_agg(h.pending and g.due is null),
-           array_agg(h.task_id) filter (where h.priority <> g.priority or g.due is not null)
+           array_agg(h.task_id) filter (
+               where h.priority <> g.priority or g.due is not null or h.key_id <> coalesce(g.key_id, 0))
     into v_waiting, v_pending, v_moved
-    from held as h join unnest(p_ids, p_dues, p_priorities) as g(id, due, priority) on g.id = h.task_id;
+    from held as h
+    join unnest(p_ids, p_dues, p_priorities, p_key_ids) as g(id, due, priority, key_id) on g.id = h.task_id;
     if v_moved is not null then
-        perform penstock._replace_waiting(v_moved, p_ids, p_dues, p_priorities);
+        perform penstock._replace_waiting(v_moved, p_ids, p_dues, p_priorities,
+                                          coalesce(p_key_ids, array_fill(0, array[cardinality(p_ids)])));
     end if;
 
     return query
     select g.n, g.id, 'updated', case when w.pending then 'pending' else 'planned' end
     from unnest(p_ns, p_ids) as g(n, id) join unnest(v_waiting, v_pending) as w(id, pending) on w.id = g.id;
+
+    -- The task waits for others: it has its due, priority and key only in the document.
+    if array_position(p_ended, 'waiting') is not null then
+        return query
+        select g.n, g.id, 'updated', 'waiting' from unnest(p_ns, p_ids, p_ended) as g(n, id, ended)
+        where g.ended = 'waiting';
+    end if;
 
     -- The task has ended: it begins anew.
     if array_position(p_ended, 'done') is not null or array_position(p_ended, 'dead') is not null
@@ -153,7 +176,7 @@ begin
         select g.n, g.id, 'reopened', r.state
         from unnest(p_ns, p_ids, p_ended) as g(n, id, ended)
         join penstock._reopen(p_ids, p_dues, v_now) as r on r.id = g.id
-        where g.ended is not null;
+        where g.ended <> 'waiting';
     end if;
 
     -- The task is active.
@@ -173,11 +196,12 @@ begin
 end
 $$;
 
--- Gives agenda rows that the caller holds, with their documents, a new priority and, where one is given, a new due. It
+-- Gives agenda rows that the caller holds, with their documents, a new priority, due and key, where one is given. It
 -- writes new rows instead of new versions: a claim that skips what is locked would wait for the next session that locks
 -- a new version (decision 38).
+drop function if exists penstock._replace_waiting(bigint[], bigint[], timestamptz[], smallint[]);
 create or replace function penstock._replace_waiting(
-    p_which bigint[], p_ids bigint[], p_dues timestamptz[], p_priorities smallint[]
+    p_which bigint[], p_ids bigint[], p_dues timestamptz[], p_priorities smallint[], p_key_ids int[]
 ) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
@@ -185,17 +209,20 @@ begin
     with gone as (
         delete from penstock.agenda as a where a.task_id = any(p_which) returning a.*
     )
-    insert into penstock.agenda (task_id, due, queue_id, priority, attempts, quarantine, crashes, pending, named)
-    select o.task_id, coalesce(g.due, o.due), o.queue_id, coalesce(g.priority, o.priority), o.attempts, o.quarantine,
-           o.crashes, o.pending and g.due is null, o.named
-    from gone as o join unnest(p_ids, p_dues, p_priorities) as g(id, due, priority) on g.id = o.task_id;
+    insert into penstock.agenda (task_id, due, queue_id, key_id, priority, attempts, quarantine, pending, named)
+    select o.task_id, coalesce(g.due, o.due), o.queue_id, coalesce(g.key_id, o.key_id), coalesce(g.priority, o.priority),
+           o.attempts, o.quarantine, o.pending and g.due is null, o.named
+    from gone as o
+    join unnest(p_ids, p_dues, p_priorities, p_key_ids) as g(id, due, priority, key_id) on g.id = o.task_id;
 end
 $$;
 
 -- Puts ended documents, which the caller holds, back into the agenda. Their attempts, crashes, errors and age begin
--- anew.
-create or replace function penstock._reopen(p_ids bigint[], p_dues timestamptz[], p_now timestamptz)
-returns table (id bigint, state text)
+-- anew. They wait for no other task and, with p_lasting, do not expire.
+drop function if exists penstock._reopen(bigint[], timestamptz[], timestamptz);
+create or replace function penstock._reopen(
+    p_ids bigint[], p_dues timestamptz[], p_now timestamptz, p_lasting boolean default false
+) returns table (id bigint, state text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
 #variable_conflict use_column
@@ -204,12 +231,14 @@ begin
     with opened as (
         update penstock.task as t
         set ended = null, ended_at = null, reason = null, error = null, error_class = null, attempts = null,
-            renew = null, since = p_now
+            renew = null, since = p_now, waits_for = null,
+            expires = case when not p_lasting then t.expires end
         where t.id = any(p_ids) and t.ended is not null
-        returning t.id, t.queue_id, t.priority, t.subject
+        returning t.id, t.queue_id, t.priority, t.subject, t.key
     ), waiting as (
-        insert into penstock.agenda (task_id, due, queue_id, priority, pending, named)
-        select o.id, coalesce(g.due, p_now), o.queue_id, o.priority, g.due is null, o.subject is not null
+        insert into penstock.agenda (task_id, due, queue_id, key_id, priority, pending, named)
+        select o.id, coalesce(g.due, p_now), o.queue_id, penstock._key_id(o.queue_id, o.key), o.priority, g.due is null,
+               o.subject is not null
         from opened as o join unnest(p_ids, p_dues) as g(id, due) on g.id = o.id
         returning task_id, pending
     )
@@ -226,10 +255,12 @@ set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
     return query
     select i.n::int, t.id,
-           coalesce(t.ended, case when a.pending then 'pending' when not a.pending then 'planned' else 'active' end)
+           coalesce(t.ended, case when a.pending then 'pending' when not a.pending then 'planned'
+                                  when t.waits_for > 0 then 'waiting' else 'active' end)
     from unnest(p_subjects) with ordinality as i(subject, n)
     cross join lateral (
-        select d.id, d.ended from penstock.task as d where d.queue_id = p_queue_id and d.subject = i.subject offset 0
+        select d.id, d.ended, d.waits_for from penstock.task as d
+        where d.queue_id = p_queue_id and d.subject = i.subject offset 0
     ) as t
     left join lateral (
         select w.pending from penstock.agenda as w where w.task_id = t.id offset 0
@@ -238,6 +269,9 @@ begin
 end
 $$;
 
+drop function if exists penstock.push(text, jsonb, text, text, timestamptz, smallint, text);
+drop function if exists penstock.push(text, json, text, text, timestamptz, smallint, text);
+drop function if exists penstock.push(text, text, text, text, timestamptz, smallint, text);
 create or replace function penstock.push(
     p_queue       text,
     p_payload     jsonb default '{}',
@@ -245,14 +279,18 @@ create or replace function penstock.push(
     p_kind        text default null,
     p_due         timestamptz default null,
     p_priority    smallint default 5,
-    p_on_conflict text default 'skip'
+    p_on_conflict text default 'skip',
+    p_key         text default null,
+    p_meta        jsonb default null,
+    p_expires     timestamptz default null
 ) returns table (id bigint, result text, state text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     return query
     select r.id, r.result, r.state
     from penstock.push_many(p_queue, array[p_payload::text], array[p_subject], array[p_kind], array[p_due],
-                            array[p_priority], p_on_conflict) as r;
+                            array[p_priority], p_on_conflict, penstock._given(p_key), penstock._given(p_meta::text),
+                            case when p_expires is not null then array[p_expires] end) as r;
 end
 $$;
 
@@ -266,12 +304,16 @@ create or replace function penstock.push(
     p_kind        text default null,
     p_due         timestamptz default null,
     p_priority    smallint default 5,
-    p_on_conflict text default 'skip'
+    p_on_conflict text default 'skip',
+    p_key         text default null,
+    p_meta        jsonb default null,
+    p_expires     timestamptz default null
 ) returns table (id bigint, result text, state text)
 language sql security definer set search_path = pg_catalog, pg_temp as $$
     select r.id, r.result, r.state
     from penstock.push_many(p_queue, array[p_payload::text], array[p_subject], array[p_kind], array[p_due],
-                            array[p_priority], p_on_conflict) as r
+                            array[p_priority], p_on_conflict, penstock._given(p_key), penstock._given(p_meta::text),
+                            case when p_expires is not null then array[p_expires] end) as r
 $$;
 
 create or replace function penstock.push(
@@ -281,13 +323,22 @@ create or replace function penstock.push(
     p_kind        text default null,
     p_due         timestamptz default null,
     p_priority    smallint default 5,
-    p_on_conflict text default 'skip'
+    p_on_conflict text default 'skip',
+    p_key         text default null,
+    p_meta        jsonb default null,
+    p_expires     timestamptz default null
 ) returns table (id bigint, result text, state text)
 language sql security definer set search_path = pg_catalog, pg_temp as $$
     select r.id, r.result, r.state
     from penstock.push_many(p_queue, array[p_payload], array[p_subject], array[p_kind], array[p_due],
-                            array[p_priority], p_on_conflict) as r
+                            array[p_priority], p_on_conflict, penstock._given(p_key), penstock._given(p_meta::text),
+                            case when p_expires is not null then array[p_expires] end) as r
 $$;
+
+-- Returns a value as an array, or null without one, so that a push that has none is as cheap as it can be.
+create or replace function penstock._given(p_value text) returns text[]
+language sql immutable parallel safe
+return case when p_value is not null then array[p_value] end;
 
 -- Notes a part of a bulk push before it is written. Returns null if the part is new and may be written; otherwise it
 -- returns what was reported when the part was written. The same part with different content is an error and is never
@@ -356,6 +407,45 @@ begin
        or octet_length(i.kind) not between 1 and 128
        or i.priority not between 0 and 9
        or i.due not between v_earliest and v_latest
+    order by i.n limit 1;
+    if found then
+        perform penstock.refuse(v_bad.said[1], format('item %s: %s', v_bad.index, v_bad.said[2]));
+    end if;
+end
+$$;
+
+-- Refuses the first invalid key, meta or end of a batch.
+create or replace function penstock._check_extras(
+    p_count int, p_keys text[], p_metas text[], p_expires timestamptz[], p_dues timestamptz[]
+) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    v_earliest constant timestamptz := '0001-01-02 00:00:00+00';
+    v_latest   constant timestamptz := penstock.clock() + interval '20 years';    -- ten years after any due
+    v_bad      record;
+begin
+    if coalesce(cardinality(p_keys), p_count) <> p_count or coalesce(cardinality(p_metas), p_count) <> p_count
+       or coalesce(cardinality(p_expires), p_count) <> p_count
+       or greatest(array_ndims(p_keys), array_ndims(p_metas), array_ndims(p_expires)) > 1 then
+        perform penstock.refuse('PS400',
+            format('keys, metas, expires: flat, and as many as payloads (%s), or null', p_count));
+    end if;
+    select i.n - 1 as index, case
+        when octet_length(i.key) not between 1 and 128
+            then array['PS400', format('key: %s bytes are not between 1 and 128', octet_length(i.key))]
+        when octet_length(i.meta) > 8192
+            then array['PS413', format('meta: %s bytes are more than 8192', octet_length(i.meta))]
+        when ltrim(i.meta, E' \t\r\n') not like '{%' then array['PS422', 'meta: it is not a JSON object']
+        when i.expires not between v_earliest and v_latest
+            then array['PS400', format('expires: %s is not between %s and twenty years ahead', i.expires, v_earliest)]
+        else array['PS400', format('expires: %s is not after the due, %s', i.expires, i.due)] end as said
+    into v_bad
+    from unnest(p_keys, p_metas, p_expires, p_dues) with ordinality as i(key, meta, expires, due, n)
+    where octet_length(i.key) not between 1 and 128
+       or octet_length(i.meta) > 8192
+       or ltrim(i.meta, E' \t\r\n') not like '{%'
+       or i.expires not between v_earliest and v_latest
+       or i.expires <= i.due
     order by i.n limit 1;
     if found then
         perform penstock.refuse(v_bad.said[1], format('item %s: %s', v_bad.index, v_bad.said[2]));

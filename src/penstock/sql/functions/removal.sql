@@ -23,17 +23,17 @@ begin
         perform penstock.refuse('PS400', 'states: none is given, or one is null');
     end if;
     select s.state into v_bad from unnest(p_states) as s(state)
-    where s.state not in ('planned', 'pending', 'done', 'dead', 'cancelled') limit 1;
+    where s.state not in ('waiting', 'planned', 'pending', 'done', 'dead', 'cancelled') limit 1;
     if v_bad = 'active' then
         perform penstock.refuse('PS409', 'state: active tasks are not purged', 'Cancel them first.');
     elsif v_bad is not null then
         perform penstock.refuse('PS400',
-            format('state: %L is not planned, pending, done, dead or cancelled', left(v_bad, 80)));
+            format('state: %L is not waiting, planned, pending, done, dead or cancelled', left(v_bad, 80)));
     end if;
     if p_ids is not null then
         select t.id into v_active from penstock.task as t
         where t.id = any(penstock._asked_ids(v_queue.id, p_ids, null)) and t.queue_id = v_queue.id and t.ended is null
-          and not exists (select from penstock.agenda as a where a.task_id = t.id) limit 1;
+          and coalesce(t.waits_for, 0) = 0 and not exists (select from penstock.agenda as a where a.task_id = t.id) limit 1;
         if v_active is not null then
             perform penstock.refuse('PS409', format('id: %s is active; active tasks are not purged', v_active),
                 'Cancel it first.');
@@ -57,6 +57,9 @@ begin
              union all
              select p.task_id from penstock.agenda as p
              where p.queue_id = v_queue.id and not p.pending and 'planned' = any(p_states)
+             union all
+             select p.id from penstock.task as p
+             where p.queue_id = v_queue.id and p.waits_for > 0 and p.ended is null and 'waiting' = any(p_states)
          ) as a
          join penstock.task as t on t.id = a.task_id
          where (p_ids is null or t.id = any(p_ids))
@@ -69,6 +72,7 @@ begin
     v_held := penstock._hold_documents(v_queue.id, v_found, v_ends);
     v_waiting := penstock._hold_waiting(v_held);
     delete from penstock.agenda as a where a.task_id = any(v_waiting);
+    v_waiting := v_waiting || penstock._blocked(v_held);
     delete from penstock.task as t where t.id = any(v_held) and (t.ended is not null or t.id = any(v_waiting));
     get diagnostics v_gone = row_count;
     if v_gone > 0 then
@@ -94,7 +98,7 @@ begin
     delete from penstock.schedule as s where s.queue_id = v_queue.id;
     perform penstock._stand_still(v_queue.id);
     v_queue := penstock.the_queue(p_queue);    -- another session may have dropped it meanwhile
-    select s.planned + s.pending + s.active + s.done + s.dead + s.cancelled into v_tasks
+    select s.waiting + s.planned + s.pending + s.active + s.done + s.dead + s.cancelled into v_tasks
     from penstock.status(p_queue) as s;
     if v_tasks > 0 and not p_force then
         perform penstock.refuse('PS409', format('queue %L has %s tasks in it', p_queue, v_tasks),
@@ -107,12 +111,14 @@ begin
     where a.queue_id = v_queue.id and not a.pending and t.id = a.task_id;
     delete from penstock.task as t
     where t.id in (select unnest(l.ids) from penstock.lease as l where l.queue_id = v_queue.id);
+    delete from penstock.task as t where t.queue_id = v_queue.id and t.waits_for > 0 and t.ended is null;
     delete from penstock.task as t where t.queue_id = v_queue.id and t.ended in ('done', 'dead', 'cancelled');
     delete from penstock.agenda as a where a.queue_id = v_queue.id and a.pending;
     delete from penstock.agenda as a where a.queue_id = v_queue.id and not a.pending;
     delete from penstock.lease as l where l.queue_id = v_queue.id;
     delete from penstock.stream as s where s.queue_id = v_queue.id;
     delete from penstock.scaling as s where s.queue = v_queue.name;
+    delete from penstock.key as k where k.queue_id = v_queue.id;
     delete from penstock.kind as k where k.queue_id = v_queue.id;
     delete from penstock.counter as c where c.queue_id = v_queue.id;
     delete from penstock.counter_log as l where l.queue_id = v_queue.id;

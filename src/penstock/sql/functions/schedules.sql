@@ -2,15 +2,17 @@
 -- at once: if several see the same mark, exactly one pushes, and the others find a changed mark. There is no leader.
 
 -- Returns schedules in readable form. A queue that is dropped takes its schedules along.
+drop function if exists penstock.schedules(text);
 create or replace function penstock.schedules(p_name text default null)
 returns table (
     name text, queue text, kind text, payload text, priority smallint, cron text, tz text, backfill text,
     paused boolean, mark timestamptz, next_at timestamptz, last_tick timestamptz, created timestamptz,
-    updated timestamptz, who text, size int, at timestamptz
+    updated timestamptz, who text, size int, at timestamptz, key text, expires interval, until_next boolean
 )
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select s.name, q.name, s.kind, s.payload::text, s.priority, s.cron, s.tz, s.backfill, s.paused, s.mark,
-           s.next_at, s.last_tick, s.created, s.updated, s.who, octet_length(s.payload::text), c.at
+           s.next_at, s.last_tick, s.created, s.updated, s.who, octet_length(s.payload::text), c.at, s.key, s.expires,
+           s.until_next
     from penstock.schedule as s
     join penstock.queue as q on q.id = s.queue_id
     cross join (select penstock.clock() as at) as c
@@ -44,6 +46,7 @@ $$;
 -- Creates or changes a schedule. A new schedule, and one with a changed line or zone, counts from now: what was decided
 -- stays decided, and ticks that the old line had missed are lost. The next client that looks (at once, because next_at
 -- is now) computes its next tick.
+drop function if exists penstock.set_schedule(text, text, text, text, text, jsonb, smallint, text);
 create or replace function penstock.set_schedule(
     p_name     text,
     p_queue    text,
@@ -52,7 +55,10 @@ create or replace function penstock.set_schedule(
     p_kind     text default 'default',
     p_payload  jsonb default '{}',
     p_priority smallint default 5,
-    p_backfill text default 'last'
+    p_backfill text default 'last',
+    p_key      text default null,
+    p_expires  interval default null,
+    p_until_next boolean default false
 ) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -67,21 +73,25 @@ begin
     v_new.cron := p_cron;
     v_new.tz := p_tz;
     v_new.backfill := p_backfill;
+    v_new.key := p_key;
+    v_new.expires := penstock._in_seconds(p_expires);
+    v_new.until_next := p_until_next;
     perform penstock._check_schedule(v_new, penstock.largest_payload(v_queue));
 
     insert into penstock.schedule as s (name, queue_id, kind, payload, priority, cron, tz, backfill,
-                                        mark, next_at, created, updated, who)
+                                        mark, next_at, created, updated, who, key, expires, until_next)
     values (p_name, v_queue.id, p_kind, p_payload, p_priority, p_cron, p_tz, p_backfill,
-            v_now, v_now, v_now, v_now, session_user)
+            v_now, v_now, v_now, v_now, session_user, p_key, v_new.expires, p_until_next)
     on conflict (name) do update
     set queue_id = excluded.queue_id, kind = excluded.kind, payload = excluded.payload, priority = excluded.priority,
-        cron = excluded.cron, tz = excluded.tz, backfill = excluded.backfill, updated = v_now, who = session_user,
+        cron = excluded.cron, tz = excluded.tz, backfill = excluded.backfill, key = excluded.key, expires = excluded.expires,
+        until_next = excluded.until_next, updated = v_now, who = session_user,
         mark = case when (s.cron, s.tz) = (excluded.cron, excluded.tz) then s.mark else greatest(s.mark, v_now) end,
         next_at = case when (s.cron, s.tz) = (excluded.cron, excluded.tz) then s.next_at else v_now end
-    where (s.queue_id, s.kind, s.payload, s.priority, s.cron, s.tz, s.backfill)
+    where (s.queue_id, s.kind, s.payload, s.priority, s.cron, s.tz, s.backfill, s.key, s.expires, s.until_next)
           is distinct from
           (excluded.queue_id, excluded.kind, excluded.payload, excluded.priority,
-           excluded.cron, excluded.tz, excluded.backfill);
+           excluded.cron, excluded.tz, excluded.backfill, excluded.key, excluded.expires, excluded.until_next);
     if found then
         perform penstock._note_audit('set schedule', p_queue,
             jsonb_build_object('schedule', p_name, 'cron', p_cron, 'tz', p_tz));
@@ -135,9 +145,12 @@ $$;
 
 -- Fires a schedule: pushes one task per tick and moves the mark to p_decided, in one transaction. Returns how many
 -- tasks were pushed, or null if another session was first or holds the schedule at this moment. The subject names the
--- tick, so that even a task pushed by hand does not exist twice; such a task is left as it is.
+-- tick, so that even a task pushed by hand does not exist twice; such a task is left as it is. The task of a tick
+-- expires at the moment of p_expires in the same place.
+drop function if exists penstock.fire(text, timestamptz, timestamptz[], timestamptz, timestamptz);
 create or replace function penstock.fire(
-    p_name text, p_mark timestamptz, p_ticks timestamptz[], p_decided timestamptz, p_next_at timestamptz
+    p_name text, p_mark timestamptz, p_ticks timestamptz[], p_decided timestamptz, p_next_at timestamptz,
+    p_expires timestamptz[] default null
 ) returns int
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -186,7 +199,9 @@ begin
                 select p_name || '@' || to_char(t.tick at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')
                 from unnest(p_ticks) as t(tick)),
             array_fill(v_schedule.kind, array[v_many]),
-            p_priorities => array_fill(v_schedule.priority, array[v_many])) as p
+            p_priorities => array_fill(v_schedule.priority, array[v_many]),
+            p_keys => case when v_schedule.key is not null then array_fill(v_schedule.key, array[v_many]) end,
+            p_expires => p_expires) as p
         where p.result = 'created';
     end if;
 
@@ -238,6 +253,13 @@ begin
         perform penstock.refuse('PS400',
             format('backfill: %s is not none, last or all',
                    coalesce(quote_literal(left(p_schedule.backfill, 80)), 'null')));
+    elsif octet_length(p_schedule.key) not between 1 and 128 then
+        perform penstock.refuse('PS400', format('key: %s bytes are not between 1 and 128', octet_length(p_schedule.key)));
+    elsif p_schedule.expires not between '1 microsecond' and '3650 days' then
+        perform penstock.refuse('PS400',
+            format('expires: %s is not more than 0 and at most 3650 days', p_schedule.expires));
+    elsif p_schedule.until_next is null or p_schedule.until_next and p_schedule.expires is not null then
+        perform penstock.refuse('PS400', 'until_next: it is null, or expires is given too');
     elsif p_schedule.tz is null then
         perform penstock.refuse('PS400', 'tz: it is null');
     end if;

@@ -205,11 +205,11 @@ begin
     return query
     with known as materialized (
         select
-            t.id, t.queue_id, t.kind, t.subject, t.created, t.iterations, t.priority, t.renew,
+            t.id, t.queue_id, t.kind, t.subject, t.created, t.iterations, t.priority, t.renew, t.key,
             s.outcome, s.due as asked_due, penstock._in_seconds(s.delay) as delay, s.payload,
             penstock._safe_text(s.error) as error, left(s.error_class, 200) as error_class,
             h.due as was_due, coalesce(h.attempts, 0) as attempts, coalesce(h.quarantine, 0) as quarantine,
-            coalesce(h.crashes, 0) as crashes,
+            greatest(-1 - h.quarantine, 0) as crashes,
             -- An expiry burns the attempt only of a task that was alone: that task killed its worker.
             s.outcome = 'failed' or (s.outcome = 'expired' and (p_lease).alone) as burned,
             coalesce(k.max_attempts, q.max_attempts) as max_attempts, q.keep_done,
@@ -219,8 +219,8 @@ begin
                  else penstock._in_seconds(s.delay) end as wait
         from unnest(p_ids, p_outcomes, p_dues, p_delays, p_payloads, p_errors, p_classes)
              as s(id, outcome, due, delay, payload, error, error_class)
-        join unnest((p_lease).ids, (p_lease).dues, (p_lease).attempts, (p_lease).quarantines, (p_lease).crashes)
-             as h(id, due, attempts, quarantine, crashes) on h.id = s.id
+        join unnest((p_lease).ids, (p_lease).dues, (p_lease).attempts, (p_lease).quarantines)
+             as h(id, due, attempts, quarantine) on h.id = s.id
         join (select * from penstock.task as d where d.id = any(p_ids) and d.ended is null) as t on t.id = s.id
         join penstock.queue as q on q.id = t.queue_id
         left join penstock.kind as k on k.queue_id = t.queue_id and k.kind = t.kind
@@ -249,7 +249,7 @@ begin
                  when j.outcome = 'failed' then p_now + j.wait
                  -- The task was alone because of an earlier crash. It most likely kills its workers, and would kill the
                  -- next one at once.
-                 when j.outcome = 'expired' and (p_lease).alone and j.quarantine = 1 then p_now + j.wait
+                 when j.outcome = 'expired' and (p_lease).alone and j.quarantine < 0 then p_now + j.wait
                  when j.outcome = 'release' then coalesce(p_now + j.delay, j.was_due)
                  else p_now end as next_due
         from judged as j
@@ -265,6 +265,7 @@ begin
             payload = case when d.outcome = 'again' and d.renew is null then coalesce(d.payload::jsonb, t.payload)
                            else t.payload end,
             renew = null,
+            expires = case when d.outcome <> 'again' or d.renew is not null then t.expires end,
             ended = case when d.fate in ('done', 'dead') then d.fate end,
             ended_at = case when d.fate in ('done', 'dead') then p_now end,
             reason = case when d.fate <> 'dead' then null
@@ -282,18 +283,17 @@ begin
         where t.id = d.id and d.fate <> 'gone' and (not d.unfinished or d.renew is not null or d.fate = 'dead')
 
     ), put_back as (
-        insert into penstock.agenda (task_id, due, queue_id, priority, attempts, quarantine, crashes, pending, named)
+        insert into penstock.agenda (task_id, due, queue_id, key_id, priority, attempts, quarantine, pending, named)
         select
-            d.id, d.next_due, d.queue_id, d.priority,
+            d.id, d.next_due, d.queue_id, penstock._key_id(d.queue_id, d.key), d.priority,
             case when d.succeeded or d.renew is not null then 0 else least(d.attempts + d.burned::int, 32767) end,
             case when d.renew is not null or not d.unfinished then 0
                  when d.outcome = 'release' then d.quarantine
-                 when (p_lease).alone then 1
+                 when (p_lease).alone then -2 - d.crashes    -- one crash more
                  -- The limit is an eighth of the lease that the task shared or, for a small lease, of the number of
-                 -- tasks that it may have shared a process with.
-                 else greatest(1, greatest(bit_count((p_lease).open), coalesce(nullif(d.quarantine, 0), 64)) / 8) end,
-            case when d.renew is not null or not d.unfinished then 0
-                 else d.crashes + d.burned::int end,
+                 -- tasks that it may have shared a process with. A lease of one task is quarantine.
+                 when greatest(bit_count((p_lease).open), coalesce(nullif(d.quarantine, 0), 64)) < 16 then -1
+                 else greatest(bit_count((p_lease).open), coalesce(nullif(d.quarantine, 0), 64)) / 8 end,
             -- A task with a moment in the future waits for it; the others may run now.
             d.next_due <= p_now or (d.outcome = 'release' and d.delay is null and d.renew is null),
             d.subject is not null

@@ -1,10 +1,11 @@
 -- Status: exact counts in one snapshot, and whether the counters are right. These functions are STABLE: a volatile
 -- function would take a new snapshot for each inner statement.
 
+drop function if exists penstock.status(text);
 create or replace function penstock.status(p_queue text default null)
 returns table (
-    queue text, paused boolean, sla interval, planned bigint, pending bigint, active bigint, done bigint, dead bigint,
-    cancelled bigint, oldest_pending_age interval, totals jsonb, at timestamptz
+    queue text, paused boolean, sla interval, waiting bigint, planned bigint, pending bigint, active bigint, done bigint,
+    dead bigint, cancelled bigint, oldest_pending_age interval, totals jsonb, at timestamptz
 )
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan as $$
@@ -29,13 +30,14 @@ begin
     )
     select
         q.name, q.paused, q.sla,
+        coalesce((b.value->>'waiting')::bigint, 0),
         coalesce((b.value->>'planned')::bigint, 0), coalesce((b.value->>'pending')::bigint, 0),
         coalesce((b.value->>'active')::bigint, 0), coalesce((b.value->>'done')::bigint, 0),
         coalesce((b.value->>'dead')::bigint, 0), coalesce((b.value->>'cancelled')::bigint, 0),
         v_now - least(o.due, p.due),
         (select jsonb_object_agg(t.word, coalesce((b.value->>(t.word || '_total'))::bigint, 0))
          from unnest(array['pushed', 'removed', 'done', 'again', 'failed', 'dead', 'released', 'expired', 'revoked',
-                           'cancelled', 'redriven', 'orphaned']) as t(word)),
+                           'unstarted', 'cancelled', 'redriven', 'orphaned']) as t(word)),
         v_now
     from asked as q
     left join booked as b on b.queue_id = q.id
@@ -91,6 +93,9 @@ language sql stable security definer rows 10000 set search_path = pg_catalog, pg
     select h.id, 'active' from penstock.lease as l cross join lateral unnest(l.ids) with ordinality as h(id, n)
     where l.queue_id = p_queue_id and substring(l.open from h.n::int for 1) = b'1'
     union all
+    select t.id, 'waiting' from penstock.task as t
+    where t.queue_id = p_queue_id and t.waits_for > 0 and t.ended is null
+    union all
     select t.id, t.ended from penstock.task as t
     where t.queue_id = p_queue_id and t.ended in ('done', 'dead', 'cancelled')
 $$;
@@ -126,7 +131,7 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set e
         union all
         select w.* from penstock.agenda as w where w.queue_id = p_queue_id and not w.pending
     ) as a
-    where a.priority not between 0 and 9 or least(a.attempts, a.crashes, a.quarantine) < 0
+    where a.priority not between 0 and 9 or a.attempts < 0 or a.key_id < 0
     having count(*) > 0
     union all
     select 'leased in columns of different lengths', count(*)
@@ -135,7 +140,7 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set e
       and (cardinality(l.ids), cardinality(l.ids), cardinality(l.ids), cardinality(l.ids), cardinality(l.ids))
        <> (length(l.open), cardinality(l.dues), coalesce(cardinality(l.attempts), cardinality(l.ids)),
            coalesce(cardinality(l.quarantines), cardinality(l.ids)),
-           coalesce(cardinality(l.crashes), cardinality(l.ids)))
+           coalesce(cardinality(l.key_ids), cardinality(l.ids)))
     having count(*) > 0
 $$;
 
@@ -155,13 +160,13 @@ begin
     ), counted as materialized (
         select s.id as queue_id, m.metric, coalesce(c.value, 0) as value
         from stated as s
-        cross join unnest(array['planned', 'pending', 'active', 'done', 'dead', 'cancelled']) as m(metric)
+        cross join unnest(array['waiting', 'planned', 'pending', 'active', 'done', 'dead', 'cancelled']) as m(metric)
         left join (
             select l.queue_id, l.place, count(*) as value from located as l group by l.queue_id, l.place
         ) as c on c.queue_id = s.id and c.place = m.metric
     ), placed as materialized (
         select l.id, min(l.queue_id) as queue_id, count(*) as places
-        from located as l where l.place in ('planned', 'pending', 'active') group by l.id
+        from located as l where l.place in ('waiting', 'planned', 'pending', 'active') group by l.id
     ), missing as materialized (
         select p_queue is null or exists (
             select from stated as s
@@ -195,12 +200,9 @@ begin
         group by h.queue_id, h.outcome
     )
     select 'drift', s.queue, c.metric, c.value,
-           case c.metric when 'planned' then s.planned when 'pending' then s.pending when 'active' then s.active
-                         when 'done' then s.done when 'dead' then s.dead else s.cancelled end as booked
+           (to_jsonb(s)->>c.metric)::bigint as booked
     from stated as s join counted as c on c.queue_id = s.id
-    where c.value <> case c.metric when 'planned' then s.planned when 'pending' then s.pending
-                                   when 'active' then s.active when 'done' then s.done
-                                   when 'dead' then s.dead else s.cancelled end
+    where c.value <> (to_jsonb(s)->>c.metric)::bigint
     union all
     select 'orphans', s.queue, y.what, 0, count(*)
     from stated as s join stray as y on y.queue_id = s.id group by s.queue, y.what
@@ -229,15 +231,18 @@ begin
     union all
     select 'history', s.queue, o.outcome, coalesce(f.rows, 0), (s.totals->>o.outcome)::bigint
     from stated as s
-    cross join unnest(array['done', 'again', 'failed', 'dead', 'released', 'expired', 'revoked']) as o(outcome)
+    cross join unnest(array['done', 'again', 'failed', 'dead', 'released', 'expired', 'revoked',
+                            'unstarted']) as o(outcome)
     left join finished as f on f.queue_id = s.id and f.outcome = o.outcome
     where coalesce(f.rows, 0) <> (s.totals->>o.outcome)::bigint
     union all
     select 'balance', s.queue, 'pushed', (s.totals->>'pushed')::bigint,
-           s.planned + s.pending + s.active + s.done + s.dead + s.cancelled + (s.totals->>'removed')::bigint
+           s.waiting + s.planned + s.pending + s.active + s.done + s.dead + s.cancelled
+           + (s.totals->>'removed')::bigint
     from stated as s
     where (s.totals->>'pushed')::bigint
-       <> s.planned + s.pending + s.active + s.done + s.dead + s.cancelled + (s.totals->>'removed')::bigint;
+       <> s.waiting + s.planned + s.pending + s.active + s.done + s.dead + s.cancelled
+          + (s.totals->>'removed')::bigint;
 end
 $$;
 
@@ -319,7 +324,8 @@ begin
         delete from penstock.agenda as a
         using penstock.queue as q
         where q.id = a.queue_id and (p_queue is null or q.name = p_queue)
-          and (not exists (select from penstock.task as t where t.id = a.task_id and t.ended is null)
+          and (not exists (select from penstock.task as t
+                           where t.id = a.task_id and t.ended is null and coalesce(t.waits_for, 0) = 0)
                or a.task_id in (select o.id from opened as o))
         returning q.name
     )
@@ -330,10 +336,10 @@ begin
         select h.id from penstock.lease as l, unnest(l.ids) with ordinality as h(id, n)
         where get_bit(l.open, h.n::int - 1) = 1
     ), lost as (
-        insert into penstock.agenda (task_id, due, queue_id, priority, pending, named)
-        select t.id, v_now, t.queue_id, t.priority, true, t.subject is not null
+        insert into penstock.agenda (task_id, due, queue_id, key_id, priority, pending, named)
+        select t.id, v_now, t.queue_id, penstock._key_id(t.queue_id, t.key), t.priority, true, t.subject is not null
         from penstock.task as t join penstock.queue as q on q.id = t.queue_id
-        where (p_queue is null or q.name = p_queue) and t.ended is null
+        where (p_queue is null or q.name = p_queue) and t.ended is null and coalesce(t.waits_for, 0) = 0
           and not exists (select from penstock.agenda as a where a.task_id = t.id)
           and t.id not in (select o.id from opened as o)
         returning queue_id

@@ -106,21 +106,21 @@ returns table (
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select
         h.task_id, penstock._queue_name(h.queue_id), h.kind, h.subject,
-        case h.outcome when 'revoked' then 'cancelled' else h.outcome end,
+        case when h.outcome in ('revoked', 'unstarted') then 'cancelled' else h.outcome end,
         case when h.outcome = 'dead' then h.attempt else 0 end,
         h.iteration + (h.outcome = 'done')::int,
         h.created, case when h.outcome = 'done' then h.finished_at end, h.finished_at,
         h.error_class, h.error, h.worker, h.claimed_at
     from penstock._last_attempts(p_id, null, 1) as h
-    where h.outcome in ('done', 'dead', 'revoked')
+    where h.outcome in ('done', 'dead', 'revoked', 'unstarted')
 $$;
 
 -- --- why a task does not run -----------------------------------------------------------------------------------------
 
 -- Returns why a task of a queue does not run, that it runs, or how it ended: an object with the `reason`, a word for
 -- programs, and the facts that belong to it. Clients write the sentence. The reasons are unknown, other_queue, removed,
--- done, dead and cancelled; running and lease_ended; paused, planned and unknown_kind (it is due later); no_worker,
--- quarantined, behind, busy and next (it is due); and stray (it is in no place, which verify reports).
+-- done, dead and cancelled; running and lease_ended; expired; waiting (for other tasks); paused, planned and
+-- unknown_kind (it is due later); no_worker, quarantined, behind, busy and next (it is due); and stray (it is in no place, which verify reports).
 --
 -- The first reason that holds is told. A new one belongs where nothing after it could let the task run.
 create or replace function penstock.why(p_queue text, p_id bigint) returns jsonb
@@ -146,8 +146,13 @@ begin
             'error_class', v_task.error_class, 'error', v_task.error, 'removed', false);
     else
         select * into v_row from penstock.agenda as a where a.task_id = p_id;
-        if v_row.task_id is not null then
-            v_facts := penstock._why_waiting(v_queue, v_task, v_row, v_now);
+        if v_task.expires <= v_now and (v_row.task_id is not null or v_task.waits_for > 0) then
+            v_facts := jsonb_build_object('reason', 'expired', 'expires', v_task.expires, 'paused', v_queue.paused);
+        elsif v_row.task_id is not null then
+            v_facts := penstock._why_waiting(v_queue, v_task, v_row, v_now)
+                || jsonb_build_object('expires', v_task.expires);
+        elsif v_task.waits_for > 0 then
+            v_facts := jsonb_build_object('reason', 'waiting', 'waits_for', v_task.waits_for, 'expires', v_task.expires);
         else
             select * into v_lease from penstock._lease_of(v_queue.id, p_id);
             v_facts := case when v_lease.until is null then jsonb_build_object('reason', 'stray')
@@ -174,10 +179,11 @@ begin
         return jsonb_build_object('reason', 'unknown');
     elsif v_name is distinct from p_queue.name then
         return jsonb_build_object('reason', 'other_queue', 'found_in', v_name);
-    elsif v_last.outcome in ('done', 'dead', 'revoked') then
+    elsif v_last.outcome in ('done', 'dead', 'revoked', 'unstarted') then
         return jsonb_build_object(
-            'reason', replace(v_last.outcome, 'revoked', 'cancelled'), 'ended_at', v_last.finished_at,
-            'worker', v_last.worker, 'attempts', v_last.attempt, 'cause', null, 'error_class', v_last.error_class,
+            'reason', case when v_last.outcome in ('done', 'dead') then v_last.outcome else 'cancelled' end,
+            'ended_at', v_last.finished_at, 'worker', v_last.worker, 'attempts', v_last.attempt,
+            'cause', case when v_last.outcome = 'unstarted' then 'expired' end, 'error_class', v_last.error_class,
             'error', v_last.error, 'removed', true);
     end if;
     return jsonb_build_object('reason', 'removed', 'last', penstock._in_short(v_last));
@@ -220,14 +226,14 @@ begin
     select * into v_line from penstock._tasks_before(p_row, p_now, 10000);
     select * into v_fleet from penstock._fleet_of(p_queue.name, p_now);
     return jsonb_build_object(
-        'reason', case when v_fleet.workers = 0 then 'no_worker' when p_row.quarantine = 1 then 'quarantined'
+        'reason', case when v_fleet.workers = 0 then 'no_worker' when p_row.quarantine < 0 then 'quarantined'
                        when v_line.tasks > 0 then 'behind' when v_fleet.free = 0 then 'busy' else 'next' end,
-        'due', p_row.due, 'before', v_line.tasks, 'exact', v_line.exact, 'quarantined', p_row.quarantine = 1,
-        'crashes', p_row.crashes)
+        'due', p_row.due, 'before', v_line.tasks, 'exact', v_line.exact, 'quarantined', p_row.quarantine < 0,
+        'crashes', greatest(-1 - p_row.quarantine, 0))
         || to_jsonb(v_fleet)
         || coalesce((
             select jsonb_build_object('emptying', w.quarantine, 'emptying_until', w.quarantine_until)
-            from penstock._watermark(p_queue.id) as w where p_row.quarantine = 1 and w.quarantine_until > p_now), '{}');
+            from penstock._watermark(p_queue.id) as w where p_row.quarantine < 0 and w.quarantine_until > p_now), '{}');
 end
 $$;
 
@@ -259,7 +265,7 @@ set enable_seqscan = off set enable_bitmapscan = off as $$
         from penstock._watermark((p_row).queue_id) as w
     ), quarantined as materialized (
         select from penstock.agenda as a
-        where (p_row).quarantine = 1 and a.queue_id = (p_row).queue_id and a.pending and a.quarantine = 1
+        where (p_row).quarantine < 0 and a.queue_id = (p_row).queue_id and a.pending and a.quarantine < 0
           and (a.priority, a.due, a.task_id) < ((p_row).priority, (p_row).due, (p_row).task_id)
         limit p_most + 1
     ), pending as materialized (
@@ -273,13 +279,13 @@ set enable_seqscan = off set enable_bitmapscan = off as $$
                   < (case when b.n - 1 < (p_row).priority then 'infinity' else (p_row).due end, (p_row).task_id)
             limit p_most + 1
         ) as c
-        where (p_row).quarantine <> 1 and b.n - 1 <= (p_row).priority
+        where (p_row).quarantine >= 0 and b.n - 1 <= (p_row).priority
         limit p_most + 1
     ), overdue as materialized (    -- planned tasks that are due: a claim promotes them before it takes any
         select o.priority, o.due, o.task_id from watermark as w
         cross join lateral (
             select a.priority, a.due, a.task_id from penstock.agenda as a
-            where (p_row).quarantine <> 1 and a.queue_id = (p_row).queue_id and not a.pending and a.due <= p_now
+            where (p_row).quarantine >= 0 and a.queue_id = (p_row).queue_id and not a.pending and a.due <= p_now
               and a.due >= least(w.first_planned, w.early)
             order by a.due limit p_most + 1
         ) as o

@@ -5,7 +5,7 @@
 create or replace function penstock.upkeep_pace() returns table (part text, every interval)
 language sql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
     values ('squeezed', interval '8 seconds'), ('expired', '8 seconds'), ('promoted', '8 seconds'),
-           ('sampled', '8 seconds'), ('history noted', '8 seconds'), ('ended tasks retired', '8 seconds'),
+           ('unstarted tasks ended', '8 seconds'), ('sampled', '8 seconds'), ('history noted', '8 seconds'), ('ended tasks retired', '8 seconds'),
            ('idle workers forgotten', '8 seconds'),
            ('workers forgotten', '1 minute'),
            ('history days made', '1 minute'),
@@ -52,6 +52,7 @@ begin
     case p_part
         when 'squeezed' then select * into rows, more from penstock._squeeze_all();
         when 'expired' then select * into rows, more from penstock._expire_all();
+        when 'unstarted tasks ended' then select * into rows, more from penstock._end_unstarted_all();
         when 'promoted' then select * into rows, more from penstock._promote_all();
         when 'sampled' then rows := penstock._take_samples();
         when 'history noted' then rows := penstock._keep_branch();
@@ -252,10 +253,10 @@ $$;
 create or replace function penstock._idle_between(p_one penstock.sample, p_next penstock.sample) returns boolean
 language sql immutable parallel safe set search_path = pg_catalog, pg_temp
 return (p_one).oldest_age is null and (p_next).oldest_age is null
-   and ((p_one).planned, (p_one).pending, (p_one).active, (p_one).done, (p_one).dead, (p_one).cancelled,
+   and ((p_one).waiting, (p_one).planned, (p_one).pending, (p_one).active, (p_one).done, (p_one).dead, (p_one).cancelled,
         (p_one).sla, (p_one).workers, (p_one).totals)
    is not distinct from
-       ((p_next).planned, (p_next).pending, (p_next).active, (p_next).done, (p_next).dead, (p_next).cancelled,
+       ((p_next).waiting, (p_next).planned, (p_next).pending, (p_next).active, (p_next).done, (p_next).dead, (p_next).cancelled,
         (p_next).sla, (p_next).workers, (p_next).totals);
 
 -- Writes a sample of each queue that is not idle. An idle queue gets one every ten minutes, and the first of each UTC
@@ -282,7 +283,7 @@ begin
         from penstock.worker as w cross join lateral (select distinct unnest(w.queues)) as n(name)
         group by n.name
     ), looked as materialized (
-        select (q.id, v_bucket, s.planned, s.pending, s.active, s.done, s.dead, s.cancelled,
+        select (q.id, v_bucket, s.waiting, s.planned, s.pending, s.active, s.done, s.dead, s.cancelled,
                 s.oldest_pending_age, s.sla, coalesce(w.workers, 0), s.totals, null)::penstock.sample as now,
                l.row as last
         from penstock.status() as s
@@ -304,15 +305,15 @@ begin
         select (r.again).*
         from judged as j
         cross join lateral (
-            select ((j.last).queue_id, v_looked, (j.last).planned, (j.last).pending,
+            select ((j.last).queue_id, v_looked, (j.last).waiting, (j.last).planned, (j.last).pending,
                     (j.last).active, (j.last).done, (j.last).dead, (j.last).cancelled, null,
                     (j.last).sla, (j.last).workers, (j.last).totals, null)::penstock.sample as again
         ) as r
         where (j.last).at < v_looked and (j.last).oldest_age is null and (j.idle is not true or j.another_day)
     )
-    insert into penstock.sample (queue_id, at, planned, pending, active, done, dead, cancelled,
+    insert into penstock.sample (queue_id, at, waiting, planned, pending, active, done, dead, cancelled,
                                  oldest_age, sla, workers, totals)
-    select d.queue_id, d.at, d.planned, d.pending, d.active, d.done, d.dead, d.cancelled,
+    select d.queue_id, d.at, d.waiting, d.planned, d.pending, d.active, d.done, d.dead, d.cancelled,
            d.oldest_age, d.sla, d.workers, d.totals
     from due as d
     on conflict (queue_id, at) do nothing;

@@ -50,12 +50,13 @@ begin
     select g.id, case
         when t.id is null then 'unknown'
         when t.ended is not null then 'ended'
-        when h.id is not null and a.task_id is null then 'active'
+        when h.id is not null and a.task_id is null and not t.blocked then 'active'
         else 'busy' end
     from (select unnest(p_ids) except select unnest(p_taken)) as g(id)
     left join unnest(p_held) as h(id) on h.id = g.id
     left join (
-        select d.id, d.ended from penstock.task as d where d.id = any(p_ids) and d.queue_id = p_queue_id
+        select d.id, d.ended, coalesce(d.waits_for, 0) > 0 as blocked
+        from penstock.task as d where d.id = any(p_ids) and d.queue_id = p_queue_id
     ) as t on t.id = g.id
     left join (select w.task_id from penstock.agenda as w where w.task_id = any(p_ids)) as a on a.task_id = g.id;
 end
@@ -84,6 +85,13 @@ create or replace function penstock._hold_waiting(p_ids bigint[]) returns bigint
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off as $$
     select array(select a.task_id from penstock.agenda as a where a.task_id = any(p_ids) for update skip locked)
+$$;
+
+-- Returns those of these tasks, whose documents the caller holds, that wait for other tasks.
+create or replace function penstock._blocked(p_ids bigint[]) returns bigint[]
+language sql stable security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off as $$
+    select array(select t.id from penstock.task as t where t.id = any(p_ids) and t.ended is null and t.waits_for > 0)
 $$;
 
 -- Returns those of these tasks that are open in a free lease, and locks that lease: no session settles or expires it
@@ -122,6 +130,7 @@ declare
     v_revoked bigint[];
 begin
     delete from penstock.agenda as a where a.task_id = any(v_waiting);
+    v_waiting := v_waiting || penstock._blocked(v_live);
     v_revoked := penstock._revoke(v_queue.id, array(select unnest(v_live) except select unnest(v_waiting)), v_now);
     update penstock.task as t
     set ended = 'cancelled', ended_at = v_now,
@@ -196,7 +205,7 @@ end
 $$;
 
 -- Redrives dead tasks: they run again. Tasks are chosen by id or subject (cancelled ones too), or all dead tasks of a
--- kind, with an error text, since a moment. Attempts, crashes and age begin anew. The results are redriven | live |
+-- kind, with an error text, since a moment. Attempts, crashes and age begin anew, and the tasks no longer expire. The results are redriven | live |
 -- busy | unknown.
 create or replace function penstock.redrive(
     p_queue text, p_ids bigint[] default null, p_subjects text[] default null, p_kind text default null,
@@ -242,7 +251,7 @@ begin
         limit p_limit
     ) as c;
     v_free := penstock._hold_documents(v_queue.id, v_found, v_ends);
-    perform penstock._reopen(v_free, null, v_now);
+    perform penstock._reopen(v_free, null, v_now, p_lasting => true);
     if v_free <> '{}' then
         insert into penstock.counter_log (queue_id, metric, delta)
         values (v_queue.id, 'redriven_total', cardinality(v_free));
@@ -278,7 +287,8 @@ begin
     perform penstock._check_push(array['{}'], null, null, array[p_due], null, 2);
     v_live := penstock._hold_documents(v_queue.id, v_ids);
     v_waiting := penstock._hold_waiting(v_live);
-    perform penstock._replace_waiting(v_waiting, v_waiting, array_fill(p_due, array[cardinality(v_waiting)]), null);
+    perform penstock._replace_waiting(v_waiting, v_waiting, array_fill(p_due, array[cardinality(v_waiting)]), null, null);
+    v_waiting := v_waiting || penstock._blocked(v_live);
     update penstock.task as t set due = p_due where t.id = any(v_waiting);
     if v_waiting <> '{}' then
         perform penstock._note_audit('reschedule', p_queue,
@@ -314,11 +324,11 @@ begin
     v_waiting := penstock._hold_waiting(v_live);
     v_taken := v_waiting;
     if cardinality(v_waiting) < cardinality(v_live) then
-        v_taken := v_waiting
+        v_taken := v_waiting || penstock._blocked(v_live)
             || penstock._hold_leased(v_queue.id, array(select unnest(v_live) except select unnest(v_waiting)));
     end if;
     perform penstock._replace_waiting(v_waiting, v_waiting, null,
-                                      array_fill(p_priority, array[cardinality(v_waiting)]));
+                                      array_fill(p_priority, array[cardinality(v_waiting)]), null);
     update penstock.task as t set priority = p_priority where t.id = any(v_taken);
     if v_taken <> '{}' then
         perform penstock._note_audit('reprioritise', p_queue,

@@ -137,7 +137,7 @@ begin
                                        p_started_by, p_leaving, p_listens);
     return query
     select q.name, 'penstock_' || penstock._channel_number(p_worker),
-           exists (select from penstock.agenda as a where a.queue_id = q.id and a.pending and a.quarantine = 1),
+           exists (select from penstock.agenda as a where a.queue_id = q.id and a.pending and a.quarantine < 0),
            v_dismissed
     from penstock.queue as q where q.name = any(p_queues) order by q.name;
 end
@@ -176,7 +176,7 @@ begin
     from (
         select q.id, q.name, extract(epoch from q.lease) as lease,
                exists (select from penstock.agenda as a
-                       where a.queue_id = q.id and a.pending and a.quarantine = 1) as has_quarantined
+                       where a.queue_id = q.id and a.pending and a.quarantine < 0) as has_quarantined
         from penstock.queue as q where q.name = any(p_queues) order by q.id
     ) as q;
     known := coalesce(known, 0);

@@ -80,7 +80,13 @@ create table penstock.task (
     reason         text,
     error_class    text,
     error          text,
-    attempts       smallint
+    attempts       smallint,
+    key            text collate "C",
+    meta           jsonb,
+    result         jsonb,
+    expires        timestamptz,
+    group_id       bigint,
+    waits_for      int
 )
 -- The trigger that counts checks the values of a document (_document_fault). PostgreSQL parses every check constraint
 -- of a table again for every statement that writes to it, and the seven that were here took a fifth of a push of one
@@ -103,46 +109,71 @@ comment on column penstock.task.since is 'start of its age after a re-open, redr
 comment on column penstock.task.error is 'of the last failed attempt: the message, then a traceback';
 comment on column penstock.task.attempts is 'of a dead task; while it waits they are in the agenda';
 comment on column penstock.task.renew is 'due of the run after this one; null: none';
+comment on column penstock.task.key is 'whose task it is: a tenant, a customer, a resource';
+comment on column penstock.task.meta is 'headers, such as the context of a trace; never arguments';
+comment on column penstock.task.result is 'of the last success, if its kind keeps results';
+comment on column penstock.task.expires is 'it is not to be started at this moment or later; null: it may always start';
+comment on column penstock.task.group_id is 'the group that it is a member of; null: none';
+comment on column penstock.task.waits_for is
+    'how many tasks must end before it may run: above 0 it has no row in the agenda; null: none';
 
 create unique index task_subject on penstock.task (queue_id, subject) where subject is not null;
 create index task_ended on penstock.task (queue_id, ended, ended_at) where ended is not null;
+create index task_expires on penstock.task (queue_id, expires) where expires is not null and ended is null;
+create index task_waiting on penstock.task (queue_id, id) where waits_for > 0 and ended is null;
+
+-- The keys of tasks, each with a number, so that the agenda stays narrow. A push adds its keys, and they stay until the
+-- queue is dropped: whether any task still has a key could only be told by an index over the keys of all tasks, which
+-- each task with a key would pay for.
+create table penstock.key (
+    id       int generated always as identity primary key,
+    queue_id int not null,
+    key      text collate "C" not null,
+    constraint key_is_taken unique (queue_id, key),
+    constraint key_fits check (octet_length(key) between 1 and 128)
+);
 
 -- The waiting tasks, and when they are due. There is one narrow row per waiting task; a claim deletes it.
 create table penstock.agenda (
     task_id  bigint primary key,
     due      timestamptz not null,
     queue_id int not null,
+    key_id   int not null default 0,
     priority smallint not null,
     attempts smallint not null default 0,
     quarantine  smallint not null default 0,
-    crashes  smallint not null default 0,
     pending  boolean not null,
     named    boolean not null default false
 ) with (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+-- A row has 32 bytes of values. The record of an insert in the WAL is padded to a multiple of 8: with two bytes more each
+-- task would cost 8.
+comment on column penstock.agenda.key_id is 'of its key in penstock.key; 0: it has none';
 comment on column penstock.agenda.quarantine is
-    'the size of the largest lease it may share after a crash; 1: it is quarantined and runs alone; 0: any';
-comment on column penstock.agenda.crashes is 'expiries of a lease that it had alone, since the last settled outcome';
+    '0: it may share a lease with any tasks; above 0: the size of the largest lease that it may be in after a crash; '
+    'below 0: it is quarantined and runs alone, and -1 - quarantine is how often its lease expired while it was alone, '
+    'since the last settled outcome';
 comment on column penstock.agenda.named is
     'its document has a subject, so another session may be waiting for that document';
 
 create index agenda_pick on penstock.agenda (queue_id, priority, due, task_id) where pending;
 create index agenda_planned on penstock.agenda (queue_id, due) where not pending;
-create index agenda_quarantined on penstock.agenda (queue_id, priority, due, task_id) where pending and quarantine = 1;
+create index agenda_quarantined on penstock.agenda (queue_id, priority, due, task_id) where pending and quarantine < 0;
 
 -- The place in the agenda where a claim begins to look.
 create type penstock.place as (priority smallint, due timestamptz, task_id bigint);
 
 -- The rows of the agenda that a claim takes, in the order in which the tasks run. `tried` says that some of them failed
--- or crashed before.
+-- or crashed before, and `keyed` that some have a key.
 create type penstock.picks as (
     places    tid[],
     ids       bigint[],
     dues      timestamptz[],
     attempts  smallint[],
     quarantines smallint[],
-    crashes   smallint[],
+    key_ids   int[],
     named     boolean,
-    tried     boolean
+    tried     boolean,
+    keyed     boolean
 );
 
 -- The active tasks. There is one row per claim; its arrays are written once, and only the bits of `open` change.
@@ -159,10 +190,10 @@ create table penstock.lease (
     dues       timestamptz[] not null,
     attempts   smallint[],
     quarantines  smallint[],
-    crashes    smallint[],
-    revoked    bigint[] not null default '{}'
+    revoked    bigint[] not null default '{}',
+    key_ids    int[]
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500);
-comment on table penstock.lease is 'attempts, quarantines and crashes are null when all are zero, as they mostly are';
+comment on table penstock.lease is 'attempts, quarantines and key_ids are null when all are zero, as they mostly are';
 
 -- Compressing the arrays cost six times the rest of the insert (0.7 ms against 0.12 ms for 500 tasks).
 alter table penstock.lease
@@ -170,7 +201,7 @@ alter table penstock.lease
     alter column dues set storage external,
     alter column attempts set storage external,
     alter column quarantines set storage external,
-    alter column crashes set storage external;
+    alter column key_ids set storage external;
 
 create index lease_until on penstock.lease (queue_id, until);
 
@@ -343,6 +374,7 @@ create index early_xid on penstock.early (queue_id, xid);
 create table penstock.sample (
     queue_id   int not null,
     at         timestamptz not null,
+    waiting    bigint not null default 0,
     planned    bigint not null,
     pending    bigint not null,
     active     bigint not null,
@@ -437,7 +469,10 @@ create table penstock.reject (
     subject   text,
     kind      text,
     due       text,
-    priority  text
+    priority  text,
+    key       text,
+    meta      text,
+    expires   text
 );
 create index reject_at on penstock.reject (at);
 create index reject_job on penstock.reject (job);
@@ -460,12 +495,18 @@ create table penstock.schedule (
     created   timestamptz not null,
     updated   timestamptz not null,
     who       text not null,
+    key       text collate "C",
+    expires   interval,
+    until_next boolean not null default false,
     constraint name_fits check (octet_length(name) between 1 and 200),
     constraint payload_is_object check (jsonb_typeof(payload) = 'object'),
     constraint backfill_is_known check (backfill in ('none', 'last', 'all'))
 ) with (fillfactor = 50);
 comment on column penstock.schedule.mark is 'every tick up to here is decided: pushed, or left out';
 comment on column penstock.schedule.next_at is 'when a worker has to look at it: its next tick, or sooner';
+comment on column penstock.schedule.expires is
+    'tasks are cancelled that have not started so long after their tick; null: they may always start';
+comment on column penstock.schedule.until_next is 'tasks are cancelled that have not started at the next tick';
 comment on column penstock.schedule.last_tick is 'the last tick that was pushed';
 create index schedule_next on penstock.schedule (next_at) where not paused;
 
@@ -667,7 +708,8 @@ select
     q.name as queue,
     t.kind,
     t.subject,
-    coalesce(t.ended, case when a.pending then 'pending' when not a.pending then 'planned' else 'active' end) as state,
+    coalesce(t.ended, case when a.pending then 'pending' when not a.pending then 'planned'
+                              when t.waits_for > 0 then 'waiting' else 'active' end) as state,
     coalesce(a.priority, t.priority) as priority,
     a.due,
     coalesce(a.attempts, t.attempts) as attempts,
@@ -678,7 +720,10 @@ select
     t.reason,
     t.error_class,
     t.error,
-    t.payload
+    t.payload,
+    t.key,
+    t.meta,
+    t.expires
 from penstock.task as t
 join penstock.queue as q on q.id = t.queue_id
 left join penstock.agenda as a on a.task_id = t.id;
