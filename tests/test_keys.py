@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import Connection
+from psycopg.types.json import Jsonb
 
 from conftest import Clock
 from penstock import AsyncPenstock, ConfigError, NewTask, Outcome, Penstock, Queue, ValidationError
@@ -62,7 +63,7 @@ def push_options(app: Penstock, queue: Queue, dsn: str) -> None:
 
 def push_in_sql(app: Penstock, queue: Queue, dsn: str) -> None:
     with psycopg.connect(dsn) as connection:
-        meta = psycopg.types.json.Jsonb(META)
+        meta = Jsonb(META)
         connection.execute("select penstock.push('work', '{}', p_key => 'tenant:7', p_meta => %s)", (meta,))
 
 
@@ -162,7 +163,7 @@ def test_an_update_brings_its_own_key_and_meta(queue: Queue, sql: Connection) ->
     """Of a waiting, a running and an ended task."""
     queue.push(key="a", meta={"n": 1}, subject="s")
     for key in ("b", None, "c"):
-        queue.push(key=key, meta=key and {"n": 2}, subject="s", on_conflict="update")
+        queue.push(key=key, meta=None if key is None else {"n": 2}, subject="s", on_conflict="update")
         assert keys(sql) == [key]
         assert queue.tasks()[0].meta == (key and {"n": 2})
     held = queue.claim()
@@ -274,7 +275,7 @@ def test_a_handler_whose_key_is_no_argument_is_refused(app: Penstock, queue: Que
     for key in ("tenant", "", 7):
         with pytest.raises(ConfigError, match="key="):
 
-            @app.task(queue="work", key=key)  # type: ignore[call-overload]
+            @app.task(queue="work", key=key)  # type: ignore[arg-type]
             def step(customer: str) -> None: ...
 
     @app.task(queue="work", key="tenant", kind="open")

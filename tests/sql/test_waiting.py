@@ -1,5 +1,5 @@
-"""Tasks that wait for other tasks: a document with `waits_for` and without a row in the agenda. No public call makes one
-yet, so these tests make them by SQL; every place that counts or changes tasks knows them."""
+"""Tasks that wait for others: a document with `waits_for` and no row in the agenda. No public call makes one yet, so
+these tests make them by SQL. Every place that counts or changes tasks knows them."""
 
 from __future__ import annotations
 
