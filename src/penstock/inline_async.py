@@ -82,8 +82,8 @@ async def drain(
 
 
 async def work_off(registry: Registry, queue: AsyncQueue, held: Held, errors: Errors) -> Counter[str]:
-    """Runs the tasks of one claim, settles them and calls the `on_dead` hooks. Returns how many tasks ended in each
-    state."""
+    """Runs the tasks of one claim, settles them and calls the `on_settled_dead` hooks. Returns how many tasks ended in
+    each state."""
     outcomes: dict[int, Outcome] = {}
     for spec, tasks in by_handler(registry, held.claim):
         if held.stopping or errors.stop:
@@ -106,12 +106,12 @@ async def work_off(registry: Registry, queue: AsyncQueue, held: Held, errors: Er
 
 
 async def call_dead_hooks(registry: Registry, task: Task, error: str, errors: Errors) -> None:
-    """Calls the `on_dead` hooks as a worker does, and notes the errors that they raise."""
+    """Calls the `on_settled_dead` hooks as a worker does, and notes the errors that they raise."""
     for hook in registry.dying:
         try:
             await call_hook_async(hook, task, error)
         except Exception as wrong:  # noqa: BLE001 - a hook may raise anything
-            LOG.warning("on_dead hook failed", extra={"task": task.id, "error_class": type(wrong).__name__})
+            LOG.warning("on_settled_dead hook failed", extra={"task": task.id, "error_class": type(wrong).__name__})
             errors.note(task, wrong)
 
 

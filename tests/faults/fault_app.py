@@ -180,9 +180,14 @@ def greedy(key: int, seconds: int) -> None:
     note(op="greedy", phase="ok", key=key)
 
 
-@app.task(queue="faults", kind="poison", max_attempts=3)
+@app.task(queue="faults", kind="poison", max_attempts=3, on_dead="faults:buried")
 def poison(key: int) -> None:
     os._exit(9)
+
+
+@app.task(queue="faults", kind="buried")
+def buried(payload: dict[str, Any]) -> None:
+    """Follow a poison task that died. The checker looks for it in history."""
 
 
 @app.task(queue="faults", kind="shaky")

@@ -133,7 +133,7 @@ def refuses(number: int) -> None: ...
 def dies(secret: str) -> None:
     raise ValueError(secret)
 
-@app.on_dead
+@app.on_settled_dead
 def tell(task, error) -> None:
     raise ValueError(error)
 

@@ -342,8 +342,8 @@ class AsyncQueue:
         await self.set(paused=False)
 
     async def drop(self, *, force: bool = False) -> int:
-        """Removes the queue and returns how many tasks were removed with it. It refuses if the queue has tasks, unless
-        `force` is given."""
+        """Removes the queue and returns how many tasks were removed with it. It refuses if the queue has tasks, or
+        gets the follow-ups of another queue, unless `force` is given."""
         gone = 0
         if force:
             # Tasks are removed in short transactions first, because the drop itself blocks all queues.

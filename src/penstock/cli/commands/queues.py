@@ -231,7 +231,8 @@ def drop(
     queue: QueueName,
     *,
     force: Annotated[
-        bool, typer.Option("--force", help="Remove the queue even if it has tasks, with all of them.")
+        bool,
+        typer.Option("--force", help="Remove the queue even if it has tasks, with all of them, or gets follow-ups."),
     ] = False,
     yes: Yes = False,
     dry_run: DryRun = False,

@@ -36,6 +36,11 @@ create or replace function penstock.largest_payload(p_queue penstock.queue) retu
 language sql immutable parallel safe
 return coalesce((p_queue.settings->>'max_payload')::bigint, 1048576);
 
+-- Returns whether a follow-up without payload and error text always fits into a queue.
+create or replace function penstock._takes_follow_ups(p_queue penstock.queue) returns boolean
+language sql immutable parallel safe
+return penstock.largest_payload(p_queue) >= 8192;
+
 -- Returns how many bytes a payload may take as text, which is how it is read. PostgreSQL writes numbers out: 1e131071
 -- takes eight bytes when sent and 131,072 when read, so a payload of ten thousand such numbers would stop every claim
 -- of its queue. Any number that a double can hold is read as at most 52 times its sent length (1e308), so only numbers
@@ -242,9 +247,10 @@ begin
 end
 $$;
 
--- Stores the settings of kinds that the code declares: [{"kind", "retry", "max_attempts", "timeout"}, …], where null
--- means the setting of the queue. Workers call it when they start, so that settle and expiry agree with the code.
--- Returns how many kinds changed.
+-- Stores the settings of kinds that the code declares: [{"kind", "retry", "max_attempts", "timeout", "on_dead",
+-- "on_done"}, …]. A null retry or max_attempts means the setting of the queue. on_dead and on_done are the queue:kind
+-- of the task that is pushed when a task of this kind dies or is done. Workers call it when they start, so that settle
+-- and expiry agree with the code. Returns how many kinds changed.
 create or replace function penstock.set_kinds(p_queue text, p_kinds jsonb) returns int
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -256,13 +262,16 @@ begin
         perform penstock.refuse('PS400', 'kinds: it is not a JSON array');
     end if;
     begin
-        perform from jsonb_to_recordset(p_kinds) as k(kind text, retry jsonb, max_attempts int, timeout interval);
+        perform from jsonb_to_recordset(p_kinds)
+            as k(kind text, retry jsonb, max_attempts int, timeout interval, on_dead text, on_done text);
     exception when data_exception then
         perform penstock.refuse('PS400', 'kinds: ' || sqlerrm);
     end;
     for v_kind in
-        select k.kind, nullif(k.retry, 'null') as retry, k.max_attempts, penstock._in_seconds(k.timeout) as timeout
-        from jsonb_to_recordset(p_kinds) as k(kind text, retry jsonb, max_attempts int, timeout interval)
+        select k.kind, nullif(k.retry, 'null') as retry, k.max_attempts, penstock._in_seconds(k.timeout) as timeout,
+               k.on_dead, k.on_done
+        from jsonb_to_recordset(p_kinds)
+             as k(kind text, retry jsonb, max_attempts int, timeout interval, on_dead text, on_done text)
         order by k.kind collate "C"
     loop
         if v_kind.kind is null or octet_length(v_kind.kind) not between 1 and 128 then
@@ -276,16 +285,24 @@ begin
         elsif v_kind.retry is not null then
             perform penstock._check_retry(v_kind.retry);
         end if;
-        insert into penstock.kind as k (queue_id, kind, retry, max_attempts, timeout)
-        values (v_queue.id, v_kind.kind, v_kind.retry, v_kind.max_attempts, v_kind.timeout)
+        perform penstock._check_follow_up('on_dead', v_kind.on_dead, p_queue, v_kind.kind);
+        perform penstock._check_follow_up('on_done', v_kind.on_done, p_queue, v_kind.kind);
+        insert into penstock.kind as k (queue_id, kind, retry, max_attempts, timeout, on_dead, on_done)
+        values (v_queue.id, v_kind.kind, v_kind.retry, v_kind.max_attempts, v_kind.timeout, v_kind.on_dead,
+                v_kind.on_done)
         on conflict (queue_id, kind) do update
-        set retry = excluded.retry, max_attempts = excluded.max_attempts, timeout = excluded.timeout
-        where (k.retry, k.max_attempts, k.timeout)
-              is distinct from (excluded.retry, excluded.max_attempts, excluded.timeout);
+        set retry = excluded.retry, max_attempts = excluded.max_attempts, timeout = excluded.timeout,
+            on_dead = excluded.on_dead, on_done = excluded.on_done
+        where (k.retry, k.max_attempts, k.timeout, k.on_dead, k.on_done)
+              is distinct from (excluded.retry, excluded.max_attempts, excluded.timeout, excluded.on_dead,
+                                excluded.on_done);
         if found then
             v_count := v_count + 1;
         end if;
     end loop;
+    if v_count > 0 then
+        perform penstock._note_follows_done(v_queue.id);
+    end if;
     return v_count;
 end
 $$;
