@@ -16,7 +16,7 @@ from penstock.errors import LeaseLost, NotFound, ValidationError
 from penstock.handlers import Held, Registry, Spec
 from penstock.handlers.outcomes import LOST, SETTLED
 from penstock.model import Claim, Outcome, Task
-from penstock.worker.execution import EXITS, UNKNOWN_KIND
+from penstock.worker.execution import UNKNOWN_KIND, wants_exit
 from penstock.worker.performing import call_hook, perform
 
 LOG = logging.getLogger("penstock.worker")
@@ -91,7 +91,7 @@ def work_off(registry: Registry, queue: Queue, held: Held, errors: Errors) -> Co
             found = {task.id: UNKNOWN_KIND for task in tasks}
         else:
             found = perform(spec, tasks, held, queue, errors.note)
-            held.stopping = any(one.word == "release" and one.error_class in EXITS for one in found.values())
+            held.stopping = any(map(wants_exit, found.values()))
         outcomes.update(found)
     settled = {id_: outcome for id_, outcome in outcomes.items() if outcome not in (LOST, SETTLED)}
     now = settle_claim(queue, held.claim, settled)

@@ -15,7 +15,7 @@ from penstock.errors import LeaseLost, NotFound, ValidationError
 from penstock.handlers import Held, Registry, Spec
 from penstock.handlers.outcomes import LOST, SETTLED
 from penstock.model import Claim, Outcome, Task
-from penstock.worker.execution import EXITS, UNKNOWN_KIND
+from penstock.worker.execution import UNKNOWN_KIND, wants_exit
 from penstock.worker.performing import call_hook_async, perform_async
 
 LOG = logging.getLogger("penstock.worker")
@@ -92,7 +92,7 @@ async def work_off(registry: Registry, queue: AsyncQueue, held: Held, errors: Er
             found = {task.id: UNKNOWN_KIND for task in tasks}
         else:
             found = await perform_async(spec, tasks, held, queue, errors.note)
-            held.stopping = any(one.word == "release" and one.error_class in EXITS for one in found.values())
+            held.stopping = any(map(wants_exit, found.values()))
         outcomes.update(found)
     settled = {id_: outcome for id_, outcome in outcomes.items() if outcome not in (LOST, SETTLED)}
     now = await settle_claim(queue, held.claim, settled)

@@ -321,8 +321,8 @@ class Queue:
         return found[0]
 
     def set(self, **changes: Unpack[QueueChanges]) -> QueueSettings:
-        """Changes the given settings, and returns all of them: any of lease, max_attempts, retry, sla, keep_done,
-        keep_dead, keep_cancelled, max_payload, notify and paused."""
+        """Changes the given settings, and returns all of them: any of lease, max_attempts, max_crashes, retry, sla,
+        keep_done, keep_dead, keep_cancelled, max_payload, notify and paused."""
         queues.change(self._database, self.name, changes)
         return self.settings()
 

@@ -328,8 +328,8 @@ class AsyncQueue:
         return found[0]
 
     async def set(self, **changes: Unpack[QueueChanges]) -> QueueSettings:
-        """Changes the given settings, and returns all of them: any of lease, max_attempts, retry, sla, keep_done,
-        keep_dead, keep_cancelled, max_payload, notify and paused."""
+        """Changes the given settings, and returns all of them: any of lease, max_attempts, max_crashes, retry, sla,
+        keep_done, keep_dead, keep_cancelled, max_payload, notify and paused."""
         await queues_async.change(self._database, self.name, changes)
         return await self.settings()
 

@@ -44,6 +44,7 @@ CHECKS = (
     Check("queues", "workers", queues.check_workers, ours=True),
     Check("queues", "follow_ups", queues.check_follow_ups, ours=True),
     Check("queues", "unknown_kinds", queues.check_unknown_kinds, ours=True, slow=True),
+    Check("queues", "crashes", queues.check_crashes, ours=True, slow=True),
     Check("counters", "counters", counters.check_counters, ours=True, slow=True),
 )
 

@@ -200,3 +200,24 @@ def report_lost_follow_up(kind: str, field: str, queue: str, exists: bool) -> Fi
         why = f"queue {shown(queue)} takes no payload of 8192 bytes"
         fix = f"Run `penstock queues set {queue} --max-payload 1048576`."
     return Finding("follow_ups", "warning", f"{field} of {shown(kind)} pushes nothing: {why}", fix)
+
+
+def check_crashes(inspection: Inspection) -> list[Finding]:
+    """Tasks that ended their workers while they ran alone."""
+    query = """
+        select q.name, count(*), max(a.crashes), q.max_crashes
+        from penstock.agenda as a join penstock.queue as q on q.id = a.queue_id
+        where a.crashes > 0 group by q.id order by q.name limit %s
+    """
+    found = [
+        Finding(
+            "crashes",
+            "info",
+            f"queue {queue}: {format_count(count, 'waiting task')} ended workers, up to {format_count(most, 'time')}; "
+            f"at {limit} such a task is dead",
+            f"See which with `penstock tasks ls {queue}`; `penstock queues set {queue} --max-crashes` sets the limit.",
+            {"tasks": count, "crashes": most, "max_crashes": limit},
+        )
+        for queue, count, most, limit in inspection.rows(query, (MAX_FINDINGS,))
+    ]
+    return found or report_ok("crashes", "no waiting task has ended a worker")

@@ -366,8 +366,10 @@ CREATE TABLE penstock.queue (
     settings jsonb DEFAULT '{}'::jsonb NOT NULL,
     created timestamp with time zone DEFAULT penstock.clock() NOT NULL,
     follows_done boolean DEFAULT false NOT NULL,
+    max_crashes integer DEFAULT 20 NOT NULL,
     CONSTRAINT lease_in_range CHECK (((lease >= '00:00:00.1'::interval) AND (lease <= '24:00:00'::interval))),
     CONSTRAINT max_attempts_in_range CHECK (((max_attempts >= 1) AND (max_attempts <= 32767))),
+    CONSTRAINT max_crashes_in_range CHECK (((max_crashes >= 1) AND (max_crashes <= 32767))),
     CONSTRAINT name_is_plain CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
     CONSTRAINT retry_has_type CHECK ((retry ? 'type'::text)),
     CONSTRAINT sla_is_positive CHECK ((sla > '00:00:00'::interval))
@@ -375,6 +377,7 @@ CREATE TABLE penstock.queue (
 COMMENT ON COLUMN penstock.queue.max_attempts IS 'null: the retry strategy alone decides when to stop';
 COMMENT ON COLUMN penstock.queue.keep_done IS 'null: a done task is deleted at settle';
 COMMENT ON COLUMN penstock.queue.follows_done IS 'a kind of the queue has on_done, so settle has to read the kinds of its tasks; set_kinds keeps it';
+COMMENT ON COLUMN penstock.queue.max_crashes IS 'a task that ended its worker so often while it ran alone is dead, whatever max_attempts says';
 CREATE FUNCTION penstock._check_queue(p_queue penstock.queue) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -396,6 +399,9 @@ begin
         perform penstock._refuse_lease(p_queue.lease);
     elsif p_queue.max_attempts not between 1 and 32767 then
         perform penstock.refuse('PS400', format('max_attempts: %s is not between 1 and 32767', p_queue.max_attempts));
+    elsif p_queue.max_crashes is null or p_queue.max_crashes not between 1 and 32767 then
+        perform penstock.refuse('PS400', format('max_crashes: %s is not between 1 and 32767',
+                                                coalesce(p_queue.max_crashes::text, 'null')));
     elsif penstock._in_seconds(p_queue.sla) not between '1 microsecond' and '3650 days' then
         perform penstock.refuse('PS400', format('sla: %s is not more than 0 and at most 3650 days', p_queue.sla));
     elsif v_bad is not null then
@@ -785,7 +791,7 @@ begin
             coalesce(h.crashes, 0) as crashes,
             -- An expiry burns the attempt only of a task that was alone: that task killed its worker.
             s.outcome = 'failed' or (s.outcome = 'expired' and (p_lease).alone) as burned,
-            coalesce(k.max_attempts, q.max_attempts) as max_attempts, q.keep_done,
+            coalesce(k.max_attempts, q.max_attempts) as max_attempts, q.max_crashes, q.keep_done,
             case when (s.outcome = 'failed' and s.delay is null) or (s.outcome = 'expired' and (p_lease).alone)
                  then penstock.retry_delay(coalesce(k.retry, q.retry), coalesce(h.attempts, 0) + 1,
                                            p_now - coalesce(t.since, t.created), t.id)
@@ -804,7 +810,7 @@ begin
                 when k.outcome = 'done' then case when k.keep_done is null then 'gone' else 'done' end
                 when k.outcome = 'dead' then 'dead'
                 when k.burned and (k.attempts + 1 >= k.max_attempts or k.wait is null) then 'dead'
-                when k.burned and k.outcome = 'expired' and k.crashes + 1 >= 20 then 'dead'
+                when k.burned and k.outcome = 'expired' and k.crashes + 1 >= k.max_crashes then 'dead'
                 else 'waits'
             end as fate,
             k.outcome in ('done', 'again') as succeeded,
@@ -3320,7 +3326,7 @@ begin
         'reason', case when v_fleet.workers = 0 then 'no_worker' when p_row.quarantine = 1 then 'quarantined'
                        when v_line.tasks > 0 then 'behind' when v_fleet.free = 0 then 'busy' else 'next' end,
         'due', p_row.due, 'before', v_line.tasks, 'exact', v_line.exact, 'quarantined', p_row.quarantine = 1,
-        'crashes', p_row.crashes)
+        'crashes', p_row.crashes, 'max_crashes', p_queue.max_crashes)
         || to_jsonb(v_fleet)
         || coalesce((
             select jsonb_build_object('emptying', w.quarantine, 'emptying_until', w.quarantine_until)
@@ -3883,8 +3889,8 @@ end
 $$;
 CREATE FUNCTION penstock.contract() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 5;
-CREATE FUNCTION penstock.create_queue(p_name text, p_lease interval DEFAULT '00:00:30'::interval, p_max_attempts integer DEFAULT 20, p_retry jsonb DEFAULT '{"cap": 3600, "base": 5, "type": "exponential", "factor": 2, "jitter": 0.1}'::jsonb, p_sla interval DEFAULT NULL::interval, p_keep_done interval DEFAULT NULL::interval, p_keep_dead interval DEFAULT NULL::interval, p_keep_cancelled interval DEFAULT NULL::interval, p_settings jsonb DEFAULT '{}'::jsonb, p_exist_ok boolean DEFAULT false) RETURNS boolean
+    RETURN 6;
+CREATE FUNCTION penstock.create_queue(p_name text, p_lease interval DEFAULT '00:00:30'::interval, p_max_attempts integer DEFAULT 20, p_retry jsonb DEFAULT '{"cap": 3600, "base": 5, "type": "exponential", "factor": 2, "jitter": 0.1}'::jsonb, p_sla interval DEFAULT NULL::interval, p_keep_done interval DEFAULT NULL::interval, p_keep_dead interval DEFAULT NULL::interval, p_keep_cancelled interval DEFAULT NULL::interval, p_settings jsonb DEFAULT '{}'::jsonb, p_exist_ok boolean DEFAULT false, p_max_crashes integer DEFAULT 20) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -3902,14 +3908,16 @@ begin
     v_new.keep_dead := p_keep_dead;
     v_new.keep_cancelled := p_keep_cancelled;
     v_new.settings := p_settings;
+    v_new.max_crashes := p_max_crashes;
     perform penstock._check_queue(v_new);
     if p_exist_ok is null then
         perform penstock.refuse('PS400', 'exist_ok: it is null');
     end if;
-    insert into penstock.queue (name, lease, max_attempts, retry, sla, keep_done, keep_dead, keep_cancelled, settings)
+    insert into penstock.queue (name, lease, max_attempts, retry, sla, keep_done, keep_dead, keep_cancelled, settings,
+                                max_crashes)
     values (p_name, penstock._in_seconds(p_lease), p_max_attempts, p_retry, penstock._in_seconds(p_sla),
             penstock._in_seconds(p_keep_done), penstock._in_seconds(p_keep_dead),
-            penstock._in_seconds(p_keep_cancelled), p_settings)
+            penstock._in_seconds(p_keep_cancelled), p_settings, p_max_crashes)
     on conflict (name) do nothing
     returning id into v_id;
     if v_id is not null then
@@ -4850,7 +4858,7 @@ CREATE FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report j
 $$;
 CREATE FUNCTION penstock.oldest_client() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 5;
+    RETURN 6;
 CREATE FUNCTION penstock.pass_on(p_worker text, p_queue text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5607,7 +5615,7 @@ CREATE FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) RETURNS
     RETURN ((mod(((mod(abs(p_seed), '2147483648'::bigint) * '2654435761'::bigint) + ((p_failures)::bigint * 1013904223)), '4294967296'::bigint))::double precision / (4294967296.0)::double precision);
 CREATE FUNCTION penstock.revision() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 4;
+    RETURN 5;
 CREATE FUNCTION penstock.running_times() RETURNS TABLE(queue text, kind text, bucket integer, tasks bigint, seconds double precision)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5818,12 +5826,12 @@ begin
         perform penstock.refuse('PS400', 'changes: it is not a JSON object');
     end if;
     select k.key into v_bad from jsonb_object_keys(p_changes) as k(key)
-    where k.key not in ('lease', 'max_attempts', 'retry', 'sla', 'paused', 'keep_done', 'keep_dead',
+    where k.key not in ('lease', 'max_attempts', 'max_crashes', 'retry', 'sla', 'paused', 'keep_done', 'keep_dead',
                         'keep_cancelled', 'max_payload', 'notify');
     if v_bad is not null then
         perform penstock.refuse('PS400', format('changes: %L is not a setting', left(v_bad, 80)),
-            'Settings are lease, max_attempts, retry, sla, paused, keep_done, keep_dead, keep_cancelled, '
-            'max_payload and notify.');
+            'Settings are lease, max_attempts, max_crashes, retry, sla, paused, keep_done, keep_dead, '
+            'keep_cancelled, max_payload and notify.');
     end if;
     begin
         v_new := jsonb_populate_record(v_old, p_changes - array['max_payload', 'notify']);
@@ -5838,7 +5846,7 @@ begin
     set lease = penstock._in_seconds(v_new.lease), max_attempts = v_new.max_attempts, retry = v_new.retry,
         sla = penstock._in_seconds(v_new.sla), paused = v_new.paused, keep_done = penstock._in_seconds(v_new.keep_done),
         keep_dead = penstock._in_seconds(v_new.keep_dead), keep_cancelled = penstock._in_seconds(v_new.keep_cancelled),
-        settings = v_new.settings
+        settings = v_new.settings, max_crashes = v_new.max_crashes
     where q.id = v_old.id
     returning * into v_new;
     perform penstock._note_audit('set', p_name, p_changes);
@@ -7002,8 +7010,8 @@ REVOKE ALL ON FUNCTION penstock.contract() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.contract() TO penstock_producer;
 GRANT ALL ON FUNCTION penstock.contract() TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.contract() TO penstock_reader;
-REVOKE ALL ON FUNCTION penstock.create_queue(p_name text, p_lease interval, p_max_attempts integer, p_retry jsonb, p_sla interval, p_keep_done interval, p_keep_dead interval, p_keep_cancelled interval, p_settings jsonb, p_exist_ok boolean) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.create_queue(p_name text, p_lease interval, p_max_attempts integer, p_retry jsonb, p_sla interval, p_keep_done interval, p_keep_dead interval, p_keep_cancelled interval, p_settings jsonb, p_exist_ok boolean) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.create_queue(p_name text, p_lease interval, p_max_attempts integer, p_retry jsonb, p_sla interval, p_keep_done interval, p_keep_dead interval, p_keep_cancelled interval, p_settings jsonb, p_exist_ok boolean, p_max_crashes integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.create_queue(p_name text, p_lease interval, p_max_attempts integer, p_retry jsonb, p_sla interval, p_keep_done interval, p_keep_dead interval, p_keep_cancelled interval, p_settings jsonb, p_exist_ok boolean, p_max_crashes integer) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.decide(p_holder text, p_lease interval, p_decisions jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.decide(p_holder text, p_lease interval, p_decisions jsonb) TO penstock_worker;
 GRANT SELECT ON TABLE penstock.decision TO penstock_reader;

@@ -15,7 +15,7 @@ from penstock.handlers.registry import Hook
 from penstock.handlers.tracebacks import SUMMARY, summarize
 from penstock.model import Outcome, Task, split_error
 from penstock.worker.config import RunnerConfig
-from penstock.worker.execution import EXITS, UNKNOWN_KIND
+from penstock.worker.execution import UNKNOWN_KIND, wants_exit
 from penstock.worker.in_flight import Entry, InFlight
 from penstock.worker.logs import DETAILS, facts_of
 from penstock.worker.pace import LARGEST_BATCH, Pace, Turns
@@ -143,7 +143,7 @@ class Workload:
             if self._config.dev:
                 facts[DETAILS] = split_error(outcome.error)[1]
             LOG.warning("put back" if outcome.word == "release" else outcome.word, extra=facts)
-        if outcome.word == "release" and outcome.error_class in EXITS:
+        if wants_exit(outcome):
             self.stop("left")
 
     def note_settled(self, flight: InFlight, done: int, others: dict[int, Outcome], dead: set[int]) -> None:

@@ -223,7 +223,7 @@ begin
             coalesce(h.crashes, 0) as crashes,
             -- An expiry burns the attempt only of a task that was alone: that task killed its worker.
             s.outcome = 'failed' or (s.outcome = 'expired' and (p_lease).alone) as burned,
-            coalesce(k.max_attempts, q.max_attempts) as max_attempts, q.keep_done,
+            coalesce(k.max_attempts, q.max_attempts) as max_attempts, q.max_crashes, q.keep_done,
             case when (s.outcome = 'failed' and s.delay is null) or (s.outcome = 'expired' and (p_lease).alone)
                  then penstock.retry_delay(coalesce(k.retry, q.retry), coalesce(h.attempts, 0) + 1,
                                            p_now - coalesce(t.since, t.created), t.id)
@@ -243,7 +243,7 @@ begin
                 when k.outcome = 'done' then case when k.keep_done is null then 'gone' else 'done' end
                 when k.outcome = 'dead' then 'dead'
                 when k.burned and (k.attempts + 1 >= k.max_attempts or k.wait is null) then 'dead'
-                when k.burned and k.outcome = 'expired' and k.crashes + 1 >= 20 then 'dead'
+                when k.burned and k.outcome = 'expired' and k.crashes + 1 >= k.max_crashes then 'dead'
                 else 'waits'
             end as fate,
             k.outcome in ('done', 'again') as succeeded,
