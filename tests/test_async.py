@@ -575,7 +575,17 @@ def shape(kind: type) -> dict[str, str]:
 def test_both_clients_have_the_same_methods(one: type, other: type) -> None:
     assert shape(one) == shape(other)
     ordinary = {"queue", "dsn", "dsn_source", "name", "settling", "look_afresh"}
-    ordinary |= {"task", "schedule", "middleware", "on_start", "on_stop", "on_dead", "run_worker", "work", "scale"}
+    ordinary |= {
+        "task",
+        "schedule",
+        "middleware",
+        "on_start",
+        "on_stop",
+        "on_settled_dead",
+        "run_worker",
+        "work",
+        "scale",
+    }
     for name, member in inspect.getmembers(other, inspect.isfunction):
         if not name.startswith("_") and name not in ordinary:
             assert inspect.iscoroutinefunction(member), name

@@ -359,6 +359,9 @@ def test_settings_of_a_queue(line: str, app: Penstock, sql: Connection) -> None:
         if field == "sla":
             for value in values:
                 refusal(ValidationError, "keep_done", app.create_queue, "never", keep_done=value)
+        if field == "max_attempts":
+            for value in (*values, None):
+                refusal(ValidationError, "max_crashes", app.create_queue, "never", max_crashes=value)
 
 
 # --- the same through SQL ---------------------------------------------------------------------------------------------
@@ -420,6 +423,10 @@ IN_SQL: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("create_queue('never', p_max_attempts => 0)", "PS400", "max_attempts"),
         ("create_queue('never', p_max_attempts => -1)", "PS400", "max_attempts"),
         ("create_queue('never', p_max_attempts => 32768)", "PS400", "max_attempts"),
+        ("create_queue('never', p_max_crashes => 0)", "PS400", "max_crashes: 0 is not between 1 and 32767"),
+        ("create_queue('never', p_max_crashes => 32768)", "PS400", "max_crashes"),
+        ("set_queue('{q}', '{{\"max_crashes\": null}}')", "PS400", "max_crashes: null"),
+        ("set_queue('{q}', '{{\"max_crashes\": 0}}')", "PS400", "max_crashes: 0"),
     ),
     "B43": (
         ("push('{q}', p_due => '2030-01-01 00:00:00 Mars/Phobos')", "22023", "mars/phobos"),
@@ -552,6 +559,7 @@ NULLS: dict[str, dict[str, tuple[str, str]]] = {
         "p_keep_cancelled": ("'1 s'::interval", "default"),
         "p_settings": ("'{{}}'::jsonb", "PS400 settings"),
         "p_exist_ok": ("false", "PS400 exist_ok"),
+        "p_max_crashes": ("1", "PS400 max_crashes"),
     },
     "set_queue": {"p_name": ("'{q}'", "PS404 queue"), "p_changes": ('\'{{"sla": "5 s"}}\'::jsonb', "PS400 changes")},
     "cancel": {

@@ -78,7 +78,7 @@ def test_a_healthy_database_has_no_findings(dsn: str, app: Penstock, queue: Queu
 
 def test_quick_leaves_out_what_reads_whole_tables(dsn: str) -> None:
     left_out = {one.check for one in examined(dsn)} - {one.check for one in examined(dsn, quick=True)}
-    assert left_out == {"counters", "unknown_kinds"}
+    assert left_out == {"counters", "unknown_kinds", "crashes"}
 
 
 def test_without_the_schema_the_rest_is_still_checked(make_database: Callable[..., str]) -> None:
@@ -717,6 +717,18 @@ def test_a_broken_promise(dsn: str, app: Penstock, queue: Queue, clock: Clock) -
     found = examined(dsn)
     assert found.bad == {"sla"}
     assert found.the("sla").what == "queue work breaks its SLA of 30 s: its oldest task waits 31 s"
+
+
+def test_tasks_that_end_their_workers(dsn: str, app: Penstock, clock: Clock) -> None:
+    queue = app.create_queue("deadly", lease="1s", retry="fixed:1h", max_crashes=5)
+    queue.push()
+    for _ in range(2):
+        assert queue.claim()
+        clock.advance(2)
+    queue.claim()
+    found = examined(dsn).the("crashes")
+    assert (found.level, dict(found.numbers)) == ("info", {"tasks": 1, "crashes": 2, "max_crashes": 5})
+    assert found.what == "queue deadly: 1 waiting task ended workers, up to 2 times; at 5 such a task is dead"
 
 
 def test_dead_tasks_and_unknown_kinds(dsn: str, queue: Queue) -> None:

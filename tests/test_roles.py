@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -20,6 +20,7 @@ from psycopg.conninfo import make_conninfo
 from penstock import AuthError, LeaseLost, NewTask, NotFound, Outcome, Penstock, Queue, Unavailable
 from penstock.client import history, streams
 from penstock.client.database import Database
+from penstock.client.workers import set_kinds
 from penstock.model import Json
 from shell import penstock
 
@@ -138,6 +139,21 @@ def test_a_worker_claims_and_settles(world: World) -> None:
         assert queue.release(str(claim.token)) == {claim.ids[5]: "pending"}
         assert queue.status().totals["done"] == 1
         assert "expired" in app.upkeep()
+
+
+def test_a_settle_of_a_worker_pushes_follow_ups(world: World) -> None:
+    """A worker may not push, but its settles push what a kind declares."""
+    with world.client("owner") as queue:
+        queue.push_many([{}] * 2)
+    with world.app("worker") as app:
+        with closing(Database(world.dsn("worker"))) as database:
+            set_kinds(database, "work", [{"kind": "default", "on_dead": "work:buried", "on_done": "work:kept"}])
+        queue = app.queue("work")
+        claim = queue.claim(2)
+        queue.settle(claim, {claim.ids[0]: Outcome.done(), claim.ids[1]: Outcome.dead("no")})
+        assert sorted(task.kind for task in queue.claim(9).tasks) == ["buried", "kept"]
+        with pytest.raises(AuthError):
+            queue.push()
 
 
 def test_a_worker_needs_no_other_role_to_work(world: World, tmp_path: Path) -> None:

@@ -227,15 +227,17 @@ def test_it_is_quarantined(app: Penstock, queue: Queue, clock: Clock, sql: Conne
     queue.push(priority=0)
     app.beat("w", ["work"], slots=5, busy=1)
     found = queue.why(id_)
-    assert (found.reason, facts(found, "crashes", "before")) == ("quarantined", (1, 0))
+    assert (found.reason, facts(found, "crashes", "max_crashes", "before")) == ("quarantined", (1, 20, 0))
     assert found.text == (
         f"task {id_} is quarantined after a crash and waits to run alone: no worker empties itself for that yet;"
-        " 1 worker serves queue work, with 4 of 5 slots free"
+        " 1 worker serves queue work, with 4 of 5 slots free; it crashed alone 1 of at most 20 times"
     )
+    queue.set(max_crashes=3)
     assert sql.execute("select penstock.take_quarantine('work', 'w')").fetchone() == (True,)
     found = queue.why(id_)
     assert facts(found, "emptying", "emptying_until") == ("w", clock.now() + timedelta(seconds=30))
-    assert found.text.endswith("waits to run alone: worker w finishes its other tasks for that")
+    assert "waits to run alone: worker w finishes its other tasks for that;" in found.text
+    assert found.text.endswith("; it crashed alone 1 of at most 3 times")
     clock.advance(31)
     app.beat("w", ["work"], slots=5, busy=1)
     assert "emptying" not in queue.why(id_).facts, "the choice of a worker ends"

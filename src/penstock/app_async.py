@@ -90,6 +90,7 @@ class AsyncPenstock(AsyncTaskMethods, AsyncAdminMethods):
         keep_dead: Duration | None = None,
         keep_cancelled: Duration | None = None,
         max_payload: int = 1 << 20,
+        max_crashes: int = 20,
         exist_ok: bool = False,
     ) -> AsyncQueue:
         """Creates a queue and returns it. With `exist_ok=True` an existing queue is left as it is."""
@@ -105,6 +106,7 @@ class AsyncPenstock(AsyncTaskMethods, AsyncAdminMethods):
             keep_dead=keep_dead,
             keep_cancelled=keep_cancelled,
             max_payload=max_payload,
+            max_crashes=max_crashes,
         )
         return self.queue(name)
 

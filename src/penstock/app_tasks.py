@@ -18,6 +18,7 @@ from penstock.client.queue import Queue
 from penstock.errors import ConfigError, PenstockError
 from penstock.handler import Handler
 from penstock.handlers import Registry
+from penstock.handlers.follow_ups import find_target as find_follow_up
 from penstock.handlers.middleware import middleware_of
 from penstock.handlers.registry import Hook, Mode, ScheduleOptions, spec_of
 from penstock.model import Backfill, Duration, Json
@@ -89,6 +90,8 @@ class TaskMethods:
         run: Mode | None = ...,
         key: str | None = ...,
         expires: Duration | None = ...,
+        on_dead: Handler | str | None = ...,
+        on_done: Handler | str | None = ...,
     ) -> Callable[[Callable[..., Any]], Handler]: ...
 
     def task(
@@ -106,6 +109,8 @@ class TaskMethods:
         run: Mode | None = None,
         key: str | None = None,
         expires: Duration | None = None,
+        on_dead: Handler | str | None = None,
+        on_done: Handler | str | None = None,
     ) -> Handler | Callable[[Callable[..., Any]], Handler]:
         """Makes a function the handler of a kind of task: a sync or async function, or, with `batch=n`, a function of
         up to n tasks at once.
@@ -114,7 +119,12 @@ class TaskMethods:
         settings. A sync handler runs in a thread, or, if it has a timeout, in a process that can be ended; `run`
         chooses between them. `key` names the argument that says whose a task is; it becomes the key of each task that
         is pushed with the handler. A task that has not started `expires` after its due is cancelled.
+
+        `on_dead` and `on_done` name a follow-up: a handler of this application, or "queue:kind" as text. PostgreSQL
+        pushes a task for it, with an `EndedTask` as payload, in the transaction that ends a task of this kind.
         """
+        dead_to = find_follow_up("on_dead", on_dead, self.registry)
+        done_to = find_follow_up("on_done", on_done, self.registry)
 
         def decorate(given: Callable[..., Any]) -> Handler:
             spec = spec_of(
@@ -130,6 +140,8 @@ class TaskMethods:
                 key=key,
                 expires=expires,
                 tracebacks=self._tracebacks,
+                on_dead=dead_to,
+                on_done=done_to,
             )
             return Handler(self, self.registry.add(spec))
 
@@ -235,9 +247,10 @@ class TaskMethods:
         self.registry.stopping.append(hook)
         return hook
 
-    def on_dead(self, hook: H) -> H:
+    def on_settled_dead(self, hook: H) -> H:
         """Registers a hook that is called as hook(task, error) in the worker whose settle made a task dead. This is
-        best effort: if a task dies because it killed its workers, no worker is left to call the hook."""
+        best effort: if a task dies because it killed its workers, no worker is left to call the hook. A task that must
+        follow each death is a follow-up: `@app.task(on_dead=…)`."""
         self.registry.add_dead_hook(hook)
         return hook
 
@@ -247,9 +260,9 @@ class TaskMethods:
         """Runs the tasks that are due now in this process, without a worker, for your tests. It drains the given
         queues, or all queues with handlers, at most `limit` tasks, and returns how many tasks ended in each state.
 
-        An error of a handler or an `on_dead` hook is raised here, after its task was settled as in a worker; tasks that
-        were not begun go back. With `raise_errors=False` the call goes on after an error, so that tests can look at the
-        failed task.
+        An error of a handler or an `on_settled_dead` hook is raised here, after its task was settled as in a worker;
+        tasks that were not begun go back. With `raise_errors=False` the call goes on after an error, so that tests can
+        look at the failed task.
         """
         self._database.refuse_rehearsal("drain_inline")
         names = queues or tuple(self.registry.queues())

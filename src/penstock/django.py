@@ -30,8 +30,9 @@ def manage_connections(target: F) -> F: ...
 def manage_connections(target: Any) -> Any:
     """Closes Django's connections that are broken, or older than CONN_MAX_AGE, before and after each task, as Django
     does around each request; the next query opens another one. Without this, handlers keep a connection that PostgreSQL
-    has closed. One call is enough for all handlers and `on_dead` hooks of the application. As a decorator, it does the
-    same for a function that is no handler of an application, such as one for the records of an adopted table."""
+    has closed. One call is enough for all handlers and `on_settled_dead` hooks of the application. As a
+    decorator, it does the same for a function that is no handler of an application, such as one for the records of an
+    adopted table."""
     registry = getattr(target, "registry", None)
     if not isinstance(registry, Registry):
         return close_around(target, is_async=inspect.iscoroutinefunction(target))

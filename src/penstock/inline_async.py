@@ -15,7 +15,7 @@ from penstock.errors import LeaseLost, NotFound, ValidationError
 from penstock.handlers import Held, Registry, Spec
 from penstock.handlers.outcomes import LOST, SETTLED
 from penstock.model import Claim, Outcome, Task
-from penstock.worker.execution import EXITS, UNKNOWN_KIND
+from penstock.worker.execution import UNKNOWN_KIND, wants_exit
 from penstock.worker.performing import call_hook_async, perform_async
 
 LOG = logging.getLogger("penstock.worker")
@@ -82,8 +82,8 @@ async def drain(
 
 
 async def work_off(registry: Registry, queue: AsyncQueue, held: Held, errors: Errors) -> Counter[str]:
-    """Runs the tasks of one claim, settles them and calls the `on_dead` hooks. Returns how many tasks ended in each
-    state."""
+    """Runs the tasks of one claim, settles them and calls the `on_settled_dead` hooks. Returns how many tasks ended in
+    each state."""
     outcomes: dict[int, Outcome] = {}
     for spec, tasks in by_handler(registry, held.claim):
         if held.stopping or errors.stop:
@@ -92,7 +92,7 @@ async def work_off(registry: Registry, queue: AsyncQueue, held: Held, errors: Er
             found = {task.id: UNKNOWN_KIND for task in tasks}
         else:
             found = await perform_async(spec, tasks, held, queue, errors.note)
-            held.stopping = any(one.word == "release" and one.error_class in EXITS for one in found.values())
+            held.stopping = any(map(wants_exit, found.values()))
         outcomes.update(found)
     settled = {id_: outcome for id_, outcome in outcomes.items() if outcome not in (LOST, SETTLED)}
     now = await settle_claim(queue, held.claim, settled)
@@ -106,12 +106,12 @@ async def work_off(registry: Registry, queue: AsyncQueue, held: Held, errors: Er
 
 
 async def call_dead_hooks(registry: Registry, task: Task, error: str, errors: Errors) -> None:
-    """Calls the `on_dead` hooks as a worker does, and notes the errors that they raise."""
+    """Calls the `on_settled_dead` hooks as a worker does, and notes the errors that they raise."""
     for hook in registry.dying:
         try:
             await call_hook_async(hook, task, error)
         except Exception as wrong:  # noqa: BLE001 - a hook may raise anything
-            LOG.warning("on_dead hook failed", extra={"task": task.id, "error_class": type(wrong).__name__})
+            LOG.warning("on_settled_dead hook failed", extra={"task": task.id, "error_class": type(wrong).__name__})
             errors.note(task, wrong)
 
 

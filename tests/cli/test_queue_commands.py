@@ -29,7 +29,9 @@ UNKNOWN_ID = 10**9
 
 def test_a_queue_is_created_shown_and_set(dsn: str, app: Penstock) -> None:
     created = penstock(
-        "queues", "create", "mail", "--keep-dead", "30d", "--keep-cancelled", "1d", "--max-payload", "2000", dsn=dsn
+        *("queues", "create", "mail", "--keep-dead", "30d", "--keep-cancelled", "1d", "--max-payload", "2000"),
+        *("--max-crashes", "7"),
+        dsn=dsn,
     )
     assert created.code == 0, created.err
     value, said, missing = each(
@@ -37,6 +39,7 @@ def test_a_queue_is_created_shown_and_set(dsn: str, app: Penstock) -> None:
     )
     assert set(value.json) == SETTINGS | {"status"}
     assert (value.json["keep_dead"], value.json["keep_cancelled"], value.json["max_payload"]) == (2592000, 86400, 2000)
+    assert value.json["max_crashes"] == 7
     assert value.json["status"]["pending"] == 0
     shown = dict(line.split(maxsplit=1) for line in said.out.splitlines()[1:])
     assert (shown["keep_dead"], shown["lease"], shown["max_payload"]) == ("30d", "30s", "2,000 bytes")
@@ -46,7 +49,7 @@ def test_a_queue_is_created_shown_and_set(dsn: str, app: Penstock) -> None:
 
     change = (
         "queues", "set", "mail", "--lease", "1m", "--max-attempts", "none", "--retry", "fixed:30s", "--sla", "1h30m",
-        "--keep-done", "1d", "--keep-dead", "none", "--max-payload", "3000",
+        "--keep-done", "1d", "--keep-dead", "none", "--max-payload", "3000", "--max-crashes", "1",
     )  # fmt: skip
     with nothing_changes(app.queue("mail")):
         dry, told = each((*change, "--dry-run", "--json"), (*change, "--dry-run"), dsn=dsn)
@@ -55,6 +58,7 @@ def test_a_queue_is_created_shown_and_set(dsn: str, app: Penstock) -> None:
     assert dry.json == ran.json | {"dry_run": True}
     assert set(ran.json) == SETTINGS
     assert (ran.json["lease"], ran.json["max_attempts"], ran.json["sla"]) == (60, None, 5400)
+    assert ran.json["max_crashes"] == 1
     assert (ran.json["retry"], ran.json["keep_dead"]) == ({"type": "fixed", "delay": 30}, None)
     again = penstock("queues", "set", "mail", "--sla", "none", "--keep-done", "none", dsn=dsn)
     assert again.out == "queue mail: sla 1h30m -> none, keep_done 1d -> none\n"

@@ -177,6 +177,18 @@ RULES = (
         """,
     ),
     Rule(
+        "unfollowed",
+        "a poison task died, and its follow-up was not completed exactly once, or a follow-up has no death",
+        """
+        select coalesce(d.subject, f.subject)
+        from (select 'dead:' || h.task_id || ':' || h.id as subject from penstock.history as h
+              where h.kind = 'poison' and h.outcome = 'dead') as d
+        full join (select h.subject, count(*) as times from penstock.history as h
+                   where h.kind = 'buried' and h.outcome = 'done' group by h.subject) as f on f.subject = d.subject
+        where d.subject is null or f.times is distinct from 1
+        """,
+    ),
+    Rule(
         "lost",
         "a task is done, and its effect is not there",
         """
@@ -283,7 +295,7 @@ RULES = (
         """
         select c.subject || ' version ' || c.version from noted.claimed as c
         left join noted.upserted as u on u.subject = c.subject and u.version = c.version
-        where c.subject is not null and (u.version is null or u.failed and not u.ok)
+        where c.subject is not null and c.subject not like 'dead:%' and (u.version is null or u.failed and not u.ok)
         """,
     ),
     Rule(
@@ -365,6 +377,7 @@ class Verdict:
     stale_accepted: int = 0
     completed_twice: int = 0
     inexact: int = 0
+    unfollowed: int = 0
     stuck: int = 0
     drift: int = 0
     deadlocks: int = 0

@@ -180,9 +180,14 @@ def greedy(serial: int, seconds: int) -> None:
     note(op="greedy", phase="ok", key=serial)
 
 
-@app.task(queue="faults", kind="poison", max_attempts=3)
+@app.task(queue="faults", kind="poison", max_attempts=3, on_dead="faults:buried")
 def poison(serial: int) -> None:
     os._exit(9)
+
+
+@app.task(queue="faults", kind="buried")
+def buried(payload: dict[str, Any]) -> None:
+    """Follow a poison task that died. The checker looks for it in history."""
 
 
 @app.task(queue="faults", kind="shaky")

@@ -154,6 +154,32 @@ MUTANTS = (
         mix=(("poison", 1.0), ("single", 5.0)),
     ),
     Mutant(
+        "an expiry pushes no follow-up for the task that dies",
+        ("unfollowed",),
+        function="_conclude",
+        changes=(
+            (
+                "case when j.fate = 'dead' then j.on_dead",
+                "case when j.fate = 'dead' and j.outcome <> 'expired' then j.on_dead",
+            ),
+        ),
+        mix=(("poison", 1.0), ("single", 5.0)),
+    ),
+    Mutant(
+        "a follow-up is pushed twice",
+        ("unfollowed",),
+        function="_conclude",
+        changes=(
+            (
+                "perform penstock._push_follow_ups(v_follow_ups, v_ends);",
+                """
+            perform penstock._push_follow_ups(v_follow_ups || v_follow_ups, v_ends || array(
+                select jsonb_set(e, '{end}', '0') from unnest(v_ends) as e));""",
+            ),
+        ),
+        mix=(("poison", 1.0), ("single", 5.0)),
+    ),
+    Mutant(
         "an expiry drops the tasks of its lease",
         ("lost", "stuck", "drift"),
         function="_put_back",

@@ -1,4 +1,4 @@
-"""`drain_inline` shows what handlers raise, and calls `on_dead`."""
+"""`drain_inline` shows what handlers raise, and calls its hooks for dead tasks."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_errors_that_are_not_raised_are_counted(app: Penstock, queue: Queue, dra
     assert drain(raise_errors=False) == {"dead": 2}
 
 
-def test_on_dead_is_called(app: Penstock, queue: Queue, drain: Drain) -> None:
+def test_the_hooks_for_dead_tasks_are_called(app: Penstock, queue: Queue, drain: Drain) -> None:
     seen: list[tuple[str, str, str]] = []
 
     @app.task(queue="work")
@@ -101,11 +101,11 @@ def test_on_dead_is_called(app: Penstock, queue: Queue, drain: Drain) -> None:
     def die() -> None:
         raise LookupError("boom")
 
-    @app.on_dead
+    @app.on_settled_dead
     def bury(task: Task, error: str) -> None:
         seen.append(("sync", task.kind, error.splitlines()[0]))
 
-    @app.on_dead
+    @app.on_settled_dead
     async def bury_async(task: Task, error: str) -> None:
         await asyncio.sleep(0)
         seen.append(("async", task.kind, error.splitlines()[0]))
@@ -134,13 +134,13 @@ def test_hooks_for_dead_tasks_run_inside_the_wrappers_of_handlers(app: Penstock,
 
         return run_async if spec.mode == "async" else run
 
-    @app.on_dead
+    @app.on_settled_dead
     def bury(task: Task, error: str) -> None:
         seen.append("sync")
 
     app.registry.wrap(wrapper)
 
-    @app.on_dead
+    @app.on_settled_dead
     async def bury_async(task: Task, error: str) -> None:
         seen.append("async")
 
@@ -159,7 +159,7 @@ def test_what_a_hook_raises_is_raised_too(app: Penstock, queue: Queue, drain: Dr
     def give_up(context: Context) -> None:
         context.dead("no such customer")
 
-    @app.on_dead
+    @app.on_settled_dead
     def harm(task: Task, error: str) -> None:
         raise RuntimeError("harm")
 

@@ -294,7 +294,7 @@ def inside(context: Context):
         connection.execute("insert into effects values (7)")
         return Outcome.dead("x")
 
-@app.on_dead
+@app.on_settled_dead
 def bury(task, error):
     note("dead", task.kind, error)
 """

@@ -400,12 +400,15 @@ def test_a_retry_in_words_that_mean_nothing_is_refused(retry: str) -> None:
 
 
 def test_the_stored_form_of_a_kind() -> None:
-    assert spec().stored() == {"kind": "send", "retry": None, "max_attempts": None, "timeout": None}
-    assert spec(kind="letter", retry="fixed:1m", max_attempts=3, timeout="1m30s").stored() == {
+    nothing = dict.fromkeys(("retry", "max_attempts", "timeout", "on_dead", "on_done"))
+    assert spec().stored() == {"kind": "send", **nothing}
+    assert spec(kind="letter", retry="fixed:1m", max_attempts=3, timeout="1m30s", on_dead="mail:late").stored() == {
         "kind": "letter",
         "retry": {"type": "fixed", "delay": 60.0},
         "max_attempts": 3,
         "timeout": "90.0 seconds",
+        "on_dead": "mail:late",
+        "on_done": None,
     }
 
 
@@ -416,6 +419,6 @@ def test_hooks_are_kept_and_stay_what_they_are(idle: Penstock) -> None:
     hooks = SimpleNamespace(start=lambda: 1, stop=lambda: 2, dead=lambda task, error: (task, error))
     assert idle.on_start(hooks.start) is hooks.start
     assert idle.on_stop(hooks.stop) is hooks.stop
-    assert idle.on_dead(hooks.dead) is hooks.dead
+    assert idle.on_settled_dead(hooks.dead) is hooks.dead
     registry = idle.registry
     assert (registry.starting, registry.stopping, registry.dying) == ([hooks.start], [hooks.stop], [hooks.dead])

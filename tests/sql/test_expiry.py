@@ -110,10 +110,15 @@ def test_leases_shrink_by_eighths(queue: Queue, clock: Clock, sql: Connection) -
     assert sql.execute("select count(*) from penstock.agenda where quarantine = 0").fetchone() == (1,)
 
 
-def test_twenty_crashes_are_enough_whatever_max_attempts_says(app: Penstock, clock: Clock, sql: Connection) -> None:
+@pytest.mark.parametrize("crashes", [20, 2])
+def test_so_many_crashes_are_enough_whatever_max_attempts_says(
+    app: Penstock, clock: Clock, sql: Connection, crashes: int
+) -> None:
     queue = app.create_queue("endless", max_attempts=None, lease="10s", retry=Fixed("1s"))
+    if crashes != 20:
+        queue.set(max_crashes=crashes)
     queue.push()
-    for _ in range(20):
+    for _ in range(crashes):
         assert queue.claim() or queue_after_its_delay(queue, clock)
         clock.advance(11)
     assert not queue.claim()

@@ -161,7 +161,7 @@ STAGES: dict[str, Stage] = {
         },
     ),
     "docs/workers.md": Stage(
-        python=queues("mail", "invoices"),
+        python=queues("mail", "invoices", "alarms", "archive"),
         files={"myproject/__init__.py": ""},
         saved={0: "myproject/tasks.py"},
         instead={"100_000": "100"},

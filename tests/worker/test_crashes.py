@@ -198,17 +198,34 @@ def test_a_handler_that_leaves_has_its_process_replaced(
     lasting.push_many([NewTask({}, kind=kind) for kind in ("in_thread", "on_loop", "in_process")])
     lasting.push_many([NewTask({"n": n}, kind="stays") for n in range(3000)])
     ran = work(tmp_path, dsn, LEAVES, "-c", "2")
-    assert (ran.code, ran.json["done"], ran.json["failed"]) == (0, 3003, 0), ran.err
+    assert (ran.code, ran.json["done"], ran.json["failed"]) == (0, 3003, 3), ran.err
     assert sorted(noted(tmp_path)) == sorted(f"stays {n}" for n in range(3000))
     assert len({one.pid for one in effects(tmp_path)}) >= 2
     found = [end for end in ends(sql) if end.kind != "stays"]
     assert sorted(end for end in found if end.error_class) == [
-        End("in_process", "released", 1, "KeyboardInterrupt"),
-        End("in_thread", "released", 1, "SystemExit"),
-        End("on_loop", "released", 1, "SystemExit"),
+        End("in_process", "failed", 1, "KeyboardInterrupt"),
+        End("in_thread", "failed", 1, "SystemExit"),
+        End("on_loop", "failed", 1, "SystemExit"),
     ]
-    assert {end.attempt for end in ends(sql)} == {1}
+    assert {end.attempt for end in ends(sql) if end.kind == "stays"} == {1}
     assert Counter(end.outcome for end in ends(sql))["done"] == 3003
+
+
+def test_a_handler_that_always_leaves_is_dead_in_the_end(
+    dsn: str, queue: Queue, sql: Connection, tmp_path: Path
+) -> None:
+    """It is not put back for ever."""
+    queue.set(retry="fixed:50ms")
+    queue.push(kind="leaves")
+    code = """
+@app.task(queue="work")
+def leaves() -> None:
+    sys.exit("no licence")
+"""
+    ran = work(tmp_path, dsn, code)
+    assert (ran.code, ran.json["dead"]) == (1, 1), ran.err
+    assert [(end.outcome, end.attempt) for end in ends(sql)] == [("failed", 1), ("failed", 2), ("dead", 3)]
+    assert queue.tasks(state="dead")[0].message == "no licence"
 
 
 GROWS = """

@@ -113,7 +113,7 @@ def apart(context: Context) -> None:
         pass
     raise LookupError("in another process")
 
-@app.on_dead
+@app.on_settled_dead
 def bury(task, error) -> None:
     raise LookupError("in a hook")
 """
@@ -140,7 +140,7 @@ def test_errors_after_the_end_of_a_task_are_shown_with_tracebacks(queue: Queue, 
 def test_other_logs_have_no_tracebacks(queue: Queue, dsn: str, tmp_path: Path) -> None:
     queue.push({}, kind="rolled_back")
     ran = work(tmp_path, dsn, LATE, "--log-format", "text")
-    assert "on_dead hook failed" in ran.err
+    assert "on_settled_dead hook failed" in ran.err
     assert "error after the end of the task" in ran.err
     assert ran.err.count("error_class=LookupError") == 2
     assert "after the rollback" not in ran.err

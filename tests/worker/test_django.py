@@ -153,11 +153,11 @@ from django_shop import Order, app
 def refuse(n: int) -> None:
     raise LookupError
 
-@app.on_dead
+@app.on_settled_dead
 def note_refused(task, error) -> None:
     Order.objects.create(item=f"sync {task.payload['n']}")
 
-@app.on_dead
+@app.on_settled_dead
 async def note_refused_async(task, error) -> None:
     await Order.objects.acreate(item=f"async {task.payload['n']}")
 """

@@ -133,7 +133,7 @@ def refuses(number: int) -> None: ...
 def dies(secret: str) -> None:
     raise ValueError(secret)
 
-@app.on_dead
+@app.on_settled_dead
 def tell(task, error) -> None:
     raise ValueError(error)
 
@@ -177,7 +177,7 @@ def test_no_payload_no_error_text_and_no_password_is_told(
         assert CANARY not in worker.stdout + worker.stderr
         if log_format == "json":
             failed = [one for one in worker.events if one["event"] == "failed"]
-            assert {one["error_class"] for one in failed} == {"ValueError", "ValidationError"}
+            assert {one["error_class"] for one in failed} == {"ValueError", "ValidationError", "SystemExit"}
             assert all(one["queue"] == "work" and one["level"] == "warning" for one in failed)
         else:
             assert " warning failed task=" in worker.stderr

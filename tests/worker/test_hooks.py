@@ -30,20 +30,20 @@ async def finish() -> None:
     assert state["more"] is asyncio.get_running_loop()
     note("stop")
 
-@app.on_dead
+@app.on_settled_dead
 def bury(task, error) -> None:
     note("dead", task.payload["n"], task.kind, task.attempt, error.splitlines()[0])
 
-@app.on_dead
+@app.on_settled_dead
 async def mourn(task, error) -> None:
     await asyncio.sleep(0.4)
     note("mourned", task.payload["n"])
 
-@app.on_dead
+@app.on_settled_dead
 def harm(task, error) -> None:
     raise RuntimeError("harm")
 
-@app.on_dead
+@app.on_settled_dead
 async def leave(task, error) -> None:
     raise SystemExit
 
@@ -84,7 +84,7 @@ def test_hooks_are_called_where_and_when_they_should(dsn: str, queue: Queue, sql
     )
     assert found[-1] == "stop"
     assert "harm" not in ran.err
-    assert ran.err.count('"on_dead hook failed"') == 6
+    assert ran.err.count('"on_settled_dead hook failed"') == 6
 
 
 @pytest.mark.parametrize("wrong", ['raise OSError("no disk\\nat all")', 'sys.exit("no disk at all")'])

@@ -337,8 +337,8 @@ class AsyncQueue:
         return found[0]
 
     async def set(self, **changes: Unpack[QueueChanges]) -> QueueSettings:
-        """Changes the given settings, and returns all of them: any of lease, max_attempts, retry, sla, keep_done,
-        keep_dead, keep_cancelled, max_payload, notify and paused."""
+        """Changes the given settings, and returns all of them: any of lease, max_attempts, max_crashes, retry, sla,
+        keep_done, keep_dead, keep_cancelled, max_payload, notify and paused."""
         await queues_async.change(self._database, self.name, changes)
         return await self.settings()
 
@@ -351,8 +351,8 @@ class AsyncQueue:
         await self.set(paused=False)
 
     async def drop(self, *, force: bool = False) -> int:
-        """Removes the queue and returns how many tasks were removed with it. It refuses if the queue has tasks, unless
-        `force` is given."""
+        """Removes the queue and returns how many tasks were removed with it. It refuses if the queue has tasks, or
+        gets the follow-ups of another queue, unless `force` is given."""
         gone = 0
         if force:
             # Tasks are removed in short transactions first, because the drop itself blocks all queues.

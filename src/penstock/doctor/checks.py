@@ -42,7 +42,9 @@ CHECKS = (
     Check("queues", "overdue", queues.check_overdue, ours=True),
     Check("queues", "schedules", queues.check_schedules, ours=True),
     Check("queues", "workers", queues.check_workers, ours=True),
+    Check("queues", "follow_ups", queues.check_follow_ups, ours=True),
     Check("queues", "unknown_kinds", queues.check_unknown_kinds, ours=True, slow=True),
+    Check("queues", "crashes", queues.check_crashes, ours=True, slow=True),
     Check("counters", "counters", counters.check_counters, ours=True, slow=True),
 )
 

@@ -178,3 +178,46 @@ def check_unknown_kinds(inspection: Inspection) -> list[Finding]:
         for queue, kind, count in inspection.rows(query, (MAX_FINDINGS,))
     ]
     return found or report_ok("unknown_kinds", "workers knew every kind that they met today")
+
+
+def check_follow_ups(inspection: Inspection) -> list[Finding]:
+    query = """
+        select o.name || '/' || k.kind, f.field, split_part(f.target, ':', 1), q.id is not null
+        from penstock.kind as k
+        join penstock.queue as o on o.id = k.queue_id
+        cross join lateral (values ('on_dead', k.on_dead), ('on_done', k.on_done)) as f(field, target)
+        left join penstock.queue as q on q.name = split_part(f.target, ':', 1)
+        where f.target is not null and (q.id is null or penstock.largest_payload(q) < 8192)
+        order by 1, 2 limit %s
+    """
+    found = [report_lost_follow_up(*row) for row in inspection.rows(query, (MAX_FINDINGS,))]
+    return found or report_ok("follow_ups", "every follow-up has its queue")
+
+
+def report_lost_follow_up(kind: str, field: str, queue: str, exists: bool) -> Finding:
+    why, fix = f"there is no queue {shown(queue)}", f"Run `penstock queues create {queue}`."
+    if exists:
+        why = f"queue {shown(queue)} takes no payload of 8192 bytes"
+        fix = f"Run `penstock queues set {queue} --max-payload 1048576`."
+    return Finding("follow_ups", "warning", f"{field} of {shown(kind)} pushes nothing: {why}", fix)
+
+
+def check_crashes(inspection: Inspection) -> list[Finding]:
+    """Tasks that ended their workers while they ran alone."""
+    query = """
+        select q.name, count(*), max(a.crashes), q.max_crashes
+        from penstock.agenda as a join penstock.queue as q on q.id = a.queue_id
+        where a.crashes > 0 group by q.id order by q.name limit %s
+    """
+    found = [
+        Finding(
+            "crashes",
+            "info",
+            f"queue {queue}: {format_count(count, 'waiting task')} ended workers, up to {format_count(most, 'time')}; "
+            f"at {limit} such a task is dead",
+            f"See which with `penstock tasks ls {queue}`; `penstock queues set {queue} --max-crashes` sets the limit.",
+            {"tasks": count, "crashes": most, "max_crashes": limit},
+        )
+        for queue, count, most, limit in inspection.rows(query, (MAX_FINDINGS,))
+    ]
+    return found or report_ok("crashes", "no waiting task has ended a worker")

@@ -17,12 +17,12 @@ from penstock.handlers.annotations import hints_of, is_async, name_of, same_func
 from penstock.handlers.arguments import Arguments
 from penstock.handlers.chain import compile_chain
 from penstock.handlers.context import AsyncContext, Context
+from penstock.handlers.follow_ups import ANY_KIND, check_source
 from penstock.handlers.middleware import Middleware
 from penstock.model import Backfill, Duration, Json, NewSchedule, Task
 from penstock.retry import CustomRetry, RetryPolicy, Strategy, parse
 from penstock.schedule import check_schedule
 
-ANY_KIND = "*"  # its handler runs the kinds that have no handler of their own
 SHORTEST_TIMEOUT = timedelta(milliseconds=1)
 Mode = Literal["thread", "process", "async"]
 """Where a handler runs: in a thread, in a process of its own, or as a coroutine."""
@@ -47,6 +47,8 @@ class Spec:
     tracebacks: bool = True  # stored with errors
     key: str | None = None  # the argument that is the key of a task
     expires: timedelta | None = None  # tasks are cancelled that have not started so long after their due
+    on_dead: str | None = None  # queue:kind of the task that is pushed when a task of this kind dies
+    on_done: str | None = None
     inside: Spec | None = None  # the handler itself, if `function` runs it inside its middleware
 
     @property
@@ -75,6 +77,8 @@ class Spec:
             "retry": None if self.retry is None else self.retry.to_json(),
             "max_attempts": self.max_attempts,
             "timeout": None if self.timeout is None else f"{self.timeout} seconds",
+            "on_dead": self.on_dead,
+            "on_done": self.on_done,
         }
 
     def payload(self, given: tuple[Any, ...], named: Json) -> Json:
@@ -156,6 +160,8 @@ def spec_of(
     key: str | None = None,
     expires: Duration | None = None,
     tracebacks: bool = True,
+    on_dead: str | None = None,
+    on_done: str | None = None,
 ) -> Spec:
     """Returns a checked handler. A handler that cannot work is refused when it is decorated."""
     if not callable(function):
@@ -164,9 +170,12 @@ def spec_of(
     name = kind if kind is not None else getattr(function, "__name__", type(function).__name__)
     stored, policy = strategy_of(retry)
     arguments = None if batch is not None else Arguments.of(function, wanted=AsyncContext if awaited else Context)
+    queue = validate.queue_name(queue)
+    for field_, target in (("on_dead", on_dead), ("on_done", on_done)):
+        check_source(field_, target, queue, name)
     return Spec(
         function=function,
-        queue=validate.queue_name(queue),
+        queue=queue,
         kind=name if name == ANY_KIND else validate.text(name, "kind", validate.MAX_KIND),
         mode=mode_of(name, run, awaited=awaited, timed=timeout is not None),
         arguments=arguments,
@@ -179,6 +188,8 @@ def spec_of(
         tracebacks=tracebacks,
         key=None if key is None else check_key_name(name, key, arguments),
         expires=None if expires is None else validate.positive(expires, "expires"),
+        on_dead=on_dead,
+        on_done=on_done,
     )
 
 
@@ -277,7 +288,7 @@ class Registry:
 
     def wrap(self, wrapper: Wrapper) -> None:
         """Makes workers, `drain_inline` and passes over adopted tables call what `wrapper` returns, for present and
-        future handlers and `on_dead` hooks.
+        future handlers and `on_settled_dead` hooks.
 
         The wrapper gets the handler's Spec and returns a function like the one in it, which is outside of all
         middleware. Calling the handler as a function is not affected.
@@ -388,7 +399,8 @@ def wrapped(spec: Spec, wrapper: Wrapper) -> Spec:
 
 
 def spec_of_hook(hook: Hook) -> Spec:
-    """Returns the Spec that a wrapper gets of an `on_dead` hook, which is called for tasks of any queue and kind."""
+    """Returns the Spec that a wrapper gets of an `on_settled_dead` hook, which is called for tasks of any queue and
+    kind."""
     return Spec(
         function=hook,
         queue=ANY_KIND,

@@ -24,6 +24,7 @@ class QueueSettings:
     created: datetime
     max_payload: int
     notify: bool = True
+    max_crashes: int = 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from penstock.model.basics import Duration, Json
@@ -146,6 +146,35 @@ class TaskInfo(NamedTuple):
     key: str | None = None
     meta: Json | None = None
     expires: datetime | None = None
+
+    @property
+    def message(self) -> str | None:
+        """The error without its traceback."""
+        return split_error(self.error)[0]
+
+    @property
+    def traceback(self) -> str | None:
+        """The traceback of the error, or None."""
+        return split_error(self.error)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTask:
+    """The payload of a follow-up: how a task of a kind with `on_dead` or `on_done` ended. A handler takes it with
+    `def handle(payload: EndedTask)`."""
+
+    id: int
+    end: int  # no other end has this number: it is the id of the last attempt in history
+    queue: str
+    kind: str
+    subject: str | None
+    payload: Json | None  # None: it is too large for the queue of the follow-up
+    outcome: Literal["done", "dead"]
+    attempts: int  # since the last success
+    reason: str | None  # why it is dead
+    error_class: str | None
+    error: str | None  # the message, then a traceback
+    ended_at: datetime
 
     @property
     def message(self) -> str | None:

@@ -313,6 +313,35 @@ begin
     end if;
 end
 $$;
+CREATE FUNCTION penstock._check_follow_up(p_field text, p_target text, p_queue text, p_kind text) RETURNS void
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_queue penstock.queue;
+begin
+    if p_target is null then
+        return;
+    elsif p_target !~ '^[^:]+:.' or octet_length(split_part(p_target, ':', 1)) + 129 < octet_length(p_target) then
+        perform penstock.refuse('PS400', format('%s: %L is not queue:kind', p_field, left(p_target, 80)),
+            'Write the name of a queue, a colon, and a kind of at most 128 bytes.');
+    elsif p_target = p_queue || ':' || p_kind then
+        perform penstock.refuse('PS400', format('%s: %L would follow itself for ever', p_field, left(p_target, 80)));
+    end if;
+    select * into v_queue from penstock.queue as q where q.name = split_part(p_target, ':', 1);
+    if not found then
+        perform penstock.refuse('PS404',
+            format('%s: queue %L does not exist', p_field, left(split_part(p_target, ':', 1), 80)),
+            coalesce('Did you mean ' || quote_literal(penstock._nearest_queue(split_part(p_target, ':', 1))) || '?',
+                     'Create it with penstock.create_queue or `penstock queues create`.'));
+    elsif not penstock._takes_follow_ups(v_queue) then
+        perform penstock.refuse('PS400',
+            format('%s: the largest payload of queue %L is %s bytes, and a follow-up needs up to 8192', p_field,
+                   v_queue.name, penstock.largest_payload(v_queue)),
+            'Raise max_payload of that queue.');
+    end if;
+end
+$$;
 CREATE FUNCTION penstock._check_hold(p_lease interval, p_driver text DEFAULT '-'::text) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -412,14 +441,19 @@ CREATE TABLE penstock.queue (
     keep_cancelled interval,
     settings jsonb DEFAULT '{}'::jsonb NOT NULL,
     created timestamp with time zone DEFAULT penstock.clock() NOT NULL,
+    follows_done boolean DEFAULT false NOT NULL,
+    max_crashes integer DEFAULT 20 NOT NULL,
     CONSTRAINT lease_in_range CHECK (((lease >= '00:00:00.1'::interval) AND (lease <= '24:00:00'::interval))),
     CONSTRAINT max_attempts_in_range CHECK (((max_attempts >= 1) AND (max_attempts <= 32767))),
+    CONSTRAINT max_crashes_in_range CHECK (((max_crashes >= 1) AND (max_crashes <= 32767))),
     CONSTRAINT name_is_plain CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
     CONSTRAINT retry_has_type CHECK ((retry ? 'type'::text)),
     CONSTRAINT sla_is_positive CHECK ((sla > '00:00:00'::interval))
 );
 COMMENT ON COLUMN penstock.queue.max_attempts IS 'null: the retry strategy alone decides when to stop';
 COMMENT ON COLUMN penstock.queue.keep_done IS 'null: a done task is deleted at settle';
+COMMENT ON COLUMN penstock.queue.follows_done IS 'a kind of the queue has on_done, so settle has to read the kinds of its tasks; set_kinds keeps it';
+COMMENT ON COLUMN penstock.queue.max_crashes IS 'a task that ended its worker so often while it ran alone is dead, whatever max_attempts says';
 CREATE FUNCTION penstock._check_queue(p_queue penstock.queue) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -441,6 +475,9 @@ begin
         perform penstock._refuse_lease(p_queue.lease);
     elsif p_queue.max_attempts not between 1 and 32767 then
         perform penstock.refuse('PS400', format('max_attempts: %s is not between 1 and 32767', p_queue.max_attempts));
+    elsif p_queue.max_crashes is null or p_queue.max_crashes not between 1 and 32767 then
+        perform penstock.refuse('PS400', format('max_crashes: %s is not between 1 and 32767',
+                                                coalesce(p_queue.max_crashes::text, 'null')));
     elsif penstock._in_seconds(p_queue.sla) not between '1 microsecond' and '3650 days' then
         perform penstock.refuse('PS400', format('sla: %s is not more than 0 and at most 3650 days', p_queue.sla));
     elsif v_bad is not null then
@@ -822,18 +859,27 @@ CREATE FUNCTION penstock._conclude(p_lease penstock.lease, p_now timestamp with 
     SET enable_nestloop TO 'off'
     AS $$
 #variable_conflict use_column
+declare
+    v_ids        bigint[];
+    v_states     text[];
+    v_follow_ups text[];
+    v_ends       jsonb[];
 begin
-    return query
     with known as materialized (
         select
             t.id, t.queue_id, t.kind, t.subject, t.created, t.iterations, t.priority, t.renew, t.key,
+            k.on_dead, k.on_done,
+            -- A done document is deleted by this statement.
+            case when coalesce(k.on_dead, k.on_done) is not null then t.payload end as ended_payload,
+            case when k.on_dead is not null then t.error_class end as last_class,
+            case when k.on_dead is not null then t.error end as last_error,
             s.outcome, s.due as asked_due, penstock._in_seconds(s.delay) as delay, s.payload,
             penstock._safe_text(s.error) as error, left(s.error_class, 200) as error_class,
             h.due as was_due, coalesce(h.attempts, 0) as attempts, coalesce(h.quarantine, 0) as quarantine,
             greatest(-1 - h.quarantine, 0) as crashes,
             -- An expiry burns the attempt only of a task that was alone: that task killed its worker.
             s.outcome = 'failed' or (s.outcome = 'expired' and (p_lease).alone) as burned,
-            coalesce(k.max_attempts, q.max_attempts) as max_attempts, q.keep_done,
+            coalesce(k.max_attempts, q.max_attempts) as max_attempts, q.max_crashes, q.keep_done,
             case when (s.outcome = 'failed' and s.delay is null) or (s.outcome = 'expired' and (p_lease).alone)
                  then penstock.retry_delay(coalesce(k.retry, q.retry), coalesce(h.attempts, 0) + 1,
                                            p_now - coalesce(t.since, t.created), t.id)
@@ -852,7 +898,7 @@ begin
                 when k.outcome = 'done' then case when k.keep_done is null then 'gone' else 'done' end
                 when k.outcome = 'dead' then 'dead'
                 when k.burned and (k.attempts + 1 >= k.max_attempts or k.wait is null) then 'dead'
-                when k.burned and k.outcome = 'expired' and k.crashes + 1 >= 20 then 'dead'
+                when k.burned and k.outcome = 'expired' and k.crashes + 1 >= k.max_crashes then 'dead'
                 else 'waits'
             end as fate,
             k.outcome in ('done', 'again') as succeeded,
@@ -863,6 +909,16 @@ begin
             case when j.outcome = 'release' then 'released'
                  when j.fate = 'dead' then 'dead'
                  else j.outcome end as told,
+            case when j.fate = 'dead' then j.on_dead
+                 when j.fate in ('gone', 'done') then j.on_done end as follow_up,
+            -- Class and text always belong to the same error.
+            num_nonnulls(j.error_class, j.error) > 0 as has_error,
+            case when j.fate <> 'dead' then null
+                 when j.outcome = 'dead' then coalesce(split_part(j.error, E'\n', 1), 'told so')
+                 when j.outcome = 'expired' then 'crashed'
+                 when j.attempts + 1 >= j.max_attempts then 'attempts spent'
+                 else 'the strategy ended' end as reason,
+            nextval('penstock.history_id_seq') as history_id,
             case when j.renew is not null then j.renew
                  when j.outcome = 'again' then coalesce(j.asked_due, p_now + j.delay, p_now)
                  when j.outcome = 'failed' then p_now + j.wait
@@ -885,16 +941,9 @@ begin
             expires = case when d.outcome <> 'again' or d.renew is not null then t.expires end,
             ended = case when d.fate in ('done', 'dead') then d.fate end,
             ended_at = case when d.fate in ('done', 'dead') then p_now end,
-            reason = case when d.fate <> 'dead' then null
-                          when d.outcome = 'dead' then coalesce(split_part(d.error, E'\n', 1), 'told so')
-                          when d.outcome = 'expired' then 'crashed'
-                          when d.attempts + 1 >= d.max_attempts then 'attempts spent'
-                          else 'the strategy ended' end,
-            -- Class and text always belong to the same error.
-            error_class = case when d.succeeded then null
-                               when num_nonnulls(d.error_class, d.error) > 0 then d.error_class else t.error_class end,
-            error = case when d.succeeded then null
-                         when num_nonnulls(d.error_class, d.error) > 0 then d.error else t.error end,
+            reason = d.reason,
+            error_class = case when d.succeeded then null when d.has_error then d.error_class else t.error_class end,
+            error = case when d.succeeded then null when d.has_error then d.error else t.error end,
             attempts = case when d.fate = 'dead' then least(d.attempts + 1, 32767) end
         from dated as d
         where t.id = d.id and d.fate <> 'gone' and (not d.unfinished or d.renew is not null or d.fate = 'dead')
@@ -916,9 +965,10 @@ begin
         from dated as d
         where d.fate = 'waits'
     ), noted as (
-        insert into penstock.history (task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt,
+        insert into penstock.history (id, task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt,
                                       outcome, kind, worker, subject, error_class, error)
-        select d.id, d.created, d.was_due, (p_lease).claimed_at, p_now, d.queue_id, d.iterations, d.attempts + 1,
+        select d.history_id, d.id, d.created, d.was_due, (p_lease).claimed_at, p_now, d.queue_id, d.iterations,
+               d.attempts + 1,
                d.told, d.kind, (p_lease).worker, d.subject,
                coalesce(d.error_class, case when d.outcome = 'expired' and d.fate = 'dead' then 'Crashed' end), d.error
         from dated as d
@@ -926,13 +976,25 @@ begin
         insert into penstock.counter_log (queue_id, metric, delta)
         select d.queue_id, d.told || '_total', count(*) from dated as d group by d.queue_id, d.told
     )
-    select d.id,
-           case d.fate when 'gone' then 'done'
-                       when 'waits' then case when d.next_due <= p_now
-                                                   or (d.outcome = 'release' and d.delay is null and d.renew is null)
-                                              then 'pending' else 'planned' end
-                       else d.fate end
+    select array_agg(d.id),
+           array_agg(case d.fate
+               when 'gone' then 'done'
+               when 'waits' then case when d.next_due <= p_now
+                                           or (d.outcome = 'release' and d.delay is null and d.renew is null)
+                                      then 'pending' else 'planned' end
+               else d.fate end),
+           array_agg(d.follow_up) filter (where d.follow_up is not null),
+           array_agg(penstock._describe_end(
+               d.id, d.history_id, d.queue_id, d.kind, d.subject, d.ended_payload, d.attempts + 1, d.reason,
+               case when d.succeeded then null when d.has_error then d.error_class else d.last_class end,
+               case when d.succeeded then null when d.has_error then d.error else d.last_error end, p_now)
+           ) filter (where d.follow_up is not null)
+    into v_ids, v_states, v_follow_ups, v_ends
     from dated as d;
+    if v_follow_ups is not null then
+        perform penstock._push_follow_ups(v_follow_ups, v_ends);
+    end if;
+    return query select r.id, r.state from unnest(v_ids, v_states) as r(id, state);
 end
 $$;
 CREATE FUNCTION penstock._count_agenda() RETURNS trigger
@@ -1295,6 +1357,18 @@ CREATE FUNCTION penstock._damaged_rows(p_queue_id integer) RETURNS TABLE(what te
            coalesce(cardinality(l.quarantines), cardinality(l.ids)),
            coalesce(cardinality(l.key_ids), cardinality(l.ids)))
     having count(*) > 0
+$$;
+CREATE FUNCTION penstock._describe_end(p_id bigint, p_end bigint, p_queue_id integer, p_kind text, p_subject text, p_payload jsonb, p_attempts integer, p_reason text, p_error_class text, p_error text, p_now timestamp with time zone) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET "TimeZone" TO 'UTC'
+    AS $$
+    select jsonb_build_object(
+        'id', p_id, 'end', p_end, 'queue', q.name, 'kind', p_kind, 'subject', p_subject, 'payload', p_payload,
+        'outcome', case when p_reason is null then 'done' else 'dead' end, 'attempts', p_attempts,
+        'reason', left(p_reason, 200), 'error_class', p_error_class, 'error', p_error, 'ended_at', p_now)
+    from penstock.queue as q where q.id = p_queue_id
 $$;
 CREATE FUNCTION penstock._distance(p_one text, p_other text, p_most integer) RETURNS integer
     LANGUAGE plpgsql IMMUTABLE STRICT
@@ -2216,6 +2290,20 @@ begin
     return v_dismissed;
 end
 $$;
+CREATE FUNCTION penstock._note_follows_done(p_queue_id integer) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+begin
+    perform from penstock.queue as q where q.id = p_queue_id for no key update;
+    update penstock.queue as q
+    set follows_done = not q.follows_done
+    where q.id = p_queue_id
+      and q.follows_done <> exists (
+          select from penstock.kind as k where k.queue_id = p_queue_id and k.on_done is not null);
+end
+$$;
 CREATE FUNCTION penstock._note_keys(p_queue_ids integer[], p_keys text[]) RETURNS TABLE(queue_id integer, key text, id integer)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2455,6 +2543,30 @@ begin
         more := rows > 0 and clock_timestamp() > v_ends;
         exit when more;
     end loop;
+end
+$$;
+CREATE FUNCTION penstock._push_follow_ups(p_targets text[], p_ends jsonb[]) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_nestloop TO 'off'
+    AS $$
+begin
+    insert into penstock.task (queue_id, kind, subject, payload)
+    select q.id, substr(f.target, strpos(f.target, ':') + 1), s.subject,
+           case when octet_length(f.ended::text) <= penstock.largest_payload(q) then f.ended
+                when octet_length((f.ended || '{"payload": null}')::text) <= penstock.largest_payload(q)
+                    then f.ended || '{"payload": null}'
+                else f.ended || '{"payload": null, "error": null}' end
+    from unnest(p_targets, p_ends) as f(target, ended)
+    join penstock.queue as q on q.name = split_part(f.target, ':', 1)
+    cross join lateral (
+        select format('%s:%s:%s', f.ended->>'outcome', f.ended->>'id', f.ended->>'end') collate "C" as subject
+    ) as s
+    where penstock._takes_follow_ups(q)
+    order by s.subject
+    on conflict (queue_id, subject) where subject is not null do nothing;
 end
 $$;
 CREATE FUNCTION penstock._put_back(p_leases penstock.lease[], p_now timestamp with time zone) RETURNS TABLE(alone boolean, tasks integer, dead integer)
@@ -3248,6 +3360,9 @@ begin
     return v_count;
 end
 $$;
+CREATE FUNCTION penstock._takes_follow_ups(p_queue penstock.queue) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN (penstock.largest_payload(p_queue) >= 8192);
 CREATE TABLE penstock.agenda (
     task_id bigint NOT NULL,
     due timestamp with time zone NOT NULL,
@@ -3476,7 +3591,7 @@ begin
         'reason', case when v_fleet.workers = 0 then 'no_worker' when p_row.quarantine < 0 then 'quarantined'
                        when v_line.tasks > 0 then 'behind' when v_fleet.free = 0 then 'busy' else 'next' end,
         'due', p_row.due, 'before', v_line.tasks, 'exact', v_line.exact, 'quarantined', p_row.quarantine < 0,
-        'crashes', greatest(-1 - p_row.quarantine, 0))
+        'crashes', greatest(-1 - p_row.quarantine, 0), 'max_crashes', p_queue.max_crashes)
         || to_jsonb(v_fleet)
         || coalesce((
             select jsonb_build_object('emptying', w.quarantine, 'emptying_until', w.quarantine_until)
@@ -4063,7 +4178,7 @@ $$;
 CREATE FUNCTION penstock.contract() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN 6;
-CREATE FUNCTION penstock.create_queue(p_name text, p_lease interval DEFAULT '00:00:30'::interval, p_max_attempts integer DEFAULT 20, p_retry jsonb DEFAULT '{"cap": 3600, "base": 5, "type": "exponential", "factor": 2, "jitter": 0.1}'::jsonb, p_sla interval DEFAULT NULL::interval, p_keep_done interval DEFAULT NULL::interval, p_keep_dead interval DEFAULT NULL::interval, p_keep_cancelled interval DEFAULT NULL::interval, p_settings jsonb DEFAULT '{}'::jsonb, p_exist_ok boolean DEFAULT false) RETURNS boolean
+CREATE FUNCTION penstock.create_queue(p_name text, p_lease interval DEFAULT '00:00:30'::interval, p_max_attempts integer DEFAULT 20, p_retry jsonb DEFAULT '{"cap": 3600, "base": 5, "type": "exponential", "factor": 2, "jitter": 0.1}'::jsonb, p_sla interval DEFAULT NULL::interval, p_keep_done interval DEFAULT NULL::interval, p_keep_dead interval DEFAULT NULL::interval, p_keep_cancelled interval DEFAULT NULL::interval, p_settings jsonb DEFAULT '{}'::jsonb, p_exist_ok boolean DEFAULT false, p_max_crashes integer DEFAULT 20) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -4081,14 +4196,16 @@ begin
     v_new.keep_dead := p_keep_dead;
     v_new.keep_cancelled := p_keep_cancelled;
     v_new.settings := p_settings;
+    v_new.max_crashes := p_max_crashes;
     perform penstock._check_queue(v_new);
     if p_exist_ok is null then
         perform penstock.refuse('PS400', 'exist_ok: it is null');
     end if;
-    insert into penstock.queue (name, lease, max_attempts, retry, sla, keep_done, keep_dead, keep_cancelled, settings)
+    insert into penstock.queue (name, lease, max_attempts, retry, sla, keep_done, keep_dead, keep_cancelled, settings,
+                                max_crashes)
     values (p_name, penstock._in_seconds(p_lease), p_max_attempts, p_retry, penstock._in_seconds(p_sla),
             penstock._in_seconds(p_keep_done), penstock._in_seconds(p_keep_dead),
-            penstock._in_seconds(p_keep_cancelled), p_settings)
+            penstock._in_seconds(p_keep_cancelled), p_settings, p_max_crashes)
     on conflict (name) do nothing
     returning id into v_id;
     if v_id is not null then
@@ -4234,8 +4351,9 @@ CREATE FUNCTION penstock.drop_queue(p_queue text, p_force boolean DEFAULT false)
     SET enable_bitmapscan TO 'off'
     AS $$
 declare
-    v_queue penstock.queue := penstock.the_queue(p_queue);
-    v_tasks bigint;
+    v_queue  penstock.queue := penstock.the_queue(p_queue);
+    v_tasks  bigint;
+    v_source text;    -- a kind of another queue whose follow-ups go to this one
 begin
     if p_force is null then
         perform penstock.refuse('PS400', 'force: it is null');
@@ -4249,6 +4367,14 @@ begin
     if v_tasks > 0 and not p_force then
         perform penstock.refuse('PS409', format('queue %L has %s tasks in it', p_queue, v_tasks),
             'Purge it first, or force it.');
+    end if;
+    select o.name || ':' || k.kind into v_source
+    from penstock.kind as k join penstock.queue as o on o.id = k.queue_id
+    where k.queue_id <> v_queue.id and p_queue in (split_part(k.on_dead, ':', 1), split_part(k.on_done, ':', 1))
+    order by 1 limit 1;
+    if v_source is not null and not p_force then
+        perform penstock.refuse('PS409', format('queue %L gets the follow-ups of %s', p_queue, v_source),
+            'Take on_dead and on_done out of its handler and restart its workers, or force it.');
     end if;
     -- Tasks are deleted place by place, by the indexes of each place: there is no index over all documents of a queue.
     delete from penstock.task as t using penstock.agenda as a
@@ -5801,7 +5927,7 @@ CREATE FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) RETURNS
     RETURN ((mod(((mod(abs(p_seed), '2147483648'::bigint) * '2654435761'::bigint) + ((p_failures)::bigint * 1013904223)), '4294967296'::bigint))::double precision / (4294967296.0)::double precision);
 CREATE FUNCTION penstock.revision() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 4;
+    RETURN 6;
 CREATE FUNCTION penstock.running_times() RETURNS TABLE(queue text, kind text, bucket integer, tasks bigint, seconds double precision)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5915,13 +6041,16 @@ begin
         perform penstock.refuse('PS400', 'kinds: it is not a JSON array');
     end if;
     begin
-        perform from jsonb_to_recordset(p_kinds) as k(kind text, retry jsonb, max_attempts int, timeout interval);
+        perform from jsonb_to_recordset(p_kinds)
+            as k(kind text, retry jsonb, max_attempts int, timeout interval, on_dead text, on_done text);
     exception when data_exception then
         perform penstock.refuse('PS400', 'kinds: ' || sqlerrm);
     end;
     for v_kind in
-        select k.kind, nullif(k.retry, 'null') as retry, k.max_attempts, penstock._in_seconds(k.timeout) as timeout
-        from jsonb_to_recordset(p_kinds) as k(kind text, retry jsonb, max_attempts int, timeout interval)
+        select k.kind, nullif(k.retry, 'null') as retry, k.max_attempts, penstock._in_seconds(k.timeout) as timeout,
+               k.on_dead, k.on_done
+        from jsonb_to_recordset(p_kinds)
+             as k(kind text, retry jsonb, max_attempts int, timeout interval, on_dead text, on_done text)
         order by k.kind collate "C"
     loop
         if v_kind.kind is null or octet_length(v_kind.kind) not between 1 and 128 then
@@ -5935,16 +6064,24 @@ begin
         elsif v_kind.retry is not null then
             perform penstock._check_retry(v_kind.retry);
         end if;
-        insert into penstock.kind as k (queue_id, kind, retry, max_attempts, timeout)
-        values (v_queue.id, v_kind.kind, v_kind.retry, v_kind.max_attempts, v_kind.timeout)
+        perform penstock._check_follow_up('on_dead', v_kind.on_dead, p_queue, v_kind.kind);
+        perform penstock._check_follow_up('on_done', v_kind.on_done, p_queue, v_kind.kind);
+        insert into penstock.kind as k (queue_id, kind, retry, max_attempts, timeout, on_dead, on_done)
+        values (v_queue.id, v_kind.kind, v_kind.retry, v_kind.max_attempts, v_kind.timeout, v_kind.on_dead,
+                v_kind.on_done)
         on conflict (queue_id, kind) do update
-        set retry = excluded.retry, max_attempts = excluded.max_attempts, timeout = excluded.timeout
-        where (k.retry, k.max_attempts, k.timeout)
-              is distinct from (excluded.retry, excluded.max_attempts, excluded.timeout);
+        set retry = excluded.retry, max_attempts = excluded.max_attempts, timeout = excluded.timeout,
+            on_dead = excluded.on_dead, on_done = excluded.on_done
+        where (k.retry, k.max_attempts, k.timeout, k.on_dead, k.on_done)
+              is distinct from (excluded.retry, excluded.max_attempts, excluded.timeout, excluded.on_dead,
+                                excluded.on_done);
         if found then
             v_count := v_count + 1;
         end if;
     end loop;
+    if v_count > 0 then
+        perform penstock._note_follows_done(v_queue.id);
+    end if;
     return v_count;
 end
 $$;
@@ -6002,12 +6139,12 @@ begin
         perform penstock.refuse('PS400', 'changes: it is not a JSON object');
     end if;
     select k.key into v_bad from jsonb_object_keys(p_changes) as k(key)
-    where k.key not in ('lease', 'max_attempts', 'retry', 'sla', 'paused', 'keep_done', 'keep_dead',
+    where k.key not in ('lease', 'max_attempts', 'max_crashes', 'retry', 'sla', 'paused', 'keep_done', 'keep_dead',
                         'keep_cancelled', 'max_payload', 'notify');
     if v_bad is not null then
         perform penstock.refuse('PS400', format('changes: %L is not a setting', left(v_bad, 80)),
-            'Settings are lease, max_attempts, retry, sla, paused, keep_done, keep_dead, keep_cancelled, '
-            'max_payload and notify.');
+            'Settings are lease, max_attempts, max_crashes, retry, sla, paused, keep_done, keep_dead, '
+            'keep_cancelled, max_payload and notify.');
     end if;
     begin
         v_new := jsonb_populate_record(v_old, p_changes - array['max_payload', 'notify']);
@@ -6022,7 +6159,7 @@ begin
     set lease = penstock._in_seconds(v_new.lease), max_attempts = v_new.max_attempts, retry = v_new.retry,
         sla = penstock._in_seconds(v_new.sla), paused = v_new.paused, keep_done = penstock._in_seconds(v_new.keep_done),
         keep_dead = penstock._in_seconds(v_new.keep_dead), keep_cancelled = penstock._in_seconds(v_new.keep_cancelled),
-        settings = v_new.settings
+        settings = v_new.settings, max_crashes = v_new.max_crashes
     where q.id = v_old.id
     returning * into v_new;
     perform penstock._note_audit('set', p_name, p_changes);
@@ -6164,7 +6301,8 @@ begin
         where s.outcome = 'done';
     end if;
     if v_done is not null and not exists (
-        select from penstock.queue as q where q.id = v_lease.queue_id and q.keep_done is not null
+        select from penstock.queue as q
+        where q.id = v_lease.queue_id and (q.keep_done is not null or q.follows_done)
     ) then
         v_gone := penstock._finish(v_lease, v_now, v_done);
         return query select g.id, 'done' from unnest(v_gone) as g(id);
@@ -6721,9 +6859,15 @@ CREATE TABLE penstock.kind (
     retry jsonb,
     max_attempts integer,
     timeout interval,
+    on_dead text COLLATE pg_catalog."C",
+    on_done text COLLATE pg_catalog."C",
     CONSTRAINT max_attempts_in_range CHECK (((max_attempts >= 1) AND (max_attempts <= 32767))),
+    CONSTRAINT on_dead_names_a_kind CHECK ((on_dead ~ '^[^:]+:.'::text)),
+    CONSTRAINT on_done_names_a_kind CHECK ((on_done ~ '^[^:]+:.'::text)),
     CONSTRAINT retry_has_type CHECK ((retry ? 'type'::text))
 );
+COMMENT ON COLUMN penstock.kind.on_dead IS 'queue:kind of the follow-up, a task that is pushed when a task of this kind dies';
+COMMENT ON COLUMN penstock.kind.on_done IS 'queue:kind of the follow-up of a task that is done';
 CREATE TABLE penstock.migration (
     number integer NOT NULL,
     name text NOT NULL,
@@ -7011,6 +7155,7 @@ REVOKE ALL ON FUNCTION penstock._check_claim(p_limit integer, p_lease interval, 
 REVOKE ALL ON FUNCTION penstock._check_distinct(p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_extras(p_count integer, p_keys text[], p_metas text[], p_expires timestamp with time zone[], p_dues timestamp with time zone[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_filter(p_error text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._check_follow_up(p_field text, p_target text, p_queue text, p_kind text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_hold(p_lease interval, p_driver text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_id(p_id bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_limit(p_limit integer) FROM PUBLIC;
@@ -7058,6 +7203,7 @@ GRANT SELECT ON TABLE penstock.counter TO penstock_reader;
 GRANT SELECT ON TABLE penstock.counter_log TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock._counter_rows(p_queue_id integer, p_system bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._damaged_rows(p_queue_id integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._describe_end(p_id bigint, p_end bigint, p_queue_id integer, p_kind text, p_subject text, p_payload jsonb, p_attempts integer, p_reason text, p_error_class text, p_error text, p_now timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._distance(p_one text, p_other text, p_most integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._document_fault(p_priority smallint, p_kind text, p_subject text, p_payload jsonb, p_due timestamp with time zone, p_ended text, p_ended_at timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._drop_audit(p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
@@ -7125,6 +7271,7 @@ REVOKE ALL ON FUNCTION penstock._nearest_queue(p_name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._nearest_schedule(p_name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._note_audit(p_verb text, p_queue text, p_detail jsonb) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._note_beat(p_worker text, p_queues text[], p_queue_set bigint, p_slots integer, p_busy integer, p_host text, p_pid integer, p_requested_at timestamp with time zone, p_started_by text, p_leaving boolean, p_listens boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._note_follows_done(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._note_keys(p_queue_ids integer[], p_keys text[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._note_queue_set(p_ids integer[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._number_keys(p_queue_id integer, p_keys text[]) FROM PUBLIC;
@@ -7136,6 +7283,7 @@ REVOKE ALL ON FUNCTION penstock._pick(p_queue_id integer, p_hint penstock.place,
 REVOKE ALL ON FUNCTION penstock._pick_quarantined(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._promote(p_queue_id integer, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._promote_all(OUT rows bigint, OUT more boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._push_follow_ups(p_targets text[], p_ends jsonb[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._put_back(p_leases penstock.lease[], p_now timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._queue_name(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._read_up_to() FROM PUBLIC;
@@ -7162,6 +7310,7 @@ REVOKE ALL ON FUNCTION penstock._stand_still(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._system() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._take_chore(p_name text, p_every interval) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._take_samples() FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._takes_follow_ups(p_queue penstock.queue) FROM PUBLIC;
 GRANT SELECT ON TABLE penstock.agenda TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock._tasks_before(p_row penstock.agenda, p_now timestamp with time zone, p_most integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._tend(p_queue_id integer, p_limit integer) FROM PUBLIC;
@@ -7220,8 +7369,8 @@ REVOKE ALL ON FUNCTION penstock.contract() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.contract() TO penstock_producer;
 GRANT ALL ON FUNCTION penstock.contract() TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.contract() TO penstock_reader;
-REVOKE ALL ON FUNCTION penstock.create_queue(p_name text, p_lease interval, p_max_attempts integer, p_retry jsonb, p_sla interval, p_keep_done interval, p_keep_dead interval, p_keep_cancelled interval, p_settings jsonb, p_exist_ok boolean) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.create_queue(p_name text, p_lease interval, p_max_attempts integer, p_retry jsonb, p_sla interval, p_keep_done interval, p_keep_dead interval, p_keep_cancelled interval, p_settings jsonb, p_exist_ok boolean) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.create_queue(p_name text, p_lease interval, p_max_attempts integer, p_retry jsonb, p_sla interval, p_keep_done interval, p_keep_dead interval, p_keep_cancelled interval, p_settings jsonb, p_exist_ok boolean, p_max_crashes integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.create_queue(p_name text, p_lease interval, p_max_attempts integer, p_retry jsonb, p_sla interval, p_keep_done interval, p_keep_dead interval, p_keep_cancelled interval, p_settings jsonb, p_exist_ok boolean, p_max_crashes integer) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.decide(p_holder text, p_lease interval, p_decisions jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.decide(p_holder text, p_lease interval, p_decisions jsonb) TO penstock_worker;
 GRANT SELECT ON TABLE penstock.decision TO penstock_reader;

@@ -23,8 +23,8 @@ from penstock.worker.logs import facts_of
 LOG = logging.getLogger("penstock.worker")
 
 UNKNOWN_KIND = Outcome.release(delay="60s", error_class="UnknownKind")
-# The handler ended its process: the task is put back and the process replaced.
-EXITS = ("SystemExit", "KeyboardInterrupt")
+EXITS = (SystemExit, KeyboardInterrupt)  # the handler wants to end its process: the attempt has failed
+EXIT_CLASSES = tuple(one.__name__ for one in EXITS)
 Caught = Callable[[Task, BaseException], None]  # it is told of every error, for `drain_inline`
 
 
@@ -80,7 +80,7 @@ async def run_quickly_async(spec: Spec, task: Task) -> Outcome:
         assert spec.arguments is not None
         result = await spec.function(**spec.arguments.check(task.payload))
         return DONE if result is None else judged(result, None)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - every error becomes an outcome
+    except (Exception, *EXITS) as error:  # noqa: BLE001 - every error becomes an outcome
         return failed(spec, task, None, error)
 
 
@@ -120,21 +120,29 @@ def cancelled(error: BaseException) -> bool:
 def failed(
     spec: Spec, task: Task, context: AnyContext | None, error: BaseException, caught: Caught | None = None
 ) -> Outcome:
-    """Returns the outcome of a task whose handler raised an error."""
+    """Returns the outcome of a task whose handler raised an error.
+
+    A handler that raises SystemExit has failed, and its process is replaced. `caught` and the application's own retry
+    policy are not told of it.
+    """
     if context is not None and context.decided:
         report_late(spec, task, error, caught)
         return stands(context)
     name = type(error).__name__
-    if isinstance(error, (SystemExit, KeyboardInterrupt)):
-        return Outcome.release(error_class=name)
     if isinstance(error, LeaseLost) and task.id in (*error.refused, *error.revoked):
         return LOST
-    if caught is not None:
+    exits = isinstance(error, EXITS)
+    if caught is not None and not exits:
         caught(task, error)
     text = error_text(error, keep_traceback=spec.tracebacks)
-    if spec.policy is None:
+    if spec.policy is None or exits:
         return Outcome.failed(text, error_class=name)
     return by_policy(spec, task, error, text)
+
+
+def wants_exit(outcome: Outcome) -> bool:
+    """Returns whether a handler wanted to end its process."""
+    return outcome.error_class in EXIT_CLASSES and outcome.word == "failed"
 
 
 def report_late(spec: Spec, task: Task, error: BaseException, caught: Caught | None) -> None:

@@ -63,7 +63,7 @@ async def perform_batch_async(spec: Spec, tasks: list[Task], caught: Caught | No
 
 
 def call_hook(hook: Hook, task: Task, error: str) -> None:
-    """Calls an on_dead hook in this thread. An async hook gets its own loop."""
+    """Calls an on_settled_dead hook in this thread. An async hook gets its own loop."""
     if inspect.iscoroutinefunction(hook):
         run_on_own_loop(hook(task, error))
     else:
@@ -71,7 +71,7 @@ def call_hook(hook: Hook, task: Task, error: str) -> None:
 
 
 async def call_hook_async(hook: Hook, task: Task, error: str) -> None:
-    """Calls an on_dead hook on this loop. A sync hook runs in a thread."""
+    """Calls an on_settled_dead hook on this loop. A sync hook runs in a thread."""
     if inspect.iscoroutinefunction(hook):
         await hook(task, error)
     else:

@@ -15,7 +15,7 @@ from penstock.handlers.registry import Hook
 from penstock.handlers.tracebacks import SUMMARY, summarize
 from penstock.model import Outcome, Task, split_error
 from penstock.worker.config import RunnerConfig
-from penstock.worker.execution import EXITS, UNKNOWN_KIND
+from penstock.worker.execution import UNKNOWN_KIND, wants_exit
 from penstock.worker.in_flight import Entry, InFlight
 from penstock.worker.logs import DETAILS, facts_of
 from penstock.worker.pace import LARGEST_BATCH, Pace, Turns
@@ -143,11 +143,11 @@ class Workload:
             if self._config.dev:
                 facts[DETAILS] = split_error(outcome.error)[1]
             LOG.warning("put back" if outcome.word == "release" else outcome.word, extra=facts)
-        if outcome.word == "release" and outcome.error_class in EXITS:
+        if wants_exit(outcome):
             self.stop("left")
 
     def note_settled(self, flight: InFlight, done: int, others: dict[int, Outcome], dead: set[int]) -> None:
-        """Counts settled outcomes, and calls the on_dead hooks for dead tasks."""
+        """Counts settled outcomes, and calls the on_settled_dead hooks for dead tasks."""
         self.counts["done"] += done
         self.counts.update(outcome.word for outcome in others.values())
         self.counts["died"] += len(dead)
@@ -208,8 +208,8 @@ class Workload:
 
 
 async def call_dead_hook(hook: Hook, task: Task, error: str) -> None:
-    """Calls an on_dead hook; its errors are logged and do not stop the worker."""
+    """Calls an on_settled_dead hook; its errors are logged and do not stop the worker."""
     try:
         await call_hook_async(hook, task, error)
     except (Exception, SystemExit, KeyboardInterrupt) as wrong:  # noqa: BLE001 - the hook is the user's code
-        LOG.warning("on_dead hook failed", extra={"task": task.id, **facts_of(wrong)})
+        LOG.warning("on_settled_dead hook failed", extra={"task": task.id, **facts_of(wrong)})

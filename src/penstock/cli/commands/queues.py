@@ -18,6 +18,7 @@ from penstock.cli.terminal.queue_settings import (
     KeepDone,
     Lease,
     MaxAttempts,
+    MaxCrashes,
     MaxPayload,
     Retry,
     Sla,
@@ -54,6 +55,7 @@ def create(
     keep_dead: KeepDead = None,
     keep_cancelled: KeepCancelled = None,
     max_payload: MaxPayload = 1 << 20,
+    max_crashes: MaxCrashes = 20,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="If the queue exists, leave it as it is.")] = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -70,6 +72,7 @@ def create(
         keep_dead=keep_dead,
         keep_cancelled=keep_cancelled,
         max_payload=max_payload,
+        max_crashes=max_crashes,
     )
     queue_name(name)
     if dry_run:
@@ -148,6 +151,7 @@ def set_(
     keep_dead: KeepDead = None,
     keep_cancelled: KeepCancelled = None,
     max_payload: MaxPayload = None,
+    max_crashes: MaxCrashes = None,
     dry_run: DryRun = False,
 ) -> None:
     """Change settings of a queue. Settings that you leave out stay as they are.
@@ -163,6 +167,7 @@ def set_(
         keep_dead=keep_dead,
         keep_cancelled=keep_cancelled,
         max_payload=max_payload,
+        max_crashes=max_crashes,
     )
     if not changes:
         raise ValidationError("settings: none is given", hint="See `penstock queues set --help`.")
@@ -231,7 +236,8 @@ def drop(
     queue: QueueName,
     *,
     force: Annotated[
-        bool, typer.Option("--force", help="Remove the queue even if it has tasks, with all of them.")
+        bool,
+        typer.Option("--force", help="Remove the queue even if it has tasks, with all of them, or gets follow-ups."),
     ] = False,
     yes: Yes = False,
     dry_run: DryRun = False,

@@ -32,6 +32,13 @@ MaxPayload = Annotated[
     int | None, typer.Option(help="The largest payload that the queue accepts, in bytes.", metavar="BYTES")
 ]
 
+MaxCrashes = Annotated[
+    int | None,
+    typer.Option(
+        help="A task that ended its worker so often while it ran alone is dead, whatever --max-attempts says."
+    ),
+]
+
 MAY_BE_NONE = ("max_attempts", "sla", "keep_done", "keep_dead", "keep_cancelled")
 LENGTHS = ("lease", "sla", "keep_done", "keep_dead", "keep_cancelled")
 

@@ -15,7 +15,7 @@ from penstock.retry import Strategy, parse
 
 SETTINGS_OF = """
     select name, lease, max_attempts, retry::text, sla, keep_done, keep_dead, keep_cancelled, paused, created,
-           penstock.largest_payload(q), settings->'notify' is distinct from 'false'
+           penstock.largest_payload(q), settings->'notify' is distinct from 'false', max_crashes
     from penstock.queue as q
     where %s::text is null or name = %s
     order by name
@@ -49,6 +49,7 @@ class QueueOptions(TypedDict, total=False):
     keep_dead: Duration | None
     keep_cancelled: Duration | None
     max_payload: int
+    max_crashes: int
 
 
 class QueueChanges(QueueOptions, total=False):
@@ -104,6 +105,7 @@ CHECKS: Mapping[str, Any] = {
     "keep_dead": check_retention,
     "keep_cancelled": check_retention,
     "max_payload": lambda value, key: validate.whole(value, key, 2, validate.MAX_PAYLOAD),
+    "max_crashes": lambda value, key: validate.whole(value, key, 1, 32767),
     "notify": lambda value, _: bool(value),
     "paused": lambda value, _: bool(value),
 }

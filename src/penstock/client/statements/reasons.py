@@ -169,7 +169,10 @@ def say_quarantined(facts: Facts) -> str:
         said += f"{name_worker(facts['emptying'])} finishes its other tasks for that"
     else:
         said += f"no worker empties itself for that yet; {describe_fleet(facts)}"
-    return said + (f"; {describe_before(facts)} before it" if facts["before"] else "")
+    said += f"; {describe_before(facts)} before it" if facts["before"] else ""
+    if facts["crashes"]:
+        said += f"; it crashed alone {facts['crashes']} of at most {format_count(facts['max_crashes'], 'time')}"
+    return said
 
 
 def say_behind(facts: Facts) -> str:

@@ -36,6 +36,11 @@ create or replace function penstock.largest_payload(p_queue penstock.queue) retu
 language sql immutable parallel safe
 return coalesce((p_queue.settings->>'max_payload')::bigint, 1048576);
 
+-- Returns whether a follow-up without payload and error text always fits into a queue.
+create or replace function penstock._takes_follow_ups(p_queue penstock.queue) returns boolean
+language sql immutable parallel safe
+return penstock.largest_payload(p_queue) >= 8192;
+
 -- Returns how many bytes a payload may take as text, which is how it is read. PostgreSQL writes numbers out: 1e131071
 -- takes eight bytes when sent and 131,072 when read, so a payload of ten thousand such numbers would stop every claim
 -- of its queue. Any number that a double can hold is read as at most 52 times its sent length (1e308), so only numbers
@@ -144,6 +149,8 @@ begin
 end
 $$;
 
+drop function if exists penstock.create_queue(
+    text, interval, int, jsonb, interval, interval, interval, interval, jsonb, boolean);
 create or replace function penstock.create_queue(
     p_name           text,
     p_lease          interval default '30 seconds',
@@ -154,7 +161,8 @@ create or replace function penstock.create_queue(
     p_keep_dead      interval default null,
     p_keep_cancelled interval default null,
     p_settings       jsonb default '{}',
-    p_exist_ok       boolean default false
+    p_exist_ok       boolean default false,
+    p_max_crashes    int default 20
 ) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -171,15 +179,17 @@ begin
     v_new.keep_dead := p_keep_dead;
     v_new.keep_cancelled := p_keep_cancelled;
     v_new.settings := p_settings;
+    v_new.max_crashes := p_max_crashes;
     perform penstock._check_queue(v_new);
     if p_exist_ok is null then
         perform penstock.refuse('PS400', 'exist_ok: it is null');
     end if;
 
-    insert into penstock.queue (name, lease, max_attempts, retry, sla, keep_done, keep_dead, keep_cancelled, settings)
+    insert into penstock.queue (name, lease, max_attempts, retry, sla, keep_done, keep_dead, keep_cancelled, settings,
+                                max_crashes)
     values (p_name, penstock._in_seconds(p_lease), p_max_attempts, p_retry, penstock._in_seconds(p_sla),
             penstock._in_seconds(p_keep_done), penstock._in_seconds(p_keep_dead),
-            penstock._in_seconds(p_keep_cancelled), p_settings)
+            penstock._in_seconds(p_keep_cancelled), p_settings, p_max_crashes)
     on conflict (name) do nothing
     returning id into v_id;
 
@@ -195,8 +205,8 @@ end
 $$;
 
 -- Changes settings of a queue and returns the changed queue. p_changes is an object with any of lease, max_attempts,
--- retry, sla, paused, keep_done, keep_dead, keep_cancelled (lengths of time as text; null means none), max_payload and
--- notify.
+-- max_crashes, retry, sla, paused, keep_done, keep_dead, keep_cancelled (lengths of time as text; null means none),
+-- max_payload and notify.
 create or replace function penstock.set_queue(p_name text, p_changes jsonb) returns penstock.queue
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -214,12 +224,12 @@ begin
         perform penstock.refuse('PS400', 'changes: it is not a JSON object');
     end if;
     select k.key into v_bad from jsonb_object_keys(p_changes) as k(key)
-    where k.key not in ('lease', 'max_attempts', 'retry', 'sla', 'paused', 'keep_done', 'keep_dead',
+    where k.key not in ('lease', 'max_attempts', 'max_crashes', 'retry', 'sla', 'paused', 'keep_done', 'keep_dead',
                         'keep_cancelled', 'max_payload', 'notify');
     if v_bad is not null then
         perform penstock.refuse('PS400', format('changes: %L is not a setting', left(v_bad, 80)),
-            'Settings are lease, max_attempts, retry, sla, paused, keep_done, keep_dead, keep_cancelled, '
-            'max_payload and notify.');
+            'Settings are lease, max_attempts, max_crashes, retry, sla, paused, keep_done, keep_dead, '
+            'keep_cancelled, max_payload and notify.');
     end if;
     begin
         v_new := jsonb_populate_record(v_old, p_changes - array['max_payload', 'notify']);
@@ -234,7 +244,7 @@ begin
     set lease = penstock._in_seconds(v_new.lease), max_attempts = v_new.max_attempts, retry = v_new.retry,
         sla = penstock._in_seconds(v_new.sla), paused = v_new.paused, keep_done = penstock._in_seconds(v_new.keep_done),
         keep_dead = penstock._in_seconds(v_new.keep_dead), keep_cancelled = penstock._in_seconds(v_new.keep_cancelled),
-        settings = v_new.settings
+        settings = v_new.settings, max_crashes = v_new.max_crashes
     where q.id = v_old.id
     returning * into v_new;
     perform penstock._note_audit('set', p_name, p_changes);
@@ -242,9 +252,10 @@ begin
 end
 $$;
 
--- Stores the settings of kinds that the code declares: [{"kind", "retry", "max_attempts", "timeout"}, …], where null
--- means the setting of the queue. Workers call it when they start, so that settle and expiry agree with the code.
--- Returns how many kinds changed.
+-- Stores the settings of kinds that the code declares: [{"kind", "retry", "max_attempts", "timeout", "on_dead",
+-- "on_done"}, …]. A null retry or max_attempts means the setting of the queue. on_dead and on_done are the queue:kind
+-- of the task that is pushed when a task of this kind dies or is done. Workers call it when they start, so that settle
+-- and expiry agree with the code. Returns how many kinds changed.
 create or replace function penstock.set_kinds(p_queue text, p_kinds jsonb) returns int
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -256,13 +267,16 @@ begin
         perform penstock.refuse('PS400', 'kinds: it is not a JSON array');
     end if;
     begin
-        perform from jsonb_to_recordset(p_kinds) as k(kind text, retry jsonb, max_attempts int, timeout interval);
+        perform from jsonb_to_recordset(p_kinds)
+            as k(kind text, retry jsonb, max_attempts int, timeout interval, on_dead text, on_done text);
     exception when data_exception then
         perform penstock.refuse('PS400', 'kinds: ' || sqlerrm);
     end;
     for v_kind in
-        select k.kind, nullif(k.retry, 'null') as retry, k.max_attempts, penstock._in_seconds(k.timeout) as timeout
-        from jsonb_to_recordset(p_kinds) as k(kind text, retry jsonb, max_attempts int, timeout interval)
+        select k.kind, nullif(k.retry, 'null') as retry, k.max_attempts, penstock._in_seconds(k.timeout) as timeout,
+               k.on_dead, k.on_done
+        from jsonb_to_recordset(p_kinds)
+             as k(kind text, retry jsonb, max_attempts int, timeout interval, on_dead text, on_done text)
         order by k.kind collate "C"
     loop
         if v_kind.kind is null or octet_length(v_kind.kind) not between 1 and 128 then
@@ -276,16 +290,24 @@ begin
         elsif v_kind.retry is not null then
             perform penstock._check_retry(v_kind.retry);
         end if;
-        insert into penstock.kind as k (queue_id, kind, retry, max_attempts, timeout)
-        values (v_queue.id, v_kind.kind, v_kind.retry, v_kind.max_attempts, v_kind.timeout)
+        perform penstock._check_follow_up('on_dead', v_kind.on_dead, p_queue, v_kind.kind);
+        perform penstock._check_follow_up('on_done', v_kind.on_done, p_queue, v_kind.kind);
+        insert into penstock.kind as k (queue_id, kind, retry, max_attempts, timeout, on_dead, on_done)
+        values (v_queue.id, v_kind.kind, v_kind.retry, v_kind.max_attempts, v_kind.timeout, v_kind.on_dead,
+                v_kind.on_done)
         on conflict (queue_id, kind) do update
-        set retry = excluded.retry, max_attempts = excluded.max_attempts, timeout = excluded.timeout
-        where (k.retry, k.max_attempts, k.timeout)
-              is distinct from (excluded.retry, excluded.max_attempts, excluded.timeout);
+        set retry = excluded.retry, max_attempts = excluded.max_attempts, timeout = excluded.timeout,
+            on_dead = excluded.on_dead, on_done = excluded.on_done
+        where (k.retry, k.max_attempts, k.timeout, k.on_dead, k.on_done)
+              is distinct from (excluded.retry, excluded.max_attempts, excluded.timeout, excluded.on_dead,
+                                excluded.on_done);
         if found then
             v_count := v_count + 1;
         end if;
     end loop;
+    if v_count > 0 then
+        perform penstock._note_follows_done(v_queue.id);
+    end if;
     return v_count;
 end
 $$;
@@ -310,6 +332,9 @@ begin
         perform penstock._refuse_lease(p_queue.lease);
     elsif p_queue.max_attempts not between 1 and 32767 then
         perform penstock.refuse('PS400', format('max_attempts: %s is not between 1 and 32767', p_queue.max_attempts));
+    elsif p_queue.max_crashes is null or p_queue.max_crashes not between 1 and 32767 then
+        perform penstock.refuse('PS400', format('max_crashes: %s is not between 1 and 32767',
+                                                coalesce(p_queue.max_crashes::text, 'null')));
     elsif penstock._in_seconds(p_queue.sla) not between '1 microsecond' and '3650 days' then
         perform penstock.refuse('PS400', format('sla: %s is not more than 0 and at most 3650 days', p_queue.sla));
     elsif v_bad is not null then

@@ -82,14 +82,16 @@ begin
 end
 $$;
 
--- Drops a queue with its settings and counters. History stays until its days are dropped. A queue that has tasks is
--- refused, unless p_force is true. Pushes under way end first; later ones find no queue (_count_task).
+-- Drops a queue with its settings and counters. History stays until its days are dropped. A queue that has tasks, or
+-- gets the follow-ups of another queue, is refused, unless p_force is true. Pushes under way end first; later ones find
+-- no queue (_count_task).
 create or replace function penstock.drop_queue(p_queue text, p_force boolean default false) returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
-    v_queue penstock.queue := penstock.the_queue(p_queue);
-    v_tasks bigint;
+    v_queue  penstock.queue := penstock.the_queue(p_queue);
+    v_tasks  bigint;
+    v_source text;    -- a kind of another queue whose follow-ups go to this one
 begin
     if p_force is null then
         perform penstock.refuse('PS400', 'force: it is null');
@@ -103,6 +105,14 @@ begin
     if v_tasks > 0 and not p_force then
         perform penstock.refuse('PS409', format('queue %L has %s tasks in it', p_queue, v_tasks),
             'Purge it first, or force it.');
+    end if;
+    select o.name || ':' || k.kind into v_source
+    from penstock.kind as k join penstock.queue as o on o.id = k.queue_id
+    where k.queue_id <> v_queue.id and p_queue in (split_part(k.on_dead, ':', 1), split_part(k.on_done, ':', 1))
+    order by 1 limit 1;
+    if v_source is not null and not p_force then
+        perform penstock.refuse('PS409', format('queue %L gets the follow-ups of %s', p_queue, v_source),
+            'Take on_dead and on_done out of its handler and restart its workers, or force it.');
     end if;
     -- Tasks are deleted place by place, by the indexes of each place: there is no index over all documents of a queue.
     delete from penstock.task as t using penstock.agenda as a

@@ -96,7 +96,8 @@ begin
         where s.outcome = 'done';
     end if;
     if v_done is not null and not exists (
-        select from penstock.queue as q where q.id = v_lease.queue_id and q.keep_done is not null
+        select from penstock.queue as q
+        where q.id = v_lease.queue_id and (q.keep_done is not null or q.follows_done)
     ) then
         v_gone := penstock._finish(v_lease, v_now, v_done);
         return query select g.id, 'done' from unnest(v_gone) as g(id);
@@ -186,7 +187,8 @@ end
 $$;
 
 -- Handles every end of an attempt except the plain done: a worker reports it (again, failed, dead, release) or the
--- clock does (expired). The caller holds the lease row and the named documents. Returns where each task is now.
+-- clock does (expired). The caller holds the lease row and the named documents. It also pushes the follow-ups of the
+-- tasks that end. Returns where each task is now.
 create or replace function penstock._conclude(
     p_lease    penstock.lease,
     p_now      timestamptz,
@@ -201,18 +203,27 @@ create or replace function penstock._conclude(
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
 #variable_conflict use_column
+declare
+    v_ids        bigint[];
+    v_states     text[];
+    v_follow_ups text[];
+    v_ends       jsonb[];
 begin
-    return query
     with known as materialized (
         select
             t.id, t.queue_id, t.kind, t.subject, t.created, t.iterations, t.priority, t.renew, t.key,
+            k.on_dead, k.on_done,
+            -- A done document is deleted by this statement.
+            case when coalesce(k.on_dead, k.on_done) is not null then t.payload end as ended_payload,
+            case when k.on_dead is not null then t.error_class end as last_class,
+            case when k.on_dead is not null then t.error end as last_error,
             s.outcome, s.due as asked_due, penstock._in_seconds(s.delay) as delay, s.payload,
             penstock._safe_text(s.error) as error, left(s.error_class, 200) as error_class,
             h.due as was_due, coalesce(h.attempts, 0) as attempts, coalesce(h.quarantine, 0) as quarantine,
             greatest(-1 - h.quarantine, 0) as crashes,
             -- An expiry burns the attempt only of a task that was alone: that task killed its worker.
             s.outcome = 'failed' or (s.outcome = 'expired' and (p_lease).alone) as burned,
-            coalesce(k.max_attempts, q.max_attempts) as max_attempts, q.keep_done,
+            coalesce(k.max_attempts, q.max_attempts) as max_attempts, q.max_crashes, q.keep_done,
             case when (s.outcome = 'failed' and s.delay is null) or (s.outcome = 'expired' and (p_lease).alone)
                  then penstock.retry_delay(coalesce(k.retry, q.retry), coalesce(h.attempts, 0) + 1,
                                            p_now - coalesce(t.since, t.created), t.id)
@@ -232,7 +243,7 @@ begin
                 when k.outcome = 'done' then case when k.keep_done is null then 'gone' else 'done' end
                 when k.outcome = 'dead' then 'dead'
                 when k.burned and (k.attempts + 1 >= k.max_attempts or k.wait is null) then 'dead'
-                when k.burned and k.outcome = 'expired' and k.crashes + 1 >= 20 then 'dead'
+                when k.burned and k.outcome = 'expired' and k.crashes + 1 >= k.max_crashes then 'dead'
                 else 'waits'
             end as fate,
             k.outcome in ('done', 'again') as succeeded,
@@ -244,6 +255,16 @@ begin
             case when j.outcome = 'release' then 'released'
                  when j.fate = 'dead' then 'dead'
                  else j.outcome end as told,
+            case when j.fate = 'dead' then j.on_dead
+                 when j.fate in ('gone', 'done') then j.on_done end as follow_up,
+            -- Class and text always belong to the same error.
+            num_nonnulls(j.error_class, j.error) > 0 as has_error,
+            case when j.fate <> 'dead' then null
+                 when j.outcome = 'dead' then coalesce(split_part(j.error, E'\n', 1), 'told so')
+                 when j.outcome = 'expired' then 'crashed'
+                 when j.attempts + 1 >= j.max_attempts then 'attempts spent'
+                 else 'the strategy ended' end as reason,
+            nextval('penstock.history_id_seq') as history_id,
             case when j.renew is not null then j.renew
                  when j.outcome = 'again' then coalesce(j.asked_due, p_now + j.delay, p_now)
                  when j.outcome = 'failed' then p_now + j.wait
@@ -268,16 +289,9 @@ begin
             expires = case when d.outcome <> 'again' or d.renew is not null then t.expires end,
             ended = case when d.fate in ('done', 'dead') then d.fate end,
             ended_at = case when d.fate in ('done', 'dead') then p_now end,
-            reason = case when d.fate <> 'dead' then null
-                          when d.outcome = 'dead' then coalesce(split_part(d.error, E'\n', 1), 'told so')
-                          when d.outcome = 'expired' then 'crashed'
-                          when d.attempts + 1 >= d.max_attempts then 'attempts spent'
-                          else 'the strategy ended' end,
-            -- Class and text always belong to the same error.
-            error_class = case when d.succeeded then null
-                               when num_nonnulls(d.error_class, d.error) > 0 then d.error_class else t.error_class end,
-            error = case when d.succeeded then null
-                         when num_nonnulls(d.error_class, d.error) > 0 then d.error else t.error end,
+            reason = d.reason,
+            error_class = case when d.succeeded then null when d.has_error then d.error_class else t.error_class end,
+            error = case when d.succeeded then null when d.has_error then d.error else t.error end,
             attempts = case when d.fate = 'dead' then least(d.attempts + 1, 32767) end
         from dated as d
         where t.id = d.id and d.fate <> 'gone' and (not d.unfinished or d.renew is not null or d.fate = 'dead')
@@ -301,9 +315,10 @@ begin
         where d.fate = 'waits'
 
     ), noted as (
-        insert into penstock.history (task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt,
+        insert into penstock.history (id, task_id, created, due, claimed_at, finished_at, queue_id, iteration, attempt,
                                       outcome, kind, worker, subject, error_class, error)
-        select d.id, d.created, d.was_due, (p_lease).claimed_at, p_now, d.queue_id, d.iterations, d.attempts + 1,
+        select d.history_id, d.id, d.created, d.was_due, (p_lease).claimed_at, p_now, d.queue_id, d.iterations,
+               d.attempts + 1,
                d.told, d.kind, (p_lease).worker, d.subject,
                coalesce(d.error_class, case when d.outcome = 'expired' and d.fate = 'dead' then 'Crashed' end), d.error
         from dated as d
@@ -312,13 +327,25 @@ begin
         insert into penstock.counter_log (queue_id, metric, delta)
         select d.queue_id, d.told || '_total', count(*) from dated as d group by d.queue_id, d.told
     )
-    select d.id,
-           case d.fate when 'gone' then 'done'
-                       when 'waits' then case when d.next_due <= p_now
-                                                   or (d.outcome = 'release' and d.delay is null and d.renew is null)
-                                              then 'pending' else 'planned' end
-                       else d.fate end
+    select array_agg(d.id),
+           array_agg(case d.fate
+               when 'gone' then 'done'
+               when 'waits' then case when d.next_due <= p_now
+                                           or (d.outcome = 'release' and d.delay is null and d.renew is null)
+                                      then 'pending' else 'planned' end
+               else d.fate end),
+           array_agg(d.follow_up) filter (where d.follow_up is not null),
+           array_agg(penstock._describe_end(
+               d.id, d.history_id, d.queue_id, d.kind, d.subject, d.ended_payload, d.attempts + 1, d.reason,
+               case when d.succeeded then null when d.has_error then d.error_class else d.last_class end,
+               case when d.succeeded then null when d.has_error then d.error else d.last_error end, p_now)
+           ) filter (where d.follow_up is not null)
+    into v_ids, v_states, v_follow_ups, v_ends
     from dated as d;
+    if v_follow_ups is not null then
+        perform penstock._push_follow_ups(v_follow_ups, v_ends);
+    end if;
+    return query select r.id, r.state from unnest(v_ids, v_states) as r(id, state);
 end
 $$;
 

@@ -229,7 +229,7 @@ begin
         'reason', case when v_fleet.workers = 0 then 'no_worker' when p_row.quarantine < 0 then 'quarantined'
                        when v_line.tasks > 0 then 'behind' when v_fleet.free = 0 then 'busy' else 'next' end,
         'due', p_row.due, 'before', v_line.tasks, 'exact', v_line.exact, 'quarantined', p_row.quarantine < 0,
-        'crashes', greatest(-1 - p_row.quarantine, 0))
+        'crashes', greatest(-1 - p_row.quarantine, 0), 'max_crashes', p_queue.max_crashes)
         || to_jsonb(v_fleet)
         || coalesce((
             select jsonb_build_object('emptying', w.quarantine, 'emptying_until', w.quarantine_until)

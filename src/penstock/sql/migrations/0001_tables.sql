@@ -37,14 +37,21 @@ create table penstock.queue (
     keep_cancelled interval,
     settings       jsonb not null default '{}',
     created        timestamptz not null default penstock.clock(),
+    follows_done   boolean not null default false,
+    max_crashes    int not null default 20,
     constraint name_is_plain check (name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'),
     constraint lease_in_range check (lease between '100 milliseconds' and '24 hours'),
     constraint max_attempts_in_range check (max_attempts between 1 and 32767),
+    constraint max_crashes_in_range check (max_crashes between 1 and 32767),
     constraint sla_is_positive check (sla > '0'),
     constraint retry_has_type check (retry ? 'type')
 );
 comment on column penstock.queue.max_attempts is 'null: the retry strategy alone decides when to stop';
+comment on column penstock.queue.max_crashes is
+    'a task that ended its worker so often while it ran alone is dead, whatever max_attempts says';
 comment on column penstock.queue.keep_done is 'null: a done task is deleted at settle';
+comment on column penstock.queue.follows_done is
+    'a kind of the queue has on_done, so settle has to read the kinds of its tasks; set_kinds keeps it';
 
 -- The settings that workers declare for a kind, so that settle and expiry agree with the code.
 create table penstock.kind (
@@ -53,10 +60,17 @@ create table penstock.kind (
     retry        jsonb,
     max_attempts int,
     timeout      interval,
+    on_dead      text collate "C",
+    on_done      text collate "C",
     primary key (queue_id, kind),
     constraint max_attempts_in_range check (max_attempts between 1 and 32767),
-    constraint retry_has_type check (retry ? 'type')
+    constraint retry_has_type check (retry ? 'type'),
+    constraint on_dead_names_a_kind check (on_dead ~ '^[^:]+:.'),
+    constraint on_done_names_a_kind check (on_done ~ '^[^:]+:.')
 );
+comment on column penstock.kind.on_dead is
+    'queue:kind of the follow-up, a task that is pushed when a task of this kind dies';
+comment on column penstock.kind.on_done is 'queue:kind of the follow-up of a task that is done';
 
 create sequence penstock.task_id_seq;
 
