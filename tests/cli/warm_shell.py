@@ -3,8 +3,9 @@ imported all modules.
 
 The imports take ten times as long as most commands run, and the tests run more than a thousand commands. Each command
 is still a process of its own: its pipes, environment, directory, exit code and end are those that `python -m
-penstock.cli` has. The runners of `penstock work` are forked too, as children of the command, and run the `main` of
-`penstock.worker`. `make test-all` starts an interpreter for each of them (PENSTOCK_TEST_COLD=1).
+penstock.cli` has. The workers of `penstock scale` and the runners of `penstock work` are forked too, as children of the
+command that starts them, and run the `main` of their module. `make test-all` starts an interpreter for each of them
+(PENSTOCK_TEST_COLD=1).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from types import SimpleNamespace
 from typing import Any
 
 MAX_REQUEST = 1 << 18  # bytes: arguments, environment and directory of a command
-WITH_RUNNERS = (["work"], ["drain"])  # commands that start runners
+STARTERS = (["work"], ["drain"], ["scale"])  # commands that start processes of Penstock
 
 # --- in the tests' process --------------------------------------------------------------------------------------------
 
@@ -144,9 +145,13 @@ def main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as tests:
         tests.send(b"!")
         become_command(tests)
-    starts_runners = sys.argv[1:2] in WITH_RUNNERS and platform.machine() in CLONE
-    if starts_runners and become_parent_of_runners():
-        run_runner()
+    set_command_line([sys.executable, "-m", "penstock.cli", *sys.argv[1:]])
+    while sys.argv[1:2] in STARTERS and platform.machine() in CLONE:
+        module = fork_children()
+        if module == "penstock.worker":
+            run_runner()
+        if module is None:
+            break
     cli.main()
 
 
@@ -188,14 +193,15 @@ def report_end(pid: int, tests: socket.socket, standard: Sequence[int]) -> None:
     os._exit(0)
 
 
-# --- in a command that starts runners ---------------------------------------------------------------------------------
+# --- in a command that starts processes of Penstock -------------------------------------------------------------------
 
 CLONE = {"x86_64": 56, "aarch64": 220}  # the number of the system call
 CLONE_PARENT = 0x8000
+MODULES = ("penstock.worker", "penstock.cli")  # a runner; a worker of a scaler
 
 
-class Runner:
-    """A runner of this command, with the methods of `subprocess.Popen` that the supervisor uses."""
+class Child:
+    """A process that this command started, with the methods of `subprocess.Popen` that Penstock uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -207,41 +213,44 @@ class Runner:
             self._code = os.waitstatus_to_exitcode(status) if pid else None
         return self._code
 
-    def kill(self) -> None:
+    def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
-def become_parent_of_runners() -> bool:
-    """Forks a process that forks runners for this command, before this command does anything.
+def fork_children() -> str | None:
+    """Forks a process that forks the children of this command, before this command does anything.
 
-    Returns whether this process is a new runner: False in the command, and True in each runner.
+    Returns None in the command. In each of its children, returns the module that it is to run.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         ours.close()
-        become_runner(theirs)
-        return True
+        return become_child(theirs)
     theirs.close()
-    set_command_line([sys.executable, "-m", "penstock.cli", *sys.argv[1:]])
     start_other = subprocess.Popen
 
     def start_process(words: list[str], *, pass_fds: Sequence[int] = (), **options: Any) -> Any:
-        if words[1:4] != ["-P", "-m", "penstock.worker"]:
+        if words[1:3] != ["-P", "-m"] or words[3] not in MODULES:
             return start_other(words, pass_fds=pass_fds, **options)
-        request = json.dumps({"words": words, "env": dict(os.environ)})
-        socket.send_fds(ours, [request.encode()], [*pass_fds])
-        return Runner(int(ours.recv(32)))
+        quiet = options.get("stdout") == subprocess.DEVNULL
+        request = {"words": words, "env": options.get("env") or dict(os.environ), "quiet": quiet}
+        socket.send_fds(ours, [json.dumps(request).encode()], [*pass_fds])
+        return Child(int(ours.recv(32)))
 
     from penstock import child_process
+    from penstock.scaler.run import fleet
 
-    program = SimpleNamespace(Popen=start_process, DEVNULL=subprocess.DEVNULL)
-    vars(child_process)["subprocess"] = program
-    return False
+    for module in (child_process, fleet):
+        vars(module)["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": start_process})
+    return None
 
 
-def become_runner(command: socket.socket) -> None:
-    """Returns once for each runner, each time in a new process."""
+def become_child(command: socket.socket) -> str:
+    """Returns once for each child of the command, each time in a new process."""
     os.closerange(3, command.fileno())
     os.closerange(command.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
     while True:
@@ -250,19 +259,24 @@ def become_runner(command: socket.socket) -> None:
             os._exit(0)  # the command has ended
         if (pid := fork_sibling()) == 0:
             break
-        os.close(ends[0])
+        for end in ends:
+            os.close(end)
         command.send(str(pid).encode())
     command.close()
     os.setpgid(0, 0)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
     told = json.loads(request)
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1) if told["quiet"] else (0,):
+        os.dup2(null, number)
+    os.close(null)
     os.environ.clear()
     os.environ.update(told["env"])
-    sys.path.pop(0)  # as after `python -P`
-    sys.argv[1:] = [str(ends[0]), *told["words"][5:]]
-    set_command_line([*told["words"][:4], *sys.argv[1:]])
+    if sys.path[0] == str(Path.cwd()):
+        sys.path.pop(0)  # as after `python -P`
+    start, words = told["words"][:4], told["words"][4:]
+    sys.argv[1:] = [*map(str, ends), *words[len(ends) :]]  # a runner is given the number of its socket
+    set_command_line([*start, *sys.argv[1:]])
+    return str(start[3])
 
 
 def fork_sibling() -> int:
