@@ -19,12 +19,14 @@ demo: .venv/ready  ## from nothing: Spark loads a backlog, the scaler keeps a pr
 
 # Those with Spark in one process: each has a Java of its own. The report is looked at in a browser.
 SPARK = tests/spark tests/pipeline
+QUICK = "not slow and not unsampled"
 test: .venv/ready  ## all tests that run in minutes
-	@$(BIN)/pytest -m "not slow" $(SPARK:%=--ignore %)
-	@scripts/setup-browser >/dev/null && $(BIN)/pytest -m "not slow" -n 0 $(SPARK)
+	@$(BIN)/pytest -m $(QUICK) $(SPARK:%=--ignore %)
+	@scripts/setup-browser >/dev/null && $(BIN)/pytest -m $(QUICK) -n 0 $(SPARK)
 
+# Each command in an interpreter of its own; `make test` forks most of them from one that has imported Penstock.
 test-all: .venv/ready check  ## every test, the long ones too, and test-compat
-	@$(BIN)/pytest -m "slow or not slow" $(SPARK:%=--ignore %)
+	@PENSTOCK_TEST_COLD=1 $(BIN)/pytest -m "slow or not slow" $(SPARK:%=--ignore %)
 	@$(MAKE) --no-print-directory test-spark
 	@$(MAKE) --no-print-directory test-compat
 

@@ -115,6 +115,26 @@ def make_template(dsn: str) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_unsampled(items)
+    spread_long_files(items)
+
+
+def mark_unsampled(items: list[pytest.Item]) -> None:
+    """Marks the cases that `make test` leaves to `make test-all`: of a test with `sample(n)`, all but n of them."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") is not None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for same in cases.values():
+        marker = same[0].get_closest_marker("sample")
+        size = marker.args[0] if marker is not None else 0
+        chosen = {int((n + 0.5) * len(same) / size) for n in range(size)}
+        for n, item in enumerate(same):
+            if n not in chosen:
+                item.add_marker("unsampled")
+
+
+def spread_long_files(items: list[pytest.Item]) -> None:
     """Spreads the files with long tests evenly over the run: each process begins with a contiguous part of the list,
     and one with all the long tests would end a minute after the others."""
     by_file: dict[Path, list[pytest.Item]] = {}

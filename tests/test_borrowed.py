@@ -313,7 +313,11 @@ def lent(dsn: str, lender: Lender, act: Callable[[Loan], Coroutine[Any, Any, Non
 
 
 every = pytest.mark.parametrize("lender", LENDERS.values(), ids=LENDERS)
-every_variant = pytest.mark.parametrize("lender", (LENDERS | VARIANTS).values(), ids=LENDERS | VARIANTS)
+every_variant = pytest.mark.parametrize(
+    "lender",
+    [pytest.param(lender, id=name) for name, lender in LENDERS.items()]
+    + [pytest.param(lender, id=name, marks=pytest.mark.unsampled) for name, lender in VARIANTS.items()],
+)
 
 
 @pytest.fixture
@@ -565,6 +569,7 @@ def test_whatever_the_session_is_set_to(mine: None, queue: Queue, dsn: str) -> N
     assert (task.payload, task.subject, task.due) == ({"a\\'b": "\\"}, "\\'", due)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["psycopg", "asyncpg", "session", "sqlalchemy, async, asyncpg", "django"])
 def test_many_chunks_in_one_transaction(mine: None, queue: Queue, sql: Connection, dsn: str, name: str) -> None:
     seen: list[int] = []
@@ -699,6 +704,7 @@ def test_a_connection_that_was_cut_is_the_drivers_own_error(
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(5)
 @every
 def test_our_own_checks_come_before_anything_is_sent(mine: None, queue: Queue, dsn: str, lender: Lender) -> None:
     async def act(loan: Loan) -> None:
@@ -743,6 +749,7 @@ def test_a_refusal_by_our_sql_is_our_error(app: Penstock, queue: Queue, dsn: str
     assert queue.status().totals["pushed"] == 0
 
 
+@pytest.mark.sample(5)
 @every
 def test_all_other_errors_are_the_drivers(make_database: Callable[..., str], lender: Lender) -> None:
     async def act(loan: Loan) -> None:
@@ -924,6 +931,7 @@ def test_the_page_has_an_example_for_each_library() -> None:
         assert library in used
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "code", EXAMPLES, ids=lambda code: re.findall(r"^(?:from|import) (\w+)", code, re.MULTILINE)[0]
 )
@@ -978,6 +986,7 @@ EVIL = """
 """
 
 
+@pytest.mark.sample(5)
 @every
 def test_the_callers_settings_change_nothing(dsn: str, queue: Queue, sql: Connection, lender: Lender) -> None:
     sql.execute(EVIL)
@@ -1001,6 +1010,7 @@ def test_the_callers_settings_change_nothing(dsn: str, queue: Queue, sql: Connec
     assert rows == [(None, None, ELEPHANT), *((one.subject, one.due, ELEPHANT) for one in tasks)]
 
 
+@pytest.mark.sample(6)
 @every
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
 def test_another_encoding_is_right_or_refused(

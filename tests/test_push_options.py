@@ -96,6 +96,7 @@ WAYS: dict[str, Callable[[Penstock, Queue, str], object]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_delay_counts_from_the_push(
     app: Penstock, queue: Queue, dsn: str, due: Callable[[], float], way: str
@@ -113,6 +114,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("options", "message"), BAD)
 def test_an_invalid_delay_is_refused(queue: Queue, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as single:
@@ -222,6 +224,7 @@ SPELLINGS = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("arguments", SPELLINGS)
 def test_any_json_is_a_payload(queue: Queue, sql: Connection, arguments: str) -> None:
     sql.execute(f"select penstock.push({arguments})".encode())
@@ -243,6 +246,7 @@ def test_any_json_is_a_parameter(queue: Queue, sql: Connection, value: Any) -> N
     assert task.payload == {"a": 1}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("bad", ["null", "null::json", "'[1]'::json", "'[1]'", "'nonsense'", "'{'"])
 def test_json_that_is_no_object_is_refused(queue: Queue, sql: Connection, bad: str) -> None:
     with pytest.raises(psycopg.Error) as refused:

@@ -146,6 +146,7 @@ def test_fibonacci_by_failures() -> None:
     assert Fibonacci("1m").delay(MAX_FAILURES) == LONGEST
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("age", "every"),
     [

@@ -288,6 +288,7 @@ def copied(sql: Connection, *payloads: str) -> None:
             copy.write_row((1, payload))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("payload", WIDE.values(), ids=WIDE.keys())
 @pytest.mark.parametrize("write", [inserted, copied])
 def test_no_role_can_exceed_the_largest_payload(world: World, write: Callable[..., None], payload: str) -> None:
@@ -861,6 +862,7 @@ CALLS: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("where", ["schema", "pg_temp"])
 @pytest.mark.parametrize("role", ROLES)
 def test_a_hostile_search_path_captures_nothing(world: World, role: str, where: str) -> None:

@@ -259,6 +259,7 @@ REFUSED: dict[str, tuple[str, str | None, list[str | None], str, str]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("what", REFUSED)
 def test_schedules_that_cannot_fire(app: Penstock, queue: Queue, sql: Connection, noon: Clock, what: str) -> None:
     app.set_schedule("s", HOURLY, queue="work")
@@ -336,6 +337,7 @@ def test_sql_alone_may_set_a_schedule(app: Penstock, queue: Queue, sql: Connecti
     assert stands(app).next_at == at("15 14:00")
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

@@ -311,6 +311,7 @@ def usual(expected: dict[str, Any], make_database: Callable[..., str]) -> list[A
     return list(expected["walk"])
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("hostile", SETTINGS, ids=named)
 def test_a_setting_of_the_session_changes_nothing(
     hostile: Hostile, as_set: Callable[..., str], sql: Connection, usual: list[Any]

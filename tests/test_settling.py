@@ -109,6 +109,7 @@ def test_a_block_without_writes_settles_too(queue: Queue, claim: Claim, settle: 
     assert queue.status().totals["done"] == 1
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("outcome", "state"),
     [
@@ -163,6 +164,7 @@ def test_a_cancelled_block_undoes_both(queue: Queue, claim: Claim, effects: Call
     assert queue.status().totals["done"] == 1
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("statement", "error"),
     [
@@ -272,6 +274,7 @@ def test_the_claim_of_another_queue_is_refused(
     assert effects() == 0
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("outcome", "error"),
     [
@@ -298,6 +301,7 @@ def test_an_outcome_that_is_refused_leaves_no_effect(
 # --- the block must not end the transaction ---------------------------------------------------------------------------
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "statements",
     [["commit"], ["rollback"], ["commit", "begin"], ["commit and chain"], ["rollback", INSERT]],

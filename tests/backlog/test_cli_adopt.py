@@ -119,6 +119,7 @@ def test_run_ends_with_a_signal(
     assert '"done": 3' in out
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

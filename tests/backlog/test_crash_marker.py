@@ -64,6 +64,7 @@ def counts(sql: Connection) -> dict[str, int]:
     return dict(sql.execute("select status, count(*) from public.jobs group by 1").fetchall())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("concurrency", [1, 4])
 @pytest.mark.parametrize("end", [*ENDS])
 @pytest.mark.parametrize("strategy", [Fibonacci("1h"), Progressive()], ids=["fibonacci", "progressive"])

@@ -278,6 +278,7 @@ def test_a_pass_cut_by_its_limit_goes_on_there(app: Penstock, sql: Connection, c
     assert sorted(chain.from_iterable(passes)) == everyone, "each once"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("limit", [2, 5, 20, 100, 500])
 @pytest.mark.parametrize("strategy", ["progressive", "fibonacci:1m"])
 def test_a_quarter_is_for_what_is_due_again(
@@ -325,6 +326,7 @@ ODD = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("table", "key", "status", "inserted"), ODD)
 @pytest.mark.parametrize("strategy", ["progressive", "fibonacci:1m"])
 def test_any_identifier(
@@ -368,6 +370,7 @@ STATUSES = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("prepare", "kind", "words"), STATUSES)
 @pytest.mark.parametrize("strategy", ["progressive", "fibonacci:1m"])
 def test_statuses_of_any_type(
@@ -388,6 +391,7 @@ def test_statuses_of_any_type(
     assert {one.strip(): count for one, count in found.items()} == {str(words["done"]): 3, str(words["failed"]): 1}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("strategy", ["progressive", "fibonacci:1m"])
 @pytest.mark.parametrize("kind", ["uuid", "text", "numeric(10, 2)"])
 def test_keys_of_any_type(app: Penstock, sql: Connection, clock: Clock, kind: str, strategy: str) -> None:
@@ -680,6 +684,7 @@ BAD = [
 ]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("changes", "error", "words"), BAD)
 def test_bad_terms_are_refused_before_anything_is_written(
     app: Penstock, seed: Connection, changes: Record, error: type[Exception] | None, words: str

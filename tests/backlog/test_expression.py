@@ -249,6 +249,7 @@ def test_an_index_that_was_changed(app: Penstock, seed: Connection) -> None:
     assert tried(app.backlog("backlog")) == [1, 2, 3, 4], "a new start reads the catalog"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "words", "hint"),
     [

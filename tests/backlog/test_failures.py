@@ -73,6 +73,7 @@ def test_a_record_whose_status_cannot_be_written(
     assert backlog.failures() == []
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("state", ["08001", "25006", "57P01", "58030"])
 @pytest.mark.parametrize("deferred", [False, True], ids=["at once", "at commit"])
 def test_a_trigger_that_raises_what_a_lost_connection_raises(

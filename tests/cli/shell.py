@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 
@@ -25,14 +25,18 @@ from penstock.embedded import Server
 
 COMMAND = (sys.executable, "-m", "penstock.cli")
 COLD = bool(os.environ.get("PENSTOCK_TEST_COLD"))
-STARTERS = [("demo",), ("drain",), ("scale",), ("up",), ("work",)]
+STARTERS = [("demo",), ("up",)]
 # The sessions that wait for the table of tasks. Other tests run in clones of the same database, where it has the same
 # number.
 WAITING = (
     "select l.pid from pg_locks as l join pg_database as d on d.oid = l.database"
     " where not l.granted and l.relation = 'penstock.task'::regclass and d.datname = current_database()"
 )
+CONFIGURES_PYTHON = ("PYTHON", "LANG", "LC_", "LD_", "TZ")
 COUNTS = ("created", "updated", "renewed", "reopened", "skipped", "superseded")
+
+
+Running = subprocess.Popen[bytes] | warm_shell.Process
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,12 @@ def penstock(
     cwd: Path | None = None,
     within: float = 60,
     tracebacks: bool = False,
+    cold: bool = False,
 ) -> Ran:
-    """Runs one command, and checks that it prints no traceback, except that of a task if `tracebacks` is set."""
+    """Runs one command, and checks that it prints no traceback, except that of a task if `tracebacks` is set. It runs
+    in a new interpreter if `cold` is set."""
     given = stdin.encode() if isinstance(stdin, str) else stdin
-    run = run_cold if needs_cold(arguments, env or {}) else warm_shell.run
+    run = run_cold if cold or needs_cold(arguments, env or {}) else warm_shell.run
     done = run(arguments, given, environment(dsn, env), cwd, within)
     ran = Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
     assert "Traceback" not in ran.err + ("" if tracebacks else ran.out), ran.err
@@ -71,8 +77,28 @@ def penstock(
 
 
 def needs_cold(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether a command needs a new interpreter: it starts others itself, or its environment configures Python."""
-    return COLD or arguments[:1] in STARTERS or any(name.startswith(("PYTHON", "LANG", "LC_", "TZ")) for name in env)
+    """Whether a command needs a new interpreter: it starts servers, or its environment configures Python."""
+    return COLD or tuple(arguments[:1]) in STARTERS or any(name.startswith(CONFIGURES_PYTHON) for name in env)
+
+
+def start_penstock(
+    *arguments: str,
+    dsn: str,
+    stdout: BinaryIO | int,
+    stderr: BinaryIO | int,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    cold: bool = False,
+) -> Running:
+    """Starts a command that goes on beside the test, in a new interpreter if `cold` is set."""
+    surroundings = environment(dsn, env)
+    if cold or needs_cold(arguments, env or {}):
+        return subprocess.Popen(
+            [*COMMAND, *arguments], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=surroundings, cwd=cwd
+        )
+    with Path(os.devnull).open("rb") as stdin:
+        standard = [one if isinstance(one, int) else one.fileno() for one in (stdin, stdout, stderr)]
+        return warm_shell.start(arguments, standard, surroundings, cwd)
 
 
 def run_cold(

@@ -98,6 +98,7 @@ def test_next_in_words(app: Penstock, dsn: str, queue: Queue) -> None:
     assert penstock("schedules", "next", "nightly", dsn=dsn).out.startswith("paused; it would run at 06:00")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

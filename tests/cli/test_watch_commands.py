@@ -412,6 +412,7 @@ def a_board(queues: int, workers: int, decisions: int, at: float = AT, ended: in
     )
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("size", [(80, 24), (20, 5), (40, 10), (200, 60), (9, 2), (1, 1)])
 @pytest.mark.parametrize("counts", [(0, 0, 0), (1, 1, 1), (50, 80, 30)])
 def test_a_picture_fits_whatever_the_terminal(size: tuple[int, int], counts: tuple[int, int, int]) -> None:

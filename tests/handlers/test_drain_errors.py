@@ -53,6 +53,7 @@ def test_what_a_handler_raises_is_raised_and_the_task_has_failed(app: Penstock, 
     assert ran == [0, 1, 2]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mode", ["async", "batch", "arguments", "timeout"])
 def test_whatever_raised_it(app: Penstock, queue: Queue, drain: Drain, mode: str) -> None:
     async def on_a_loop() -> None:

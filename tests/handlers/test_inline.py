@@ -378,6 +378,7 @@ class Wordy(Exception):
         return "x" * 1_000_000 + "\x00\ud800"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", [Speechless, Silent, Fatal])
 def test_an_error_without_a_usable_message(
     app: Penstock, queue: Queue, drain: Drain, sql: Connection, kind: type[Exception]
@@ -443,6 +444,7 @@ def test_a_batch_returns_the_outcome_of_each(app: Penstock, queue: Queue, drain:
     assert drain() == {"planned": 2, "dead": 1, "done": 1}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -468,6 +470,7 @@ def test_a_batch_with_an_invalid_answer_fails(
 # --- B54: results -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("result", [object(), {1, 2}, float("nan"), b"x", {1: 2}, ["\x00"], 2**70, lambda: None])
 @pytest.mark.parametrize("style", ["sync", "async"])
 def test_an_unserialisable_result_fails_the_task(
@@ -488,6 +491,7 @@ def test_an_unserialisable_result_fails_the_task(
     assert (end.error or "").startswith("the handler's result: ")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("result", [None, 1, "text", [1, {"a": None}], {"a": 1.5}, True, UUID(int=7), ()])
 def test_a_serialisable_result_is_fine(app: Penstock, queue: Queue, result: Any) -> None:
     app.task(queue="work", kind="answer")(lambda: result).push()
@@ -515,6 +519,7 @@ def test_an_outcome_that_is_returned_is_followed(app: Penstock, queue: Queue, dr
     assert queue.tasks(state="dead")[0].reason == "no such customer"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
@@ -555,6 +560,7 @@ def test_an_outcome_that_postgresql_refuses_fails_its_task_alone(
 # --- B55: exits -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("exit_", [SystemExit(3), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("style", ["sync", "async", "batch", "async batch"])
 def test_a_handler_that_ends_its_process_has_failed(
@@ -614,6 +620,7 @@ class Unusual(BaseException):
     pass
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("error", [Unusual("boom"), StopIteration("boom"), asyncio.CancelledError("boom")], ids=repr)
 @pytest.mark.parametrize("style", ["sync", "async", "batch", "async batch"])
 def test_any_other_base_exception_is_a_failure(
@@ -752,6 +759,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
     return policy
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
@@ -791,6 +799,7 @@ def test_a_policy_that_answers_none_ends_the_task(
     assert only(sql).error_class == "ValueError"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("answer", [90, 90.0, "1m30s", timedelta(seconds=90)])
 def test_a_policy_that_answers_a_length_is_followed(
     app: Penstock, queue: Queue, drain: Drain, clock: Clock, answer: Any
@@ -1258,6 +1267,7 @@ MISUSES: dict[str, Callable[[psycopg.Connection], object]] = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("misuse", MISUSES.values(), ids=MISUSES)
 def test_a_handler_that_ends_our_transaction_fails_and_the_next_one_works(
     app: Penstock,
@@ -1294,6 +1304,7 @@ async def chain(connection: psycopg.AsyncConnection) -> None:
     await connection.execute("rollback and chain")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("misuse", [commit, close, chain])
 def test_an_async_handler_that_ends_our_transaction_fails_too(
     app: Penstock, queue: Queue, drain: Drain, sql: Connection, effects: Callable[[], list[int]], misuse: Any
@@ -1441,6 +1452,7 @@ def test_set_kinds_answers_how_many_changed(database: Database, queue: Queue, sq
     assert set_kinds(database, "work", []) == 0
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     "kinds",
     [

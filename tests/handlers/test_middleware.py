@@ -160,6 +160,7 @@ def test_a_payload_that_does_not_fit_is_an_error_inside_of_it(app: Penstock, que
 # --- the outcome ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -496,6 +497,7 @@ async def one_async() -> None: ...
 def many(tasks: list[Task]) -> None: ...
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("filters", [{}, {"kind": "handle"}, {"queue": "work"}])
 @pytest.mark.parametrize(
     ("middleware", "handler", "options", "shape"),

@@ -47,6 +47,7 @@ SAID: dict[str, tuple[Callable[[Any], Outcome], dict[str, int], str]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("said", SAID)
 def test_a_failure_in_the_block_undoes_it_and_is_settled(
     app: Penstock, queue: Queue, drain: Drain, sql: Connection, effects: Callable[[], int], said: str
@@ -133,6 +134,7 @@ def test_a_reason_is_a_text(app: Penstock, queue: Queue, bad: Any) -> None:
 RETURNED = [Outcome.dead("x"), Outcome.failed("x"), Outcome.release(), Outcome.again(delay="1h")]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("returned", RETURNED, ids=[one.word for one in RETURNED])
 def test_an_outcome_returned_after_the_commit_is_misuse(
     app: Penstock, queue: Queue, drain: Drain, effects: Callable[[], int], returned: Outcome
@@ -159,6 +161,7 @@ def test_an_outcome_returned_after_the_commit_is_misuse(
     assert queue.status().totals["done"] == 2
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("word", ["dead", "failed", "release", "again"])
 def test_an_outcome_made_inside_the_block_is_refused_before_the_commit(
     app: Penstock, queue: Queue, drain: Drain, effects: Callable[[], int], word: str

@@ -77,6 +77,7 @@ PROMOTED = "select * from penstock.upkeep_part('promoted')"
 EXPIRED = "select * from penstock.upkeep_part('expired')"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("query", [STATUS, EMPTY, HEARD, LOOK, PROMOTED, EXPIRED])
 @pytest.mark.parametrize("planned", [False, True])
 def test_dead_rows_are_not_walked_over(

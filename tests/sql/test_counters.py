@@ -52,6 +52,7 @@ def test_tasks_moved_to_another_queue_by_hand(app: Penstock, queue: Queue, sql: 
     assert gauges(sql, "other")["pending"] == 2
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("table", ["task", "agenda", "lease", "counter", "counter_log", "history"])
 def test_truncate_is_refused(queue: Queue, sql: Connection, table: str) -> None:
     with pytest.raises(psycopg.Error, match="counters lie"):
@@ -215,6 +216,7 @@ def test_verify_finds_what_is_off(queue: Queue, app: Penstock, sql: Connection) 
     assert not app.verify().ok
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("column", "value", "said"),
     [

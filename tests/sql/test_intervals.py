@@ -26,6 +26,7 @@ def refused(sql: Connection, statement: str, *parameters: object) -> str:
     return str(caught.value.diag.message_primary)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("which", ["history", "samples", "decisions", "ledger", "rejects", "audit"])
 @pytest.mark.parametrize("length", [BACKWARDS, "23 hours", "-1 day", "0", "-1000000 years", "1 mon -30 days"])
 def test_upkeep_keeps_everything_of_the_last_day(queue: Queue, sql: Connection, which: str, length: str) -> None:
@@ -44,6 +45,7 @@ def test_upkeep_takes_what_leads_far_enough_back(queue: Queue, sql: Connection) 
         sql.execute("call penstock.upkeep()")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("which", ["keep_done", "keep_dead", "keep_cancelled"])
 @pytest.mark.parametrize("length", [BACKWARDS, TOO_LONG, "-1 us"])
 def test_a_retention_is_what_it_really_is(queue: Queue, sql: Connection, which: str, length: str) -> None:

@@ -34,6 +34,7 @@ def refused(sql: Connection, statement: str, payload: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("payload", SWELLING)
 def test_numbers_that_are_written_out_are_refused(queue: Queue, sql: Connection, payload: str) -> None:
     refused(sql, INSERT, payload)
@@ -46,6 +47,7 @@ def test_numbers_that_are_written_out_are_refused(queue: Queue, sql: Connection,
     assert len(queue.claim(10)) == 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("payload", SWELLING)
 def test_an_update_is_refused_too(queue: Queue, sql: Connection, payload: str) -> None:
     queue.push({"n": 1}, subject="s")

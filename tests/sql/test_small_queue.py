@@ -49,6 +49,7 @@ def rows_read(sql: Connection) -> Callable[[str, Any], int]:
     return read
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("state", [None, "pending", "planned", "active", "dead"])
 def test_its_tasks_are_listed_by_its_own_indexes(
     small: Queue, rows_read: Callable[[str, Any], int], state: str | None

@@ -446,6 +446,7 @@ def test_a_limit_of_nothing_still_settles_and_gives_again(drive: Drive, queue: Q
 # --- refusals, and other cases ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
@@ -463,6 +464,7 @@ def test_what_is_asked_wrongly(drive: Drive, queue: Queue, bad: dict[str, Any], 
         driver.next(**{"after": 0, **bad})
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -197,6 +197,7 @@ def test_a_few_of_all_idle_workers_listen(queue: Queue, sql: Connection) -> None
     assert sorted(w for (w,) in sql.execute("select worker from penstock.idle_worker")) == ["w0", "w2", "w3", "w4"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "workers",
     [
@@ -265,6 +266,7 @@ def test_before_work_begins_all_queues_are_looked_at(app: Penstock, queue: Queue
 # --- names ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("wrong", "meant"),
     [

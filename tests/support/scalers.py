@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from psycopg import Connection
 
-from shell import COMMAND, environment
+from shell import Running, start_penstock
 from workers import MODULE, PATIENCE, alive, children, eventually, write_app
 
 # Tasks that sleep, and tasks that wait for a file.
@@ -33,7 +32,7 @@ def wait(name: str) -> None:
 class Scaling:
     """A running `penstock scale`: its output and its workers."""
 
-    def __init__(self, process: subprocess.Popen[bytes], home: Path, name: str) -> None:
+    def __init__(self, process: Running, home: Path, name: str) -> None:
         self.process, self.home, self.name = process, home, name
 
     @property
@@ -72,10 +71,9 @@ def scaling(home: Path, dsn: str, *options: str, code: str = JOBS, name: str = "
     """Starts a scaler and waits until it has decided, stands by or has ended. At the end, it and its workers are
     ended."""
     write_app(home, code)
-    command = [*COMMAND, "scale", f"{MODULE}:app", "--json", *options]
     with (home / f"{name}.out").open("wb") as out, (home / f"{name}.err").open("wb") as err:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment(dsn), cwd=home
+        process = start_penstock(
+            "scale", f"{MODULE}:app", "--json", *options, dsn=dsn, stdout=out, stderr=err, cwd=home
         )
     found = Scaling(process, home, name)
     seen: set[int] = set()

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import psycopg
 from psycopg import Connection
 
-from shell import COMMAND, Ran, environment, penstock
+from shell import Ran, Running, penstock, start_penstock
 
 T = TypeVar("T")
 PATIENCE = 30.0  # seconds; nothing takes as long unless it is broken
@@ -104,7 +103,7 @@ def eventually(found: Callable[[], T], *, within: float = PATIENCE) -> T:
 class Worker:
     """A running `penstock work`: its output and its processes."""
 
-    def __init__(self, process: subprocess.Popen[bytes], home: Path) -> None:
+    def __init__(self, process: Running, home: Path) -> None:
         self.process = process
         self.home = home
 
@@ -183,14 +182,13 @@ def working(
     *options: str,
     processes: int = 1,
     env: Mapping[str, str] | None = None,
+    cold: bool = False,
 ) -> Iterator[Worker]:
     """Starts `penstock work` in the background, waits until it is in the registry, and kills it at the end."""
     write_app(home, code)
-    command = [*COMMAND, "work", f"{MODULE}:app", "--json", "--processes", str(processes), *options]
+    command = ["work", f"{MODULE}:app", "--json", "--processes", str(processes), *options]
     with (home / "stdout").open("wb") as out, (home / "stderr").open("wb") as err:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment(dsn, env), cwd=home
-        )
+        process = start_penstock(*command, dsn=dsn, stdout=out, stderr=err, env=env, cwd=home, cold=cold)
     worker = Worker(process, home)
     try:
         with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as sql:
@@ -243,7 +241,7 @@ def parent_of(pid: int) -> int | None:
 def command_line(pid: int) -> list[str]:
     """The command line of a process, or [] if it has ended."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text("utf-8").split("\0")[:-1]
+        return [*filter(None, Path(f"/proc/{pid}/cmdline").read_text("utf-8").split("\0"))]
     except OSError:
         return []
 

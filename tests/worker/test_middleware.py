@@ -72,6 +72,7 @@ async def together_async(tasks: list[Task]) -> None: ...
 """
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [

@@ -86,7 +86,7 @@ def test_everything_that_is_due_is_run_once(dsn: str, queue: Queue, sql: Connect
 
     queue.push_many([NewTask({"n": n}, kind="plain") for n in range(1200)])
     write_app(tmp_path, ALL_SORTS)
-    people = penstock("work", "jobs:app", "--until-empty", "-c", "3", "-p", "2", dsn=dsn, cwd=tmp_path)
+    people = penstock("work", "jobs:app", "--until-empty", "-c", "3", "-p", "2", dsn=dsn, cwd=tmp_path, cold=True)
     first, last = people.out.splitlines()
     assert first == "2 processes × 3 for work"
     assert re.fullmatch(r"1,200 done, 0 failed, 4 tasks planned for later in \d+\.\d s \([\d,]+/s\)", last)
@@ -118,7 +118,7 @@ def test_a_kind_is_retried_as_its_code_says(dsn: str, queue: Queue, sql: Connect
         return {kind: rest for kind, *rest in rows.fetchall()}
 
     fails, decides = queue.push(kind="fails").id, queue.push(kind="decides").id
-    with working(tmp_path, dsn, STRICT) as worker:
+    with working(tmp_path, dsn, STRICT, cold=True) as worker:
         eventually(lambda: queue.status().dead == 2)
         assert worker.stop() == 0
         told = [one for one in worker.events if one["event"] == "failed" and one["task"] == fails]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from penstock import Penstock
 from penstock.cli.commands.work import find_max_wait
 from penstock.errors import ValidationError
 from relay import Relay
-from shell import COMMAND, environment, is_one_block, penstock
+from shell import Running, is_one_block, penstock, start_penstock
 from workers import PATIENCE, eventually, noted, write_app
 
 JOBS = """
@@ -57,7 +57,7 @@ def away(relay: Relay, direct_dsn: str, tmp_path: Path) -> str:
 
 
 class Started:
-    def __init__(self, process: subprocess.Popen[bytes], home: Path) -> None:
+    def __init__(self, process: Running, home: Path) -> None:
         self.process = process
         self._home = home
 
@@ -77,15 +77,8 @@ class Started:
 
 @contextmanager
 def started(home: Path, dsn: str, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Started]:
-    with (home / "stderr").open("wb") as err:
-        process = subprocess.Popen(
-            [*COMMAND, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=err,
-            env=environment(dsn, env),
-            cwd=home,
-        )
+    with (home / "stderr").open("wb") as err, Path(os.devnull).open("wb") as out:
+        process = start_penstock(*arguments, dsn=dsn, stdout=out, stderr=err, env=env, cwd=home)
     try:
         yield Started(process, home)
     finally:
@@ -116,6 +109,7 @@ def test_a_scaler_begins_as_soon_as_postgresql_is_there(
         assert found.ends() == 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"])
 def test_a_signal_ends_the_waiting(command: str, number: int, code: int, away: str, tmp_path: Path) -> None:

@@ -184,6 +184,7 @@ def test_the_names_of_traces() -> None:
 # -- Refused ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

@@ -80,6 +80,7 @@ def test_every_policy_has_an_answer_and_a_sentence_about_it() -> None:
         assert ran.json["reason"].startswith(f"{ran.json['workers']}: ")
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("arguments", "code", "field"),
     [
