@@ -469,7 +469,7 @@ FUNCTIONS = {
     },
     "reader": {
         "board", "check_mark", "check_window", "clock", "contract", "decisions", "find_branch", "history_between",
-        "history_horizon", "history_spans", "history_sums", "largest_payload", "mentions", "note_horizon",
+        "history_horizon", "history_spans", "history_sums", "largest_payload", "mentions", "metrics", "note_horizon",
         "attempts", "find_removed", "oldest_client", "places_of", "profiles", "queues_named",
         "refuse", "retry_delay", "retry_spread", "revision", "running_times", "sample_days", "scalers", "schedules",
         "start_latencies", "status", "target_age", "target_workers",

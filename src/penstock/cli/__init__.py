@@ -47,7 +47,7 @@ COMMANDS = {
     "schedules": "schedules:app",
     "scale": "scale:app",
     "simulate": "simulate:app",
-    "export": "export:app",
+    "export": "export_metrics:app",  # it adds commands to the group of export.py
     "pipeline": "pipeline_learn:app",  # it adds commands to the group of pipeline.py
 }
 PASS_THROUGH = ("psql",)  # unknown options, and -h, go to the program that the command starts

@@ -10,6 +10,7 @@ from penstock.model.basics import GAUGES, Backfill, Duration, Json, OnConflict, 
 from penstock.model.board import Board, BoardWorker, Sampled, Scaled
 from penstock.model.claims import Claim, Extended, Kept, Standing
 from penstock.model.history import Horizon, Span, StoredProfile, Window
+from penstock.model.metrics import MetricsSnapshot
 from penstock.model.outcomes import DONE, Outcome, made_inside, note_made
 from penstock.model.queues import Mismatch, QueueSettings, QueueStatus, Repair, Verification
 from penstock.model.scaling import (
@@ -64,6 +65,7 @@ __all__ = [
     "Json",
     "Kept",
     "Latency",
+    "MetricsSnapshot",
     "Mismatch",
     "NewSchedule",
     "NewTask",

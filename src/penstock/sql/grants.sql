@@ -79,7 +79,7 @@ begin
                                       'sample_days', 'decisions', 'places_of', 'find_removed', 'attempts', 'why',
                                       'target_workers', 'target_age', 'scalers', 'board', 'profiles', 'running_times',
                                       -- A reader needs retry_spread and refuse, because retry_delay runs as its caller.
-                                      'start_latencies', 'upkeep_pace']),
+                                      'start_latencies', 'upkeep_pace', 'metrics']),
             ('penstock_admin', array['create_queue', 'set_queue', 'drop_queue', 'cancel', 'redrive', 'reschedule',
                                      'reprioritise', 'purge', 'repair', 'drop_schedule', 'pause_schedule',
                                      'resume_schedule', 'adopt', 'abandon', 'rebase_history', 'forget_reader',

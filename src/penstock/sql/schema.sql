@@ -4962,6 +4962,41 @@ $$;
 CREATE FUNCTION penstock.mentions(p_class text, p_error text, p_reason text, p_text text) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN (strpos(lower((((COALESCE((p_class || ': '::text), ''::text) || COALESCE(p_error, ''::text)) || ' '::text) || COALESCE(p_reason, ''::text))), lower(p_text)) > 0);
+CREATE FUNCTION penstock.metrics() RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_board  constant jsonb := penstock.board(null, 0, 7);
+    v_now    constant timestamptz := to_timestamp((v_board->>'at')::double precision);
+    v_hidden constant boolean := exists (
+        select from pg_stat_activity as a where a.datid is not null and a.query = '<insufficient privilege>');
+begin
+    return jsonb_build_object(
+        'board', v_board,
+        'contract', penstock.contract(),
+        -- How long the most overdue schedule is overdue. Null: no schedule waits.
+        'schedule_overdue', (
+            select greatest(0, extract(epoch from v_now - min(s.next_at)))
+            from penstock.schedule as s
+            where not s.paused and exists (select from penstock.queue as q where q.id = s.queue_id)
+            having count(*) > 0),
+        'readers', (
+            select coalesce(jsonb_object_agg(r.name, greatest(0, extract(epoch from v_now - r.seen))), '{}')
+            from penstock.history_reader as r),
+        -- For how many seconds a transaction has been open that keeps vacuum from removing rows. Zero: there is none.
+        'oldest_snapshot', case when not v_hidden then coalesce(greatest(
+            (select max(extract(epoch from clock_timestamp() - a.xact_start))
+             from pg_stat_activity as a
+             where (a.backend_xid is not null or (a.backend_xmin is not null and a.datname = current_database()))
+               and a.pid <> pg_backend_pid() and coalesce(a.backend_type, '') <> 'autovacuum worker'
+               and not exists (select from pg_stat_progress_vacuum as v where v.pid = a.pid)),
+            (select max(extract(epoch from clock_timestamp() - p.prepared)) from pg_prepared_xacts as p)), 0) end,
+        'dead_rows', (
+            select jsonb_object_agg(n.name, pg_stat_get_dead_tuples(to_regclass('penstock.' || n.name)))
+            from unnest(array['task', 'agenda', 'lease', 'counter_log']) as n(name)));
+end
+$$;
 CREATE FUNCTION penstock.next_batch(p_stream integer, p_epoch integer, p_after bigint, p_limit integer, p_slots integer, p_lease interval, p_before timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS TABLE(batch bigint, tasks integer, early integer)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5927,7 +5962,7 @@ CREATE FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) RETURNS
     RETURN ((mod(((mod(abs(p_seed), '2147483648'::bigint) * '2654435761'::bigint) + ((p_failures)::bigint * 1013904223)), '4294967296'::bigint))::double precision / (4294967296.0)::double precision);
 CREATE FUNCTION penstock.revision() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 6;
+    RETURN 7;
 CREATE FUNCTION penstock.running_times() RETURNS TABLE(queue text, kind text, bucket integer, tasks bigint, seconds double precision)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -7441,6 +7476,8 @@ REVOKE ALL ON FUNCTION penstock.mark_adopted(p_adopted integer, p_tick timestamp
 GRANT ALL ON FUNCTION penstock.mark_adopted(p_adopted integer, p_tick timestamp with time zone, p_key text[], p_back boolean) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.mentions(p_class text, p_error text, p_reason text, p_text text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.mentions(p_class text, p_error text, p_reason text, p_text text) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.metrics() FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.metrics() TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.next_batch(p_stream integer, p_epoch integer, p_after bigint, p_limit integer, p_slots integer, p_lease interval, p_before timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.next_batch(p_stream integer, p_epoch integer, p_after bigint, p_limit integer, p_slots integer, p_lease interval, p_before timestamp with time zone) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.next_epoch() FROM PUBLIC;

@@ -1,4 +1,4 @@
-"""`penstock export` writes manifests for other tools, which act on the decisions of the scaler."""
+"""`penstock export` writes what other tools read: manifests for KEDA here, and what export_metrics.py adds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from penstock.errors import ValidationError, shown
 from penstock.scaler.policy.signals import MAX_WORKERS
 
 app = typer.Typer(
-    help="Write manifests for other tools, which act on the decisions of the scaler.", no_args_is_help=True
+    help="Write what other tools read: metrics, alerts and a dashboard, and manifests that act on decisions.",
+    no_args_is_help=True,
 )
 
 NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # accepted by Kubernetes everywhere

@@ -14,9 +14,6 @@ from rich.text import Text
 from penstock.app import Penstock
 from penstock.cli.terminal.board import (
     NO_QUEUES,
-    SAMPLES,
-    RecentBoards,
-    SlaStanding,
     format_breach,
     format_fleet,
     format_foreseen,
@@ -28,6 +25,7 @@ from penstock.cli.terminal.options import Shell, parse_seconds
 from penstock.cli.terminal.output import print_line
 from penstock.errors import PenstockError, Unavailable, ValidationError
 from penstock.model import Board, QueueStatus
+from penstock.standing import SAMPLES, RecentBoards, SlaStanding
 
 DEFAULT_INTERVAL = "2s"
 MIN_INTERVAL, MAX_INTERVAL = 0.1, 3600.0

@@ -22,24 +22,17 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from penstock.cli.terminal.board import (
-    NO_QUEUES,
-    SAMPLES,
-    RecentBoards,
-    SlaStanding,
-    format_fleet,
-    format_foreseen,
-    format_rate,
-)
+from penstock.cli.terminal.board import NO_QUEUES, format_fleet, format_foreseen, format_rate
 from penstock.cli.terminal.formatting import escape, format_age, pad
 from penstock.cli.terminal.options import OneOrAll, Shell, parse_seconds, read_only, with_shell
 from penstock.client.conninfo import describe_dsn
+from penstock.client.statements.reasons import SILENT_AFTER
 from penstock.errors import PenstockError, ValidationError
 from penstock.model import Board, BoardWorker, StoredDecision
+from penstock.standing import SAMPLES, RecentBoards, SlaStanding
 
 COLOURS = {"NORMAL": "green", "ELEVATED": "cyan", "WARNING": "yellow", "CRITICAL": "bright_red", "BREACH": "bold red"}
 BAR_WIDTH = 12  # cells of the terminal
-SILENT_AFTER = 10.0  # seconds without a beat: the worker may be gone
 MAX_DECISIONS = 30
 MAX_SILENCE = 3.0  # seconds without an answer: the head says so
 REDRAW_INTERVAL = 1.0  # seconds; ages grow between two answers

@@ -76,7 +76,11 @@ def read_snapshot(raw: str) -> ScalerSnapshot:
 
 def read_board(raw: str) -> Board:
     """Reads the answer of BOARD."""
-    found = orjson.loads(raw)
+    return board_of(orjson.loads(raw))
+
+
+def board_of(found: dict[str, Any]) -> Board:
+    """Returns the board that JSON describes."""
     at = datetime.fromtimestamp(found["at"], UTC)
     samples = {one["queue"]: tuple(Sampled(*row) for row in one.pop("samples") or ()) for one in found["queues"]}
     return Board(
