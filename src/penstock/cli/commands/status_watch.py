@@ -14,20 +14,19 @@ from rich.text import Text
 from penstock.app import Penstock
 from penstock.cli.terminal.board import (
     NO_QUEUES,
-    SAMPLES,
-    RecentBoards,
-    SlaStanding,
     format_breach,
     format_fleet,
     format_foreseen,
     format_rate,
     status_json,
 )
-from penstock.cli.terminal.formatting import escape, format_age, format_cell, pad, to_iso
+from penstock.cli.terminal.formatting import escape, format_cell, pad, to_iso
 from penstock.cli.terminal.options import Shell, parse_seconds
 from penstock.cli.terminal.output import print_line
 from penstock.errors import PenstockError, Unavailable, ValidationError
+from penstock.formatting import format_age
 from penstock.model import Board, QueueStatus
+from penstock.scaler.standing import SAMPLES, RecentBoards, SlaStanding
 
 DEFAULT_INTERVAL = "2s"
 MIN_INTERVAL, MAX_INTERVAL = 0.1, 3600.0

@@ -16,9 +16,9 @@ from threading import Thread
 from penstock.app import Penstock
 from penstock.cli.commands.demo.load import QUEUE
 from penstock.cli.commands.demo.load import make_tasks as second_wave
-from penstock.cli.terminal.board import SAMPLES, RecentBoards, SlaStanding
 from penstock.errors import PenstockError
 from penstock.model import Board, BoardWorker
+from penstock.scaler.standing import SAMPLES, RecentBoards, SlaStanding
 
 CONCURRENCY = 20
 LOOK_INTERVAL = 0.5  # seconds between two
