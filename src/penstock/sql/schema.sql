@@ -1978,7 +1978,7 @@ CREATE FUNCTION penstock._note_audit(p_verb text, p_queue text, p_detail jsonb) 
     insert into penstock.audit (actor, verb, queue, detail)
     values (session_user, p_verb, p_queue, p_detail || jsonb_strip_nulls(jsonb_build_object(
         'via', nullif(left(current_setting('penstock.via', true), 40), ''),
-        'user', nullif(left(current_setting('penstock.user', true), 200), ''))))
+        'user', nullif(left(current_setting('penstock.actor', true), 200), ''))))
 $$;
 CREATE FUNCTION penstock._note_beat(p_worker text, p_queues text[], p_queue_set bigint, p_slots integer, p_busy integer, p_host text, p_pid integer, p_requested_at timestamp with time zone, p_started_by text, p_leaving boolean, p_listens boolean) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -5684,7 +5684,7 @@ CREATE FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) RETURNS
     RETURN ((mod(((mod(abs(p_seed), '2147483648'::bigint) * '2654435761'::bigint) + ((p_failures)::bigint * 1013904223)), '4294967296'::bigint))::double precision / (4294967296.0)::double precision);
 CREATE FUNCTION penstock.revision() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 4;
+    RETURN 5;
 CREATE FUNCTION penstock.running_times() RETURNS TABLE(queue text, kind text, bucket integer, tasks bigint, seconds double precision)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'

@@ -32,7 +32,7 @@ language sql security definer set search_path = pg_catalog, pg_temp as $$
     insert into penstock.audit (actor, verb, queue, detail)
     values (session_user, p_verb, p_queue, p_detail || jsonb_strip_nulls(jsonb_build_object(
         'via', nullif(left(current_setting('penstock.via', true), 40), ''),
-        'user', nullif(left(current_setting('penstock.user', true), 200), ''))))
+        'user', nullif(left(current_setting('penstock.actor', true), 200), ''))))
 $$;
 
 -- Returns whether a text occurs in what went wrong with a task, in upper or lower case: the class of its error, as in
