@@ -17,7 +17,7 @@ from rich.console import Console
 
 from penstock import NewTask, Penstock, embedded
 from penstock.cli.commands.top import MAX_DECISIONS, BoardPoller, draw_screen
-from penstock.standing import SAMPLES
+from penstock.scaler.standing import SAMPLES
 
 ROOT = Path(__file__).parent.parent
 WIDTH, HEIGHT = 118, 22

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from bench.race.contestants import OURS, Peer
 from bench.race.figures import BARS, Bar, Figures, Found, Judgement, Series, against, drain_1, drain_2, p50, push, wal
-from penstock.scaler.judge.chart import LINE, RIGHT, TOP, WIDTH, Axis, draw_text, format_axis_value, make_document
+from penstock.charts.axes import Axis, format_axis_value
+from penstock.scaler.judge.chart import LINE, RIGHT, TOP, WIDTH, draw_text, make_document
 
 NOTHING = "–"
 Rows = list[list[str]]

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.support.harness import RESULTS
+from penstock.charts.axes import Axis
 from penstock.scaler.judge.chart import (
     GAP,
     LEFT,
     PANEL,
     RIGHT,
     TOP,
-    Axis,
     Curve,
     Panel,
     Points,

@@ -25,7 +25,7 @@ LOCK_SECONDS: float = 2
 PAUSES = (0.5, 1, 2, 4, 8, 8, 8, 8, 8, 8)  # seconds between tries
 FUNCTIONS = 0  # the row in penstock.migration with the checksum of the functions
 ROLES = -1  # it is not in penstock.migration, because roles belong to the cluster
-ROLE_NAMES = ("penstock_producer", "penstock_worker", "penstock_reader", "penstock_admin")
+ROLE_NAMES = ("penstock_producer", "penstock_worker", "penstock_reader", "penstock_operator", "penstock_admin")
 SQL = files("penstock") / "sql"
 # Names resolve to PostgreSQL's own, and texts are read as written, whatever the installer's session has set. That the
 # functions of former versions do not exist is not worth a notice.

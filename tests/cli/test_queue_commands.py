@@ -13,8 +13,9 @@ import pytest
 from psycopg import Connection
 
 from penstock import Penstock, Queue
-from penstock.cli.terminal.formatting import format_age, format_length, format_size
+from penstock.cli.terminal.formatting import format_size
 from penstock.cli.terminal.queue_settings import format_strategy
+from penstock.formatting import format_age, format_length
 from penstock.model import QueueSettings
 from penstock.retry import parse
 from shell import COMMAND, each, environment, nothing_changes, penstock, refused

@@ -27,7 +27,7 @@ from penstock import Outcome, Penstock, Queue
 from penstock.cli.commands.top import View, draw_screen
 from penstock.client import scaling
 from penstock.model import Board, BoardWorker, QueueQuestion, QueueStatus, Scaled, StoredDecision
-from penstock.standing import RecentBoards
+from penstock.scaler.standing import RecentBoards
 from shell import COMMAND, each, environment, is_one_block, penstock
 
 PATIENCE = 30.0  # seconds, for a loaded machine

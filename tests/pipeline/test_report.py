@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from browser import Tab, browsing
 from made_lake import BEGINS, World, breaches, minutes, percentile, since_begin
 from penstock import NotFound, ValidationError
+from penstock.charts.plots import choose_times, make_duration_axis
 from penstock.formatting import format_duration
 from penstock.pipeline.lake import Lake, LakeState
 from penstock.pipeline.lake.fingerprint import fingerprint_lake
@@ -28,7 +29,6 @@ from penstock.pipeline.report.figures import Figures, PointFigures, QueueFigures
 from penstock.pipeline.report.formatting import format_floor
 from penstock.pipeline.report.gather import MAX_POINTS, WIDTHS, choose_width
 from penstock.pipeline.report.page import render_page
-from penstock.pipeline.report.svg import choose_times, make_duration_axis
 from shell import penstock
 
 PICTURES = ("waits", "flow", "urgency", "workers", "attempts", "ages", "errors", "kinds")
@@ -203,7 +203,7 @@ def test_every_picture_is_there_with_its_marks_inside(tab: Tab, report: Report) 
         section: figure.closest('section').id, key: figure.dataset.picture,
         title: figure.querySelector('h3').textContent,
         none: !!figure.querySelector('.none'), rows: figure.querySelectorAll('tbody tr').length,
-        marks: [...figure.querySelectorAll('svg')].map(svg => {
+        marks: [...figure.querySelectorAll('svg.marks, .bars svg')].map(svg => {
             const room = svg.getBoundingClientRect()
             const marks = [...svg.querySelectorAll('path, rect')].map(one => one.getBoundingClientRect())
             const odd = marks.filter(one => one.left < room.left - 2 || one.right > room.right + 2
@@ -231,7 +231,7 @@ def test_nothing_is_wider_than_the_screen(tab: Tab, width: int) -> None:
         assert tab.ask("document.querySelector('meta[name=viewport]').content").startswith("width=device-width")
         tab.ask("document.querySelectorAll('details').forEach(one => { one.open = true })")
         assert tab.ask("document.documentElement.scrollWidth") <= width
-        assert tab.ask("Math.min(...[...document.querySelectorAll('.plot svg')].map(one => one.clientWidth))") > 200
+        assert tab.ask("Math.min(...[...document.querySelectorAll('.plot .marks')].map(one => one.clientWidth))") > 200
         small = "[...document.querySelectorAll('body *')].map(one => parseFloat(getComputedStyle(one).fontSize))"
         assert tab.ask(f"Math.min(...{small})") >= 12  # letters do not become smaller with the picture
     finally:
@@ -273,7 +273,7 @@ def test_it_can_be_read_by_day_and_by_night(tab: Tab, scheme: str) -> None:
 
 
 def test_the_pointer_finds_the_row(tab: Tab) -> None:
-    plot = "document.querySelector('#q0-waits .plot svg')"
+    plot = "document.querySelector('#q0-waits .plot .marks')"
     tab.ask(f"{plot}.scrollIntoView({{block: 'center'}})")
     room = tab.ask(f"(() => {{ const one = {plot}.getBoundingClientRect(); return [one.left, one.top, one.width] }})()")
     tab.point(room[0] + room[2] * (20.5 / 156), room[1] + 40)

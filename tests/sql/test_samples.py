@@ -12,7 +12,7 @@ from psycopg import Connection
 
 from conftest import Clock
 from penstock import NewTask, Penstock, Queue
-from penstock.standing import SAMPLES, RecentBoards
+from penstock.scaler.standing import SAMPLES, RecentBoards
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 STEP, PAUSE = timedelta(seconds=10), timedelta(minutes=11)

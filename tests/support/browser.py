@@ -56,8 +56,12 @@ class Tab:
         self.tell("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def open(self, path: Path) -> None:
+        self.visit(path.as_uri())
+
+    def visit(self, address: str) -> None:
+        """Opens a page, and waits until it is loaded."""
         self.browser.seen.clear()
-        self.tell("Page.navigate", url=path.as_uri())
+        self.tell("Page.navigate", url=address)
         self.browser.until(lambda one: one["method"] == "Page.loadEventFired")
 
     def point(self, x: float, y: float) -> None:

@@ -7,9 +7,10 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import psycopg
 import psycopg_pool
@@ -101,11 +102,19 @@ class Database:
         self._max_connections = max_connections
         self._timeout = timeout
         self._deadline = deadline
+        self.local_settings: tuple[str, ...] = ()  # statements at the beginning of every transaction
         # After a fork the parent's home stays here and is never closed, because its sockets belong to the parent.
         self._homes: dict[PoolKey, Home] = {}
 
     def __repr__(self) -> str:
         return f"<Database {describe_dsn(self.dsn)}>"
+
+    def with_settings(self, *statements: str) -> Self:
+        """Returns a client of the same connections that runs these statements (`set local …`) at the beginning of each
+        of its transactions. Close the original when you close one of the two."""
+        found = copy(self)
+        found.local_settings = (*self.local_settings, *statements)
+        return found
 
     @property
     def rehearses(self) -> bool:
@@ -177,7 +186,7 @@ class Database:
         as PostgreSQL sent them (see `raw_loaders`). If the connection breaks, the outcome is unknown, so use it only
         for statements that may run twice."""
         self._open_pool()
-        if self._end != "commit" or not self._home().plain:
+        if self._end != "commit" or self.local_settings or not self._home().plain:
             with self.transaction() as connection:
                 return fetch_raw(connection, query, parameters)
         with self._connection(is_quiet) as connection:
@@ -294,7 +303,7 @@ class Database:
     def _begin(self, begin: str, ours: bool, connection: Connection) -> bool:
         """Begins a transaction; with `ours` it also sets what Penstock's own statements rely on. Returns False if the
         connection died while it was idle."""
-        statement = "; ".join([begin, *self._home().sets]) if ours else begin
+        statement = "; ".join([begin, *(self._home().sets if ours else ()), *self.local_settings])
         try:
             with self.answering(connection), translate_errors():
                 connection.execute(statement.encode())

@@ -6,9 +6,10 @@ import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from copy import copy
 from functools import partial
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import psycopg
 import psycopg_pool
@@ -100,11 +101,19 @@ class AsyncDatabase:
         self._max_connections = max_connections
         self._timeout = timeout
         self._deadline = deadline
+        self.local_settings: tuple[str, ...] = ()  # statements at the beginning of every transaction
         # After a fork the parent's home stays here and is never closed, because its sockets belong to the parent.
         self._homes: dict[PoolKey, Home] = {}
 
     def __repr__(self) -> str:
         return f"<AsyncDatabase {describe_dsn(self.dsn)}>"
+
+    def with_settings(self, *statements: str) -> Self:
+        """Returns a client of the same connections that runs these statements (`set local …`) at the beginning of each
+        of its transactions. Close the original when you close one of the two."""
+        found = copy(self)
+        found.local_settings = (*self.local_settings, *statements)
+        return found
 
     @property
     def rehearses(self) -> bool:
@@ -176,7 +185,7 @@ class AsyncDatabase:
         as PostgreSQL sent them (see `raw_loaders`). If the connection breaks, the outcome is unknown, so use it only
         for statements that may run twice."""
         await self._open_pool()
-        if self._end != "commit" or not self._home().plain:
+        if self._end != "commit" or self.local_settings or not self._home().plain:
             async with self.transaction() as connection:
                 return await fetch_raw(connection, query, parameters)
         async with self._connection(is_quiet) as connection:
@@ -295,7 +304,7 @@ class AsyncDatabase:
     async def _begin(self, begin: str, ours: bool, connection: AsyncConnection) -> bool:
         """Begins a transaction; with `ours` it also sets what Penstock's own statements rely on. Returns False if the
         connection died while it was idle."""
-        statement = "; ".join([begin, *self._home().sets]) if ours else begin
+        statement = "; ".join([begin, *(self._home().sets if ours else ()), *self.local_settings])
         try:
             with self.answering(connection), translate_errors():
                 await connection.execute(statement.encode())

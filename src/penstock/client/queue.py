@@ -337,11 +337,11 @@ class Queue:
 
     def pause(self) -> None:
         """Pauses the queue: claims return nothing until `resume`. Pushes go on, and running tasks may settle."""
-        self.set(paused=True)
+        queues.set_paused(self._database, self.name, True)
 
     def resume(self) -> None:
         """Resumes a paused queue."""
-        self.set(paused=False)
+        queues.set_paused(self._database, self.name, False)
 
     def drop(self, *, force: bool = False) -> int:
         """Removes the queue and returns how many tasks were removed with it. It refuses if the queue has tasks, or

@@ -344,11 +344,11 @@ class AsyncQueue:
 
     async def pause(self) -> None:
         """Pauses the queue: claims return nothing until `resume`. Pushes go on, and running tasks may settle."""
-        await self.set(paused=True)
+        await queues_async.set_paused(self._database, self.name, True)
 
     async def resume(self) -> None:
         """Resumes a paused queue."""
-        await self.set(paused=False)
+        await queues_async.set_paused(self._database, self.name, False)
 
     async def drop(self, *, force: bool = False) -> int:
         """Removes the queue and returns how many tasks were removed with it. It refuses if the queue has tasks, or

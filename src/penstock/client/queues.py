@@ -26,6 +26,11 @@ def change(database: Database, name: str, changes: sql.QueueChanges) -> None:
     database.run(sql.SET_QUEUE, (name, sql.change_parameters(changes)))
 
 
+def set_paused(database: Database, name: str, paused: bool) -> None:
+    """Pauses or resumes a queue."""
+    database.run(sql.SET_PAUSED, (name, paused))
+
+
 def drop(database: Database, name: str, *, force: bool = False) -> int:
     """Removes a queue and returns how many tasks were removed with it. Without `force` it refuses if there are any."""
     return int(database.value(sql.DROP_QUEUE, (name, force)))

@@ -27,6 +27,11 @@ async def change(database: AsyncDatabase, name: str, changes: sql.QueueChanges) 
     await database.run(sql.SET_QUEUE, (name, sql.change_parameters(changes)))
 
 
+async def set_paused(database: AsyncDatabase, name: str, paused: bool) -> None:
+    """Pauses or resumes a queue."""
+    await database.run(sql.SET_PAUSED, (name, paused))
+
+
 async def drop(database: AsyncDatabase, name: str, *, force: bool = False) -> int:
     """Removes a queue and returns how many tasks were removed with it. Without `force` it refuses if there are any."""
     return int(await database.value(sql.DROP_QUEUE, (name, force)))

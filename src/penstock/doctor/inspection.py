@@ -99,6 +99,8 @@ class Inspection:
                 "set local intervalstyle = postgres; set local lock_timeout = '2s';"
                 f"set local statement_timeout = '{seconds}s'".encode()
             )
+            for statement in self.database.local_settings:
+                self.connection.execute(statement.encode())
             yield self.connection
 
     def rows(self, query: str, parameters: Sequence[object] = (), *, seconds: int = CHECK_TIMEOUT) -> list[Row]:

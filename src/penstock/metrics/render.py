@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from penstock.client.statements.reasons import SILENT_AFTER
 from penstock.model import GAUGES, Board, BoardWorker, MetricsSnapshot, QueueStatus
 from penstock.prometheus_text import Labels, format_family
-from penstock.standing import RecentBoards, SlaStanding
+from penstock.scaler.standing import RecentBoards, SlaStanding
 
 Sample = tuple[Labels, float | None]
 

@@ -13,11 +13,12 @@ begin
     if v_roles then
         -- Rights are granted again each time: a right that an earlier version granted, and this one does not, is
         -- revoked.
-        revoke all on schema penstock from penstock_producer, penstock_worker, penstock_reader, penstock_admin;
+        revoke all on schema penstock
+            from penstock_producer, penstock_worker, penstock_reader, penstock_operator, penstock_admin;
         revoke all on all routines in schema penstock
-            from penstock_producer, penstock_worker, penstock_reader, penstock_admin;
+            from penstock_producer, penstock_worker, penstock_reader, penstock_operator, penstock_admin;
         revoke all on all sequences in schema penstock
-            from penstock_producer, penstock_worker, penstock_reader, penstock_admin;
+            from penstock_producer, penstock_worker, penstock_reader, penstock_operator, penstock_admin;
     end if;
 
     -- These are tables and views, but not the days of history, which are read through history and come and go
@@ -30,7 +31,7 @@ begin
         execute 'revoke all on penstock.' || v_name || ' from public';
         if v_roles then
             execute 'revoke all on penstock.' || v_name
-                || ' from penstock_producer, penstock_worker, penstock_reader, penstock_admin';
+                || ' from penstock_producer, penstock_worker, penstock_reader, penstock_operator, penstock_admin';
             if v_name not in ('lease', 'stream') then
                 execute 'grant select on penstock.' || v_name || ' to penstock_reader';
             end if;
@@ -46,7 +47,8 @@ begin
         on penstock.lease to penstock_reader;
     grant select (id, identity, queue_id, name, epoch, until, driver, batch, created)
         on penstock.stream to penstock_reader;
-    grant usage on schema penstock to penstock_producer, penstock_worker, penstock_reader, penstock_admin;
+    grant usage on schema penstock
+        to penstock_producer, penstock_worker, penstock_reader, penstock_operator, penstock_admin;
 
     for v_grant in
         select p.oid::pg_catalog.regprocedure as function, g.role
@@ -79,11 +81,14 @@ begin
                                       'sample_days', 'decisions', 'places_of', 'find_removed', 'attempts', 'why',
                                       'target_workers', 'target_age', 'scalers', 'board', 'profiles', 'running_times',
                                       -- A reader needs retry_spread and refuse, because retry_delay runs as its caller.
-                                      'start_latencies', 'upkeep_pace', 'metrics']),
-            ('penstock_admin', array['create_queue', 'set_queue', 'drop_queue', 'cancel', 'redrive', 'reschedule',
-                                     'reprioritise', 'purge', 'repair', 'drop_schedule', 'pause_schedule',
-                                     'resume_schedule', 'adopt', 'abandon', 'rebase_history', 'forget_reader',
-                                     'release_day', 'set_profiles', 'set_retention'])
+                                      'start_latencies', 'upkeep_pace', 'task_page', 'failures', 'failed_ids',
+                                      'recent_times', 'sample_series', 'note_reveal', 'metrics']),
+            -- An operator ends tasks or lets them run, and pauses; it removes nothing and changes no setting.
+            ('penstock_operator', array['cancel', 'redrive', 'reschedule', 'reprioritise', 'set_paused',
+                                        'pause_schedule', 'resume_schedule']),
+            ('penstock_admin', array['create_queue', 'set_queue', 'drop_queue', 'purge', 'repair', 'drop_schedule',
+                                     'adopt', 'abandon', 'rebase_history', 'forget_reader', 'release_day',
+                                     'set_profiles', 'set_retention'])
         ) as g(role, functions) on p.proname = any(g.functions)
         where p.pronamespace = 'penstock'::pg_catalog.regnamespace
     loop

@@ -1640,6 +1640,16 @@ begin
     end loop;
 end
 $$;
+CREATE FUNCTION penstock._error_fingerprint(p_class text, p_pattern text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN lpad(to_hex(hashtextextended((((COALESCE(p_class, ''::text) || '
+'::text) || p_pattern) COLLATE "C"), (0)::bigint)), 16, '0'::text);
+CREATE FUNCTION penstock._error_pattern(p_error text, p_reason text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN regexp_replace(regexp_replace(regexp_replace("left"(split_part(COALESCE(p_error, p_reason, ''::text), '
+'::text, 1), 300), '''[^'']{0,200}''|"[^"]{0,200}"'::text, '…'::text, 'g'::text), '\m([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|0x[0-9a-f]+|(?=[0-9a-f]*[0-9])[0-9a-f]{12,})\M'::text, '…'::text, 'gi'::text), '\d+([.,:]\d+)*'::text, 'N'::text, 'g'::text);
 CREATE FUNCTION penstock._expire(p_queue_id integer, p_limit integer DEFAULT 10000, p_thorough boolean DEFAULT false) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2244,7 +2254,10 @@ CREATE FUNCTION penstock._note_audit(p_verb text, p_queue text, p_detail jsonb) 
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-    insert into penstock.audit (actor, verb, queue, detail) values (session_user, p_verb, p_queue, p_detail)
+    insert into penstock.audit (actor, verb, queue, detail)
+    values (session_user, p_verb, p_queue, p_detail || jsonb_strip_nulls(jsonb_build_object(
+        'via', nullif(left(current_setting('penstock.via', true), 40), ''),
+        'user', nullif(left(current_setting('penstock.actor', true), 200), ''))))
 $$;
 CREATE FUNCTION penstock._note_beat(p_worker text, p_queues text[], p_queue_set bigint, p_slots integer, p_busy integer, p_host text, p_pid integer, p_requested_at timestamp with time zone, p_started_by text, p_leaving boolean, p_listens boolean) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2358,6 +2371,57 @@ CREATE FUNCTION penstock._open_tasks(p_tokens uuid[]) RETURNS integer
     SET enable_seqscan TO 'off'
     AS $$
     select coalesce(sum(bit_count(l.open)), 0)::int from penstock.lease as l where l.token = any(p_tokens)
+$$;
+CREATE FUNCTION penstock._page_candidates(p_queue_id integer, p_state text, p_after jsonb, p_most integer) RETURNS TABLE(id bigint, place jsonb)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET plan_cache_mode TO 'force_custom_plan'
+    AS $$
+#variable_conflict use_column
+begin
+    if p_state = 'pending' then
+        return query
+        select a.task_id, jsonb_build_array(a.priority, a.due, a.task_id)
+        from penstock.agenda as a
+        where a.queue_id = p_queue_id and a.pending
+          and (p_after is null or (a.priority, a.due, a.task_id)
+               > ((p_after->>0)::smallint, (p_after->>1)::timestamptz, (p_after->>2)::bigint))
+        order by a.priority, a.due, a.task_id limit p_most;
+    elsif p_state = 'planned' then
+        return query
+        select a.task_id, jsonb_build_array(a.due, a.task_id)
+        from penstock.agenda as a
+        where a.queue_id = p_queue_id and not a.pending
+          and (p_after is null or (a.due, a.task_id) > ((p_after->>0)::timestamptz, (p_after->>1)::bigint))
+        order by a.due, a.task_id limit p_most;
+    elsif p_state in ('done', 'dead', 'cancelled') then
+        return query
+        select t.id, jsonb_build_array(t.ended_at, t.id)
+        from penstock.task as t
+        where t.queue_id = p_queue_id and t.ended = p_state
+          and (p_after is null or (t.ended_at, t.id) < ((p_after->>0)::timestamptz, (p_after->>1)::bigint))
+        order by t.ended_at desc, t.id desc limit p_most;
+    elsif p_state = 'active' then
+        return query
+        select o.id, jsonb_build_array(o.id)
+        from penstock.lease as l cross join lateral unnest(l.ids) with ordinality as o(id, n)
+        where l.queue_id = p_queue_id and get_bit(l.open, o.n::int - 1) = 1
+          and (p_after is null or o.id < (p_after->>0)::bigint)
+        order by o.id desc limit p_most;
+    else
+        return query
+        select t.id, jsonb_build_array(t.id)
+        from (
+            select d.id, d.queue_id from penstock.task as d
+            where p_after is null or d.id < (p_after->>0)::bigint
+            order by d.id desc limit p_most
+        ) as t
+        order by t.id desc;
+    end if;
+end
 $$;
 CREATE FUNCTION penstock._part_ends() RETURNS timestamp with time zone
     LANGUAGE sql
@@ -4601,6 +4665,66 @@ begin
     where l.token = any(p_tokens);
 end
 $$;
+CREATE FUNCTION penstock.failed_ids(p_queue text, p_fingerprint text, p_limit integer, p_look integer DEFAULT 10000) RETURNS SETOF bigint
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+begin
+    perform penstock._check_limit(p_limit);
+    perform penstock._check_limit(p_look);
+    return query
+    select t.id
+    from (
+        select x.id, x.error_class, x.error, x.reason, x.ended_at
+        from penstock.task as x
+        where x.queue_id = v_queue.id and x.ended = 'dead'
+        order by x.ended_at desc limit p_look
+    ) as t
+    where penstock._error_fingerprint(t.error_class, penstock._error_pattern(t.error, t.reason)) = p_fingerprint
+    order by t.ended_at desc
+    limit p_limit;
+end
+$$;
+CREATE FUNCTION penstock.failures(p_queue text DEFAULT NULL::text, p_look integer DEFAULT 10000) RETURNS jsonb
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    SET enable_seqscan TO 'off'
+    AS $$
+begin
+    perform penstock._check_limit(p_look);
+    if p_queue is not null then
+        perform penstock.the_queue(p_queue);
+    end if;
+    return coalesce((
+        select jsonb_agg(to_jsonb(g) order by g.last desc)
+        from (
+            select d.queue, penstock._error_fingerprint(d.error_class, d.pattern) as fingerprint,
+                   d.error_class, d.pattern as message, count(*) as tasks,
+                   (array_agg(distinct d.kind))[1:10] as kinds, min(d.ended_at) as first, max(d.ended_at) as last,
+                   max(d.id) as newest, min(d.complete::int) = 1 as complete
+            from (
+                select q.name as queue, t.id, t.kind, t.error_class, t.ended_at,
+                       penstock._error_pattern(t.error, t.reason) as pattern,
+                       count(*) over (partition by q.id) < p_look as complete
+                from penstock.queue as q
+                cross join lateral (
+                    select x.id, x.kind, x.error_class, x.error, x.reason, x.ended_at
+                    from penstock.task as x
+                    where x.queue_id = q.id and x.ended = 'dead'
+                    order by x.ended_at desc limit p_look
+                ) as t
+                where p_queue is null or q.name = p_queue
+            ) as d
+            group by d.queue, d.error_class, d.pattern
+            order by max(d.ended_at) desc
+            limit 500
+        ) as g), '[]');
+end
+$$;
 CREATE FUNCTION penstock.find_branch() RETURNS text
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5184,6 +5308,21 @@ CREATE FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report j
     AS $$
     update penstock.ledger as l set report = p_report where l.batch_id = p_batch_id and l.part = p_part
 $$;
+CREATE FUNCTION penstock.note_reveal(p_id bigint) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_task penstock.task;
+begin
+    perform penstock._check_id(p_id);
+    select * into v_task from penstock.task as t where t.id = p_id;
+    if v_task.id is null then
+        perform penstock.refuse('PS404', format('id: there is no task %s', p_id));
+    end if;
+    perform penstock._note_audit('reveal', penstock._queue_name(v_task.queue_id), jsonb_build_object('task', p_id));
+end
+$$;
 CREATE FUNCTION penstock.oldest_client() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN 6;
@@ -5556,6 +5695,62 @@ begin
     return v_rows;
 end
 $$;
+CREATE FUNCTION penstock.recent_times(p_queue text, p_span interval DEFAULT '01:00:00'::interval, p_pages integer DEFAULT 1000) RETURNS jsonb
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    AS $_$
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_now   constant timestamptz := penstock.clock();
+    v_from  timestamptz := v_now - least(penstock._in_seconds(p_span), '1 day');
+    v_left  bigint := p_pages;
+    v_parts text[] := '{}';
+    v_day   date := (v_now at time zone 'UTC')::date;
+    v_name  text;
+    v_pages bigint;
+    v_oldest timestamptz;
+    v_found jsonb;
+begin
+    if p_span is null or p_span <= '0' or p_pages is null or p_pages not between 1 and 100000 then
+        perform penstock.refuse('PS400', 'span, pages: span is not positive, or pages is not between 1 and 100000');
+    end if;
+    while v_left > 0 and v_day >= (v_from at time zone 'UTC')::date loop
+        v_name := 'penstock.history_' || to_char(v_day, 'YYYYMMDD');
+        v_pages := coalesce(pg_relation_size(to_regclass(v_name)) / current_setting('block_size')::bigint, 0);
+        if v_pages > 0 then
+            v_parts := v_parts || format(
+                'select h.kind, h.outcome, h.due, h.claimed_at, h.finished_at, h.queue_id from %s as h '
+                'where h.ctid >= ''(%s,0)''::tid', v_name, greatest(v_pages - v_left, 0));
+            if v_pages > v_left then
+                -- Rows of one moment may be on neighbouring pages, so the first pages that are read are not complete.
+                execute format('select max(h.finished_at) from %s as h where h.ctid >= ''(%s,0)''::tid '
+                               'and h.ctid < ''(%s,0)''::tid', v_name, v_pages - v_left, v_pages - v_left + 8)
+                into v_oldest;
+                v_from := greatest(v_from, v_oldest);
+            end if;
+        end if;
+        v_left := v_left - v_pages;
+        v_day := v_day - 1;
+    end loop;
+    if v_parts <> '{}' then
+        execute 'select jsonb_agg(to_jsonb(g) order by g.kind nulls first, g.attempts desc) from (
+            select case when grouping(h.kind) = 0 then h.kind end as kind, count(*) as attempts,
+                   count(*) filter (where h.outcome in (''failed'', ''dead'')) as failed,
+                   percentile_cont(array[0.5, 0.9, 0.99, 1]) within group (order by
+                       greatest(extract(epoch from h.claimed_at - h.due), 0)::float8) as wait,
+                   percentile_cont(array[0.5, 0.9, 0.99, 1]) within group (order by
+                       greatest(extract(epoch from h.finished_at - h.claimed_at), 0)::float8) as run
+            from (' || array_to_string(v_parts, ' union all ') || ') as h
+            where h.queue_id = $1 and h.finished_at >= $2 and h.outcome in (''done'', ''again'', ''failed'', ''dead'')
+            group by grouping sets ((), (h.kind))
+            order by count(*) desc limit 51) as g
+            where g.attempts > 0'
+        into v_found using v_queue.id, v_from;
+    end if;
+    return jsonb_build_object('from', v_from, 'at', v_now, 'kinds', coalesce(v_found, '[]'));
+end
+$_$;
 CREATE FUNCTION penstock.redrive(p_queue text, p_ids bigint[] DEFAULT NULL::bigint[], p_subjects text[] DEFAULT NULL::text[], p_kind text DEFAULT NULL::text, p_error text DEFAULT NULL::text, p_since timestamp with time zone DEFAULT NULL::timestamp with time zone, p_limit integer DEFAULT 10000) RETURNS TABLE(id bigint, result text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5962,7 +6157,7 @@ CREATE FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) RETURNS
     RETURN ((mod(((mod(abs(p_seed), '2147483648'::bigint) * '2654435761'::bigint) + ((p_failures)::bigint * 1013904223)), '4294967296'::bigint))::double precision / (4294967296.0)::double precision);
 CREATE FUNCTION penstock.revision() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 7;
+    RETURN 8;
 CREATE FUNCTION penstock.running_times() RETURNS TABLE(queue text, kind text, bucket integer, tasks bigint, seconds double precision)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5987,6 +6182,48 @@ CREATE FUNCTION penstock.sample_days(p_from bigint, p_to bigint) RETURNS TABLE(d
     SET enable_seqscan TO 'off'
     AS $$
     select distinct s.at::date from penstock.sample as s where s.xid >= p_from and s.xid < p_to order by 1
+$$;
+CREATE FUNCTION penstock.sample_series(p_queue text, p_from timestamp with time zone, p_to timestamp with time zone, p_points integer DEFAULT 180) RETURNS jsonb
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET extra_float_digits TO '1'
+    AS $$
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_step  constant interval := (p_to - p_from) / greatest(p_points, 1);
+begin
+    if p_from is null or p_to is null or p_from >= p_to or p_to - p_from > '400 days'
+       or p_points is null or p_points not between 1 and 1000 then
+        perform penstock.refuse('PS400', 'from, to, points: the time is empty or longer than 400 days, '
+                                         'or points is not between 1 and 1000');
+    end if;
+    if p_to - p_from <= '25 hours' then
+        return coalesce((
+            select jsonb_agg(jsonb_build_array(
+                extract(epoch from g.at)::float8, g.pending, g.active, g.age, g.workers, g.totals, g.sla) order by g.at)
+            from (
+                select max(s.at) as at, max(s.pending) as pending, max(s.active) as active,
+                       extract(epoch from max(s.oldest_age))::float8 as age, max(s.workers) as workers,
+                       (array_agg(s.totals order by s.at desc))[1] as totals,
+                       extract(epoch from min(s.sla))::float8 as sla
+                from penstock.sample as s
+                where s.queue_id = v_queue.id and s.at >= p_from and s.at < p_to
+                group by floor(extract(epoch from s.at - p_from) / extract(epoch from v_step))
+            ) as g), '[]');
+    end if;
+    return coalesce((
+        select jsonb_agg(jsonb_build_array(
+            extract(epoch from s.at)::float8, s.pending, s.active, extract(epoch from s.oldest_age)::float8, s.workers,
+            s.totals, extract(epoch from s.sla)::float8) order by s.at)
+        from generate_series(0, p_points - 1) as n
+        cross join lateral (
+            select x.* from penstock.sample as x
+            where x.queue_id = v_queue.id and x.at >= p_from + n * v_step and x.at < p_from + (n + 1) * v_step
+            order by x.at desc limit 1
+        ) as s), '[]');
+end
 $$;
 CREATE FUNCTION penstock.scaler_snapshot(p_queues text[], p_horizons double precision[], p_rows integer[], p_bins double precision[]) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
@@ -6118,6 +6355,17 @@ begin
         perform penstock._note_follows_done(v_queue.id);
     end if;
     return v_count;
+end
+$$;
+CREATE FUNCTION penstock.set_paused(p_queue text, p_paused boolean) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    if p_paused is null then
+        perform penstock.refuse('PS400', 'paused: it is null');
+    end if;
+    perform penstock.set_queue(p_queue, jsonb_build_object('paused', p_paused));
 end
 $$;
 CREATE FUNCTION penstock.set_profiles(p_profiles jsonb) RETURNS integer
@@ -6500,6 +6748,75 @@ begin
         return v_row.target;
     end if;
     return greatest(coalesce(v_row.target, 1), 1);
+end
+$$;
+CREATE FUNCTION penstock.task_page(p_queue text, p_state text DEFAULT NULL::text, p_kind text DEFAULT NULL::text, p_error text DEFAULT NULL::text, p_subject text DEFAULT NULL::text, p_after jsonb DEFAULT NULL::jsonb, p_limit integer DEFAULT 50, p_look integer DEFAULT 20000) RETURNS jsonb
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_custom_plan'
+    AS $$
+declare
+    -- A state by which nothing is indexed filters tasks in the order of ids.
+    v_by_state constant boolean := p_state in ('pending', 'planned', 'active', 'done', 'dead', 'cancelled');
+    v_queue    penstock.queue;
+    v_most     int;
+    v_ids      bigint[];
+    v_places   jsonb[];
+    v_page     jsonb;
+    v_kept     int;
+    v_last     int;
+begin
+    perform penstock._check_limit(p_limit);
+    perform penstock._check_filter(p_error);
+    if p_look is null or p_look not between 1 and 1000000 then
+        perform penstock.refuse('PS400', 'look: it is null, or not between 1 and 1000000');
+    elsif p_queue is null and v_by_state then
+        perform penstock.refuse('PS400', 'queue: tasks of one state are listed for one queue');
+    end if;
+    if p_queue is not null then
+        v_queue := penstock.the_queue(p_queue);
+    end if;
+    if p_subject is not null then
+        v_ids := array(select t.id from penstock.task as t
+                       where t.subject = p_subject and t.queue_id = any(
+                           array(select q.id from penstock.queue as q where p_queue is null or q.id = v_queue.id))
+                       limit p_limit);
+        v_most := p_limit + 1;
+    else
+        v_most := case when num_nonnulls(p_kind, p_error) = 0 and (v_by_state or p_queue is null)
+                            and (v_by_state or p_state is null) then p_limit
+                       else greatest(p_look, p_limit) end;
+        select array_agg(c.id order by c.n), array_agg(c.place order by c.n) into v_ids, v_places
+        from (
+            select x.id, x.place, row_number() over () as n
+            from penstock._page_candidates(v_queue.id, p_state, p_after, v_most) as x
+        ) as c;
+    end if;
+    select jsonb_agg(jsonb_build_object(
+               'id', m.id, 'queue', m.queue, 'kind', m.kind, 'subject', m.subject, 'state', m.state,
+               'priority', m.priority, 'due', m.due, 'attempts', m.attempts, 'iterations', m.iterations,
+               'created', m.created, 'ended_at', m.ended_at, 'reason', left(m.reason, 300),
+               'error_class', m.error_class, 'error', left(split_part(m.error, E'\n', 1), 300)) order by m.n),
+           count(*), max(m.n)
+    into v_page, v_kept, v_last
+    from (
+        select t.*, c.n
+        from unnest(v_ids) with ordinality as c(id, n)
+        join penstock.tasks as t on t.id = c.id
+        where (p_queue is null or t.queue = p_queue)
+          and (p_state is null or t.state = p_state)
+          and (p_kind is null or t.kind = p_kind)
+          and (p_error is null or penstock.mentions(t.error_class, t.error, t.reason, p_error))
+        order by c.n limit p_limit
+    ) as m;
+    return jsonb_build_object(
+        'tasks', coalesce(v_page, '[]'), 'looked', coalesce(cardinality(v_ids), 0),
+        'next', case when v_kept = p_limit then v_places[v_last]
+                     when cardinality(v_ids) >= v_most then v_places[cardinality(v_ids)] end);
 end
 $$;
 CREATE FUNCTION penstock.the_queue(p_name text) RETURNS penstock.queue
@@ -7174,6 +7491,7 @@ CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON penstock.task FOR EACH STATEME
 GRANT USAGE ON SCHEMA penstock TO penstock_producer;
 GRANT USAGE ON SCHEMA penstock TO penstock_worker;
 GRANT USAGE ON SCHEMA penstock TO penstock_reader;
+GRANT USAGE ON SCHEMA penstock TO penstock_operator;
 GRANT USAGE ON SCHEMA penstock TO penstock_admin;
 GRANT SELECT ON TABLE penstock.watermark TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock._add_to_sums(p_watermark penstock.watermark, p_metrics text[], p_deltas bigint[]) FROM PUBLIC;
@@ -7250,6 +7568,8 @@ REVOKE ALL ON FUNCTION penstock._drop_rejects(p_before timestamp with time zone,
 REVOKE ALL ON FUNCTION penstock._drop_samples(p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._end_unstarted(p_queue_id integer, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._end_unstarted_all(OUT rows bigint, OUT more boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._error_fingerprint(p_class text, p_pattern text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._error_pattern(p_error text, p_reason text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._expire(p_queue_id integer, p_limit integer, p_thorough boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._expire_all(OUT rows bigint, OUT more boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._extras_fault(p_key text, p_meta jsonb, p_expires timestamp with time zone, p_waits_for integer) FROM PUBLIC;
@@ -7311,6 +7631,7 @@ REVOKE ALL ON FUNCTION penstock._note_keys(p_queue_ids integer[], p_keys text[])
 REVOKE ALL ON FUNCTION penstock._note_queue_set(p_ids integer[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._number_keys(p_queue_id integer, p_keys text[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._open_tasks(p_tokens uuid[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._page_candidates(p_queue_id integer, p_state text, p_after jsonb, p_most integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._part_ends() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._pass_keeper(p_pass integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._pause_of(p_queue penstock.queue) FROM PUBLIC;
@@ -7393,7 +7714,7 @@ REVOKE ALL ON FUNCTION penstock.board(p_queue text, p_decisions integer, p_sampl
 GRANT ALL ON FUNCTION penstock.board(p_queue text, p_decisions integer, p_samples integer) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.board(p_queue text, p_decisions integer, p_samples integer) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.cancel(p_queue text, p_ids bigint[], p_subjects text[], p_reason text) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.cancel(p_queue text, p_ids bigint[], p_subjects text[], p_reason text) TO penstock_admin;
+GRANT ALL ON FUNCTION penstock.cancel(p_queue text, p_ids bigint[], p_subjects text[], p_reason text) TO penstock_operator;
 REVOKE ALL ON FUNCTION penstock.check_mark(p_system text, p_database bigint, p_branch text, p_xid bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.check_mark(p_system text, p_database bigint, p_branch text, p_xid bigint) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.check_window(p_from bigint, p_to bigint, p_dropped bigint, p_queue text, p_since timestamp with time zone, p_until timestamp with time zone) FROM PUBLIC;
@@ -7436,6 +7757,10 @@ REVOKE ALL ON FUNCTION penstock.extend(p_token uuid, p_lease interval) FROM PUBL
 GRANT ALL ON FUNCTION penstock.extend(p_token uuid, p_lease interval) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.extend_many(p_tokens uuid[], p_lease interval) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.extend_many(p_tokens uuid[], p_lease interval) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.failed_ids(p_queue text, p_fingerprint text, p_limit integer, p_look integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.failed_ids(p_queue text, p_fingerprint text, p_limit integer, p_look integer) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.failures(p_queue text, p_look integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.failures(p_queue text, p_look integer) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.find_branch() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.find_branch() TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.find_removed(p_id bigint) FROM PUBLIC;
@@ -7502,6 +7827,8 @@ REVOKE ALL ON FUNCTION penstock.note_rejects(p_queue text, p_job uuid, p_partiti
 GRANT ALL ON FUNCTION penstock.note_rejects(p_queue text, p_job uuid, p_partition integer, p_reasons text[], p_payloads text[], p_subjects text[], p_kinds text[], p_dues text[], p_priorities text[], p_keys text[], p_metas text[], p_expires text[]) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.note_report(p_batch_id uuid, p_part integer, p_report jsonb) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.note_reveal(p_id bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.note_reveal(p_id bigint) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.oldest_client() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.oldest_client() TO penstock_producer;
 GRANT ALL ON FUNCTION penstock.oldest_client() TO penstock_worker;
@@ -7509,7 +7836,7 @@ GRANT ALL ON FUNCTION penstock.oldest_client() TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.pass_on(p_worker text, p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.pass_on(p_worker text, p_queue text) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.pause_schedule(p_name text) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.pause_schedule(p_name text) TO penstock_admin;
+GRANT ALL ON FUNCTION penstock.pause_schedule(p_name text) TO penstock_operator;
 REVOKE ALL ON FUNCTION penstock.places_of(p_queue_id integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.places_of(p_queue_id integer) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.prepare_work(p_queues text[], p_kinds jsonb) FROM PUBLIC;
@@ -7533,8 +7860,10 @@ REVOKE ALL ON FUNCTION penstock.read_lease(p_token uuid, p_first integer, p_coun
 GRANT ALL ON FUNCTION penstock.read_lease(p_token uuid, p_first integer, p_count integer) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.rebase_history() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.rebase_history() TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.recent_times(p_queue text, p_span interval, p_pages integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.recent_times(p_queue text, p_span interval, p_pages integer) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.redrive(p_queue text, p_ids bigint[], p_subjects text[], p_kind text, p_error text, p_since timestamp with time zone, p_limit integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.redrive(p_queue text, p_ids bigint[], p_subjects text[], p_kind text, p_error text, p_since timestamp with time zone, p_limit integer) TO penstock_admin;
+GRANT ALL ON FUNCTION penstock.redrive(p_queue text, p_ids bigint[], p_subjects text[], p_kind text, p_error text, p_since timestamp with time zone, p_limit integer) TO penstock_operator;
 REVOKE ALL ON FUNCTION penstock.refuse(p_code text, p_message text, p_hint text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.refuse(p_code text, p_message text, p_hint text) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.release(p_token uuid, p_ids bigint[], p_delay interval, p_wait boolean) FROM PUBLIC;
@@ -7544,11 +7873,11 @@ GRANT ALL ON FUNCTION penstock.release_day(p_day date, p_rows bigint, p_below bi
 REVOKE ALL ON FUNCTION penstock.repair(p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.repair(p_queue text) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.reprioritise(p_queue text, p_priority smallint, p_ids bigint[], p_subjects text[]) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.reprioritise(p_queue text, p_priority smallint, p_ids bigint[], p_subjects text[]) TO penstock_admin;
+GRANT ALL ON FUNCTION penstock.reprioritise(p_queue text, p_priority smallint, p_ids bigint[], p_subjects text[]) TO penstock_operator;
 REVOKE ALL ON FUNCTION penstock.reschedule(p_queue text, p_due timestamp with time zone, p_ids bigint[], p_subjects text[]) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.reschedule(p_queue text, p_due timestamp with time zone, p_ids bigint[], p_subjects text[]) TO penstock_admin;
+GRANT ALL ON FUNCTION penstock.reschedule(p_queue text, p_due timestamp with time zone, p_ids bigint[], p_subjects text[]) TO penstock_operator;
 REVOKE ALL ON FUNCTION penstock.resume_schedule(p_name text) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.resume_schedule(p_name text) TO penstock_admin;
+GRANT ALL ON FUNCTION penstock.resume_schedule(p_name text) TO penstock_operator;
 REVOKE ALL ON FUNCTION penstock.retry_delay(p_strategy jsonb, p_failures integer, p_age interval, p_seed bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.retry_delay(p_strategy jsonb, p_failures integer, p_age interval, p_seed bigint) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) FROM PUBLIC;
@@ -7561,6 +7890,8 @@ REVOKE ALL ON FUNCTION penstock.running_times() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.running_times() TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.sample_days(p_from bigint, p_to bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.sample_days(p_from bigint, p_to bigint) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.sample_series(p_queue text, p_from timestamp with time zone, p_to timestamp with time zone, p_points integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.sample_series(p_queue text, p_from timestamp with time zone, p_to timestamp with time zone, p_points integer) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.scaler_snapshot(p_queues text[], p_horizons double precision[], p_rows integer[], p_bins double precision[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.scaler_snapshot(p_queues text[], p_horizons double precision[], p_rows integer[], p_bins double precision[]) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.scalers(p_queues text[]) FROM PUBLIC;
@@ -7573,6 +7904,8 @@ REVOKE ALL ON FUNCTION penstock.seal_job(p_queue text, p_job uuid, p_partitions 
 GRANT ALL ON FUNCTION penstock.seal_job(p_queue text, p_job uuid, p_partitions integer, p_rows bigint, p_checksum text, p_report jsonb) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.set_kinds(p_queue text, p_kinds jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.set_kinds(p_queue text, p_kinds jsonb) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.set_paused(p_queue text, p_paused boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.set_paused(p_queue text, p_paused boolean) TO penstock_operator;
 REVOKE ALL ON FUNCTION penstock.set_profiles(p_profiles jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.set_profiles(p_profiles jsonb) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.set_profiles(p_profiles jsonb) TO penstock_admin;
@@ -7600,6 +7933,8 @@ GRANT ALL ON FUNCTION penstock.target_age(p_queue text) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.target_workers(p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.target_workers(p_queue text) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.target_workers(p_queue text) TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.task_page(p_queue text, p_state text, p_kind text, p_error text, p_subject text, p_after jsonb, p_limit integer, p_look integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.task_page(p_queue text, p_state text, p_kind text, p_error text, p_subject text, p_after jsonb, p_limit integer, p_look integer) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.the_queue(p_name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.the_queue(p_name text) TO penstock_producer;
 GRANT ALL ON FUNCTION penstock.the_queue(p_name text) TO penstock_worker;

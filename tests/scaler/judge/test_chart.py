@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.charts import axes
 from penstock.scaler.judge import chart
 from penstock.scaler.judge.judge import Score
 from penstock.scaler.judge.simulate import Moment, Result, simulate
@@ -238,12 +239,12 @@ def test_names_do_not_cover_each_other() -> None:
     ],
 )
 def test_marks_are_round(most: float, marks: list[float]) -> None:
-    assert chart.list_round_values(most) == pytest.approx(marks)
+    assert axes.list_round_values(most) == pytest.approx(marks)
 
 
 @given(st.floats(1e-6, 1e12))
 def test_marks_reach_the_most(most: float) -> None:
-    marks = chart.list_round_values(most)
+    marks = axes.list_round_values(most)
     assert 2 <= len(marks) <= 4
     assert marks[-1] >= most * (1 - 1e-6)
     assert all(math.isfinite(one) for one in marks)
@@ -267,4 +268,4 @@ def test_times_are_those_of_a_clock(until: float, said: list[str]) -> None:
     ("value", "said"), [(0, "0"), (0.01, "0.01"), (9999, "9999"), (20_000, "20 k"), (1.5e6, "1.5 M")]
 )
 def test_numbers_are_short(value: float, said: str) -> None:
-    assert chart.format_axis_value(value) == said
+    assert axes.format_axis_value(value) == said

@@ -12,11 +12,11 @@ from penstock import validate
 from penstock.backlog.indexes import Index
 from penstock.backlog.propose import QueryPlan, TableInspection, inspect
 from penstock.backlog.terms import explain_unused_zone
-from penstock.cli.terminal.formatting import escape, format_age, format_cell, format_length
+from penstock.cli.terminal.formatting import escape, format_cell
 from penstock.cli.terminal.options import Shell, with_shell
 from penstock.cli.terminal.output import print_interrupted, print_json, print_line, print_table
 from penstock.errors import ValidationError, shown
-from penstock.formatting import format_count
+from penstock.formatting import format_age, format_count, format_length
 
 RepeatedText = list[str] | None
 

@@ -13,12 +13,12 @@ from penstock.app import Penstock
 from penstock.backlog import Backlog, BacklogStatus, PassReport, RecordFailure
 from penstock.backlog import forget as forget_backlog
 from penstock.backlog.drain import PassCounts
-from penstock.cli.terminal.formatting import escape, format_age, format_cell
+from penstock.cli.terminal.formatting import escape, format_cell
 from penstock.cli.terminal.listing import print_traceback
 from penstock.cli.terminal.options import DryRun, NoTracebacks, PageSize, Shell, with_shell
 from penstock.cli.terminal.output import print_json, print_line, print_table, progress_bar
 from penstock.errors import AuthError, NotFound, ValidationError, shown
-from penstock.formatting import format_count, format_time
+from penstock.formatting import format_age, format_count, format_time
 from penstock.handlers.registry import find_for_records
 from penstock.worker import loading, logs
 

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from penstock import validate
-from penstock.cli.terminal.formatting import escape, format_length
+from penstock.cli.terminal.formatting import escape
 from penstock.cli.terminal.named_tasks import (
     MAX_SHOWN,
     SUCCESSES,
@@ -30,6 +30,7 @@ from penstock.cli.terminal.output import print_interrupted, print_json, print_li
 from penstock.client.queue import Queue
 from penstock.client.statements.tasks import MAX_TASKS
 from penstock.errors import NotFound, PenstockError, ValidationError
+from penstock.formatting import format_length
 from penstock.model import TaskInfo
 
 POLL_SECONDS = 0.25  # seconds between two polls

@@ -15,11 +15,11 @@ from rich.status import Status
 
 from penstock import validate
 from penstock.cli.commands.pipeline_backtest import backtest
-from penstock.cli.terminal.formatting import escape, format_age, format_cell
+from penstock.cli.terminal.formatting import escape, format_cell
 from penstock.cli.terminal.options import Shell, parse_moment, with_shell
 from penstock.cli.terminal.output import print_interrupted, print_table
 from penstock.errors import ConfigError, PenstockError, ValidationError
-from penstock.formatting import format_count
+from penstock.formatting import format_age, format_count
 from penstock.spark import require_pyspark as spark_needed
 
 if TYPE_CHECKING:

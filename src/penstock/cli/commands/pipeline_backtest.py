@@ -16,11 +16,11 @@ import typer
 from penstock import validate
 from penstock.cli.commands.simulate import LEGEND
 from penstock.cli.commands.simulate_options import MAX_SEEDS, check_trace_options, check_writable
-from penstock.cli.terminal.formatting import escape, format_age, format_seconds
+from penstock.cli.terminal.formatting import escape, format_seconds
 from penstock.cli.terminal.options import AsJson, Debug, join_lines, parse_moment, parse_seconds
 from penstock.cli.terminal.output import print_json, print_line, print_table, progress_bar
 from penstock.errors import ValidationError, shown
-from penstock.formatting import format_count, format_percent
+from penstock.formatting import format_age, format_count, format_percent
 from penstock.scaler.judge import chart, judge, traces
 from penstock.scaler.policy import policies
 from penstock.scaler.policy.signals import MAX_WORKERS, Limits

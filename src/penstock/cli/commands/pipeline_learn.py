@@ -12,14 +12,14 @@ import typer
 from penstock import validate
 from penstock.cli.commands.pipeline import Master, StageProgress, app, find_reader, open_work, start_quiet_spark
 from penstock.cli.commands.retry import list_tiers, list_waits
-from penstock.cli.terminal.formatting import escape, format_age, format_cell, format_seconds, to_iso
+from penstock.cli.terminal.formatting import escape, format_cell, format_seconds, to_iso
 from penstock.cli.terminal.options import OneOrAll, Shell, parse_moment, with_shell
 from penstock.cli.terminal.output import print_interrupted, print_json, print_line, print_table
 from penstock.cli.terminal.queue_settings import format_strategy
 from penstock.client import profiles
 from penstock.client.database import Database
 from penstock.errors import ConfigError, Unavailable, ValidationError
-from penstock.formatting import format_count
+from penstock.formatting import format_age, format_count
 from penstock.model import StoredProfile
 from penstock.retry import Progressive
 from penstock.spark import require_pyspark as spark_needed

@@ -9,7 +9,6 @@ import typer
 from penstock.cli.commands.status import print_status
 from penstock.cli.terminal.board import NO_QUEUES, status_json
 from penstock.cli.terminal.consent import Yes, ask, check_consent
-from penstock.cli.terminal.formatting import format_length
 from penstock.cli.terminal.options import DryRun, QueueName, Shell, check_one_of, read_only, with_shell
 from penstock.cli.terminal.output import print_json, print_line, print_table
 from penstock.cli.terminal.queue_settings import (
@@ -31,7 +30,7 @@ from penstock.cli.terminal.queue_settings import (
 from penstock.cli.terminal.removal import remove
 from penstock.client.queue import Queue
 from penstock.errors import Conflict, ValidationError
-from penstock.formatting import format_count
+from penstock.formatting import format_count, format_length
 from penstock.model import GAUGES
 from penstock.validate import queue_name
 

@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.terminal.formatting import format_length, to_seconds
+from penstock.cli.terminal.formatting import to_seconds
 from penstock.cli.terminal.options import DryRun, Shell, with_shell
 from penstock.cli.terminal.output import print_json, print_table
 from penstock.errors import ValidationError
+from penstock.formatting import format_length
 
 
 @with_shell

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from penstock import validate
-from penstock.cli.terminal.formatting import format_age, format_seconds
+from penstock.cli.terminal.formatting import format_seconds
 from penstock.cli.terminal.options import AsJson, Debug
 from penstock.cli.terminal.output import print_json, print_line, print_table
 from penstock.errors import ValidationError
+from penstock.formatting import format_age
 from penstock.retry import GRAMMAR, Progressive, Strategy, from_json, parse
 
 app = typer.Typer(help="Show when failed tasks are tried again.", no_args_is_help=True)

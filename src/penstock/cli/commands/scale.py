@@ -10,11 +10,10 @@ import typer
 
 from penstock import validate
 from penstock.cli.commands.scale_run import RunByDefault, run
-from penstock.cli.terminal.formatting import format_age
 from penstock.cli.terminal.options import AsJson, Debug, join_lines, parse_seconds
 from penstock.cli.terminal.output import print_json, print_line, print_table
 from penstock.errors import ValidationError, shown
-from penstock.formatting import format_count
+from penstock.formatting import format_age, format_count
 from penstock.scaler.judge.trace import check_between
 from penstock.scaler.policy import policies
 from penstock.scaler.policy.decision import Decision

@@ -14,11 +14,11 @@ import typer
 
 from penstock.cli.commands.scale import print_catalogue
 from penstock.cli.commands.simulate_options import SimulationOptions, with_setup
-from penstock.cli.terminal.formatting import escape, format_age, format_seconds
+from penstock.cli.terminal.formatting import escape, format_seconds
 from penstock.cli.terminal.options import AsJson, Debug
 from penstock.cli.terminal.output import print_json, print_line, print_table, progress_bar
 from penstock.errors import ConfigError, ValidationError
-from penstock.formatting import format_count, format_percent
+from penstock.formatting import format_age, format_count, format_percent
 from penstock.scaler.judge import chart, judge, traces
 from penstock.scaler.judge.judge import Case, Score
 from penstock.scaler.judge.simulate import Result

@@ -9,10 +9,11 @@ import typer
 
 from penstock.cli.commands.backlog import find_backlogs, print_backlogs
 from penstock.cli.terminal.board import NO_QUEUES, status_json
-from penstock.cli.terminal.formatting import escape, format_age, format_seconds
+from penstock.cli.terminal.formatting import escape, format_seconds
 from penstock.cli.terminal.options import DryRun, OneOrAll, Shell, read_only, with_shell
 from penstock.cli.terminal.output import print_json, print_line, print_table
 from penstock.errors import ValidationError
+from penstock.formatting import format_age
 from penstock.model import GAUGES, QueueStatus, Repair, Verification
 
 

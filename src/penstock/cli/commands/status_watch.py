@@ -20,12 +20,13 @@ from penstock.cli.terminal.board import (
     format_rate,
     status_json,
 )
-from penstock.cli.terminal.formatting import escape, format_age, format_cell, pad, to_iso
+from penstock.cli.terminal.formatting import escape, format_cell, pad, to_iso
 from penstock.cli.terminal.options import Shell, parse_seconds
 from penstock.cli.terminal.output import print_line
 from penstock.errors import PenstockError, Unavailable, ValidationError
+from penstock.formatting import format_age
 from penstock.model import Board, QueueStatus
-from penstock.standing import SAMPLES, RecentBoards, SlaStanding
+from penstock.scaler.standing import SAMPLES, RecentBoards, SlaStanding
 
 DEFAULT_INTERVAL = "2s"
 MIN_INTERVAL, MAX_INTERVAL = 0.1, 3600.0

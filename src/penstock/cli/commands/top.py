@@ -23,13 +23,14 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock.cli.terminal.board import NO_QUEUES, format_fleet, format_foreseen, format_rate
-from penstock.cli.terminal.formatting import escape, format_age, pad
+from penstock.cli.terminal.formatting import escape, pad
 from penstock.cli.terminal.options import OneOrAll, Shell, parse_seconds, read_only, with_shell
 from penstock.client.conninfo import describe_dsn
 from penstock.client.statements.reasons import SILENT_AFTER
 from penstock.errors import PenstockError, ValidationError
+from penstock.formatting import format_age
 from penstock.model import Board, BoardWorker, StoredDecision
-from penstock.standing import SAMPLES, RecentBoards, SlaStanding
+from penstock.scaler.standing import SAMPLES, RecentBoards, SlaStanding
 
 COLOURS = {"NORMAL": "green", "ELEVATED": "cyan", "WARNING": "yellow", "CRITICAL": "bright_red", "BREACH": "bold red"}
 BAR_WIDTH = 12  # cells of the terminal

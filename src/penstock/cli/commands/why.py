@@ -11,16 +11,16 @@ import typer
 
 from penstock.app import Penstock
 from penstock.cli.commands.scale import decision_json, format_facts
-from penstock.cli.terminal.formatting import escape, format_age, to_iso
+from penstock.cli.terminal.formatting import escape, to_iso
 from penstock.cli.terminal.options import QueueName, Shell, parse_moment, read_only, with_shell
 from penstock.cli.terminal.output import print_json, print_line, print_table
 from penstock.errors import NotFound, ValidationError
-from penstock.formatting import format_count, format_time
+from penstock.formatting import format_age, format_count, format_time
 from penstock.model import Board, Explanation, Sampled, Scaled, StoredDecision
 from penstock.scaler.policy import policies
 from penstock.scaler.policy.decision import Decision
 from penstock.scaler.policy.signals import Fleet, Limits, rate_over
-from penstock.standing import RecentBoards, SlaStanding, count_ended, make_sample, make_signals
+from penstock.scaler.standing import RecentBoards, SlaStanding, count_ended, make_sample, make_signals
 
 MAX_SAMPLES = 31  # samples, ten seconds apart
 DEFAULT_SLOTS = 10  # of a worker, while there is no worker to read them from

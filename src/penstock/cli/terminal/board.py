@@ -1,12 +1,13 @@
-"""Formats what `status --watch`, `top` and `why` show of a board."""
+"""Writes the standing of queues for `status --watch`, `top` and `why`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from penstock.cli.terminal.formatting import format_age, to_iso
+from penstock.cli.terminal.formatting import to_iso
+from penstock.formatting import format_age
 from penstock.model import GAUGES, QueueStatus
-from penstock.standing import SlaStanding
+from penstock.scaler.standing import SlaStanding
 
 NO_QUEUES = "no queues; create one: penstock queues create NAME"
 

@@ -9,31 +9,9 @@ from typing import Any
 from rich.cells import cell_len
 
 from penstock.errors import printable
+from penstock.formatting import format_length
 
 MAX_CELL_WIDTH = 60
-
-
-def format_age(seconds: float | None) -> str:
-    """Writes a measured length of time, rounded for reading: 2.1s, 45s, 5m20s, 1h30m, 3d4h."""
-    if seconds is None:
-        return "–"
-    steps = ((86400, 3600), (3600, 60), (10, 1))
-    step = next((step for least, step in steps if seconds >= least), 0.1)
-    return format_length(timedelta(seconds=round(round(seconds / step) * step, 1)))
-
-
-def format_length(length: timedelta | None) -> str:
-    """Writes an exact length of time, in the form that options accept: 1h30m."""
-    if length is None:
-        return "–"
-    if timedelta() < length < timedelta(seconds=1):
-        return f"{length / timedelta(milliseconds=1):g}ms"
-    left, parts = length / timedelta(seconds=1), ""
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        count, left = divmod(left, size)
-        parts += f"{count:.0f}{unit}" if count else ""
-    left = round(left, 6)
-    return parts + (f"{left:.6f}".rstrip("0").rstrip(".") + "s" if left or not parts else "")
 
 
 def format_seconds(seconds: float | None) -> str:

@@ -11,10 +11,10 @@ import orjson
 import typer
 
 from penstock import retry as strategies
-from penstock.cli.terminal.formatting import format_length, format_seconds, format_size, to_seconds
+from penstock.cli.terminal.formatting import format_seconds, format_size, to_seconds
 from penstock.client.statements.queues import check_options
 from penstock.errors import ValidationError
-from penstock.formatting import format_time
+from penstock.formatting import format_length, format_time
 from penstock.model import QueueSettings
 
 Lease = Annotated[

@@ -26,6 +26,7 @@ KINDS_OF = """
     order by 1, 2
 """
 SET_QUEUE = "select penstock.set_queue(%s, %s::jsonb)"
+SET_PAUSED = "select penstock.set_paused(%s, %s)"
 DROP_QUEUE = "select penstock.drop_queue(%s, %s)"
 STATUS = """
     select queue, planned, pending, active, done, dead, cancelled, extract(epoch from oldest_pending_age)::float8,

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from penstock.formatting import format_count, format_duration
-from penstock.pipeline.lake.schemas import AGES, URGENCIES
-from penstock.pipeline.learn.wilson import wilson_interval
-from penstock.pipeline.report.figures import MAX_ATTEMPTS, Breach, Figures, PointFigures, QueueFigures, TryFigures
-from penstock.pipeline.report.formatting import format_hours, format_minute, format_second
-from penstock.pipeline.report.svg import (
+from penstock.charts.plots import (
     ChartBar,
     Plot,
     Series,
@@ -21,6 +16,11 @@ from penstock.pipeline.report.svg import (
     make_duration_axis,
     make_percent_axis,
 )
+from penstock.formatting import format_count, format_duration
+from penstock.pipeline.lake.schemas import AGES, URGENCIES
+from penstock.pipeline.learn.wilson import wilson_interval
+from penstock.pipeline.report.figures import MAX_ATTEMPTS, Breach, Figures, PointFigures, QueueFigures, TryFigures
+from penstock.pipeline.report.formatting import format_hours, format_minute, format_second
 
 URGENCY_WORDS = ("below 60 %", "60 – 80 %", "80 – 90 %", "90 – 100 %", "late")  # of the SLA
 

@@ -11,12 +11,12 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 
+from penstock.charts.axes import escape_text
+from penstock.charts.plots import render_sheet
 from penstock.formatting import format_count, format_duration, format_percent
 from penstock.pipeline.report.charts import Chart, make_charts
 from penstock.pipeline.report.figures import Figures, QueueFigures, QueueSummary
 from penstock.pipeline.report.formatting import format_floor, format_hours, format_minute
-from penstock.pipeline.report.svg import render_sheet
-from penstock.scaler.judge.chart import escape_text
 
 MAX_QUEUES = 20  # with charts; the others have a card only
 UNIT = re.compile(r"(\d) (ms|s|min|h|d|%)(?!\w)")
@@ -24,9 +24,8 @@ UNIT = re.compile(r"(\d) (ms|s|min|h|d|%)(?!\w)")
 
 def render_page(figures: Figures, made_of: str = "") -> str:
     """Returns the HTML of the report. `made_of` is the fingerprint of the lake."""
-    style, script = (
-        files("penstock.pipeline.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js")
-    )
+    style = files("penstock.pipeline.report").joinpath("page.css").read_text("utf-8")
+    script = files("penstock.charts").joinpath("hover.js").read_text("utf-8")
     allowed = b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'; img-src data:"
     return f"""<!doctype html>

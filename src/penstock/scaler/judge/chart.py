@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import groupby, pairwise
 
+from penstock.charts.axes import Axis, escape_text, format_axis_value, list_multiples, list_round_values, round_step
 from penstock.scaler.judge import judge
 from penstock.scaler.judge.judge import Score
 from penstock.scaler.judge.simulate import Moment, Result
@@ -45,22 +45,6 @@ Points = list[tuple[float, float]]
 # --- the parts of a chart ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """Maps values to positions. `bent` is a function that gives small values more room."""
-
-    low: float
-    high: float
-    begin: float
-    end: float
-    bent: Callable[[float], float] = float
-
-    def __call__(self, value: float) -> float:
-        low, high = self.bent(self.low), self.bent(self.high)
-        share = (self.bent(value) - low) / (high - low) if high > low else 0.0
-        return self.begin + (self.end - self.begin) * min(1.0, max(0.0, share))
-
-
 def make_document(title: str, about: str, height: float, parts: Iterable[str]) -> str:
     """Returns an SVG document. Screen readers read its `title` and `desc`."""
     first, *rest = wrap_text(title, MAX_TITLE)
@@ -79,11 +63,6 @@ def make_document(title: str, about: str, height: float, parts: Iterable[str]) -
 </g>
 </svg>
 """
-
-
-def escape_text(text: str) -> str:
-    """Escapes a text for XML, and replaces control characters, which XML cannot represent."""
-    return escape("".join(one if one.isprintable() else "\ufffd" for one in text))
 
 
 def cut_text(text: str, most: int) -> str:
@@ -109,27 +88,6 @@ def add_corners(points: Points) -> Points:
     return [one for pair in zip(points, corners, strict=False) for one in pair] + points[-1:]
 
 
-# --- round numbers ----------------------------------------------------------------------------------------------------
-
-
-def round_step(span: float, most: int) -> float:
-    """Returns 1, 2 or 5 times a power of ten, so that at most `most` steps fit into the span."""
-    least = span / most
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(power * one for one in (1, 2, 5, 10) if power * one >= least * (1 - 1e-9))
-
-
-def list_multiples(low: float, high: float, step: float) -> list[float]:
-    """Returns the multiples of the step from low to high."""
-    return [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
-
-
-def list_round_values(most: float, count: int = 3) -> list[float]:
-    """Returns round numbers from 0 to the first one that is not below the largest value."""
-    step = round_step(max(most, 1e-9), count)
-    return list_multiples(0.0, math.ceil(most / step - 1e-9) * step, step) if most > 0 else [0.0, 1.0]
-
-
 TIMES = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
 UNITS = ((86_400, "d"), (1800, "h"), (60, "min"), (0, "s"))  # the step from which a unit is used
 
@@ -141,14 +99,6 @@ def list_round_times(until: float, most: int = 8) -> list[tuple[float, str]]:
     unit = next(name for least, name in UNITS if step >= least)
     size = {"d": 86_400, "h": 3600, "min": 60, "s": 1}[unit]
     return [(at, f"{at / size:g} {unit}") for at in list_multiples(0.0, until, step)]
-
-
-def format_axis_value(value: float) -> str:
-    """Formats a number for an axis."""
-    if value >= 10_000:
-        short = next((size, name) for size, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if value >= size)
-        return f"{value / short[0]:.4g} {short[1]}"
-    return f"{value:.4g}"
 
 
 # --- over time --------------------------------------------------------------------------------------------------------

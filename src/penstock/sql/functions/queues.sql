@@ -252,6 +252,18 @@ begin
 end
 $$;
 
+-- Pauses a queue (claims return nothing; pushes and settles go on) or resumes it. Unlike set_queue it changes nothing
+-- else, so operators may call it.
+create or replace function penstock.set_paused(p_queue text, p_paused boolean) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if p_paused is null then
+        perform penstock.refuse('PS400', 'paused: it is null');
+    end if;
+    perform penstock.set_queue(p_queue, jsonb_build_object('paused', p_paused));
+end
+$$;
+
 -- Stores the settings of kinds that the code declares: [{"kind", "retry", "max_attempts", "timeout", "on_dead",
 -- "on_done"}, …]. A null retry or max_attempts means the setting of the queue. on_dead and on_done are the queue:kind
 -- of the task that is pushed when a task of this kind dies or is done. Workers call it when they start, so that settle

@@ -25,9 +25,14 @@ begin
 end
 $$;
 
+-- Notes a change: the login that made it and, if that is a dashboard, `via` and the user on whose behalf it acts, which
+-- the dashboard sets for its transaction. Any session can set these two, so they never replace the login.
 create or replace function penstock._note_audit(p_verb text, p_queue text, p_detail jsonb) returns void
 language sql security definer set search_path = pg_catalog, pg_temp as $$
-    insert into penstock.audit (actor, verb, queue, detail) values (session_user, p_verb, p_queue, p_detail)
+    insert into penstock.audit (actor, verb, queue, detail)
+    values (session_user, p_verb, p_queue, p_detail || jsonb_strip_nulls(jsonb_build_object(
+        'via', nullif(left(current_setting('penstock.via', true), 40), ''),
+        'user', nullif(left(current_setting('penstock.actor', true), 200), ''))))
 $$;
 
 -- Returns whether a text occurs in what went wrong with a task, in upper or lower case: the class of its error, as in

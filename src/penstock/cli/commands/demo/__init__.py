@@ -21,10 +21,10 @@ from penstock.cli.commands.demo import load
 from penstock.cli.commands.demo.load import QUEUE
 from penstock.cli.commands.demo.stage import DemoProgress, DemoRun, start_scaler
 from penstock.cli.commands.demo.view import Viewer
-from penstock.cli.terminal.formatting import format_age
 from penstock.cli.terminal.options import AsJson, Debug, Quiet
 from penstock.cli.terminal.output import print_interrupted, print_json, print_line
 from penstock.errors import NotFound, PenstockError
+from penstock.formatting import format_age
 from penstock.model import QueueStatus
 from penstock.spark import installed as spark_is_installed
 

@@ -18,7 +18,7 @@ from penstock.cli.commands.demo.load import QUEUE
 from penstock.cli.commands.demo.load import make_tasks as second_wave
 from penstock.errors import PenstockError
 from penstock.model import Board, BoardWorker
-from penstock.standing import SAMPLES, RecentBoards, SlaStanding
+from penstock.scaler.standing import SAMPLES, RecentBoards, SlaStanding
 
 CONCURRENCY = 20
 LOOK_INTERVAL = 0.5  # seconds between two

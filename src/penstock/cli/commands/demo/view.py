@@ -13,10 +13,11 @@ from rich.live import Live
 from penstock.cli.commands.demo.stage import DemoProgress
 from penstock.cli.commands.top import View, draw_screen
 from penstock.cli.terminal.board import format_fleet
-from penstock.cli.terminal.formatting import escape, format_age
+from penstock.cli.terminal.formatting import escape
 from penstock.cli.terminal.output import print_line
+from penstock.formatting import format_age
 from penstock.model import Board
-from penstock.standing import SlaStanding
+from penstock.scaler.standing import SlaStanding
 
 LINE_INTERVAL = 2.0  # seconds between two lines
 MAX_HEIGHT = 14

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,7 +135,7 @@ def count_arrived(one: Sampled) -> int:
     return one.pending + one.active + sum(one.totals.get(name, 0) for name in GONE_TOTALS)
 
 
-def measure_rate(points: Sequence[Sampled], counted: Any) -> float | None:
+def measure_rate(points: Sequence[Sampled], counted: Callable[[Sampled], float]) -> float | None:
     """Returns by how much a count grows per second. None: there are too few samples."""
     found = rate_over([(one.at, counted(one)) for one in points], MEMORY_SECONDS + 10)
     return None if found is None else max(0.0, found)

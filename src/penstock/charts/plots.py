@@ -1,5 +1,6 @@
-"""Draws the charts of the report. Marks are SVG, which stretches to the available width; texts are HTML and keep their
-size.
+"""Draws the charts of the report and of the dashboard. The marks are an SVG that stretches to the available width. The
+texts beside it are SVGs whose positions are in percent, so that they keep their size and no style attribute is needed,
+which the content security policy of the dashboard forbids.
 
 Pure: values in, markup out. Texts from outside (names, errors) go through `plain`.
 """
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 
+from penstock.charts.axes import Axis, escape_text, format_axis_value, list_multiples, list_round_values
 from penstock.formatting import UNITS, format_duration
-from penstock.scaler.judge.chart import Axis, escape_text, format_axis_value, list_multiples, list_round_values
 
 WIDE, HIGH = 1000.0, 200.0  # of a plot, in units of its SVG
 MAX_MARKS = 5  # on the time axis: as many as fit on a phone
@@ -80,10 +81,11 @@ def draw_plot(plot: Plot, begins: float, ends: float, about: str) -> str:
     return (
         f'<div class="plot" data-count="{count}" tabindex="0" role="img" aria-label="{escape_text(about)}">'
         f'<p class="axis-name">{escape_text(plot.name)}{draw_legend(plot)}</p>'
-        f'<div class="ys" aria-hidden="true">{"".join(label_values(up, plot.marks))}</div>'
-        f'<svg viewBox="0 0 {WIDE:g} {HIGH:g}" preserveAspectRatio="none" aria-hidden="true">{inside}</svg>'
+        f'<svg class="ys" aria-hidden="true">{"".join(label_values(up, plot.marks))}</svg>'
+        f'<svg class="marks" viewBox="0 0 {WIDE:g} {HIGH:g}" preserveAspectRatio="none" aria-hidden="true">'
+        f"{inside}</svg>"
         f'<div class="cursor" hidden></div>'
-        f'<div class="xs" aria-hidden="true">{"".join(label_times(begins, ends))}</div></div>'
+        f'<svg class="xs" aria-hidden="true">{"".join(label_times(begins, ends))}</svg></div>'
     )
 
 
@@ -100,7 +102,8 @@ def draw_grid(up: Axis, marks: Marks) -> Iterator[str]:
 
 def label_values(up: Axis, marks: Marks) -> Iterator[str]:
     for value, said in marks:
-        yield f'<span style="top:{100 * up(value) / HIGH:.1f}%">{escape_text(said)}</span>'
+        y = 100 * up(value) / HIGH
+        yield f'<text x="100%" y="{y:.1f}%" dy=".35em" text-anchor="end">{escape_text(said)}</text>'
 
 
 def draw_series(plot: Plot, up: Axis) -> Iterator[str]:
@@ -165,8 +168,8 @@ def draw_strip(spans: Iterable[tuple[float, float]]) -> Iterator[str]:
 def label_times(begins: float, ends: float) -> Iterator[str]:
     for moment, said in choose_times(begins, ends):
         left = 100 * (moment - begins) / (ends - begins)
-        edge = "first" if left < 6 else "last" if left > 94 else ""
-        yield f'<span class="{edge}" style="left:{left:.2f}%">{said}</span>'
+        anchor = "start" if left < 6 else "end" if left > 94 else "middle"
+        yield f'<text x="{left:.2f}%" y="1em" text-anchor="{anchor}">{said}</text>'
 
 
 def choose_times(begins: float, ends: float) -> list[tuple[float, str]]:

@@ -25,7 +25,7 @@ for (const figure of document.querySelectorAll("figure")) {
     let place = 0;
     const point = (number, y) => {
       place = Math.min(count - 1, Math.max(0, number));
-      const room = plot.querySelector("svg").getBoundingClientRect();
+      const room = plot.querySelector(".marks").getBoundingClientRect();
       const x = room.left + ((place + 0.5) / count) * room.width;
       for (const one of figure.querySelectorAll(".cursor")) {
         one.hidden = false;
@@ -34,7 +34,7 @@ for (const figure of document.querySelectorAll("figure")) {
       show(place, x, y ?? room.top);
     };
     plot.addEventListener("pointermove", (event) => {
-      const room = plot.querySelector("svg").getBoundingClientRect();
+      const room = plot.querySelector(".marks").getBoundingClientRect();
       const share = (event.clientX - room.left) / room.width;
       if (count && share >= 0 && share < 1) point(Math.floor(share * count), event.clientY);
       else hide();
