@@ -55,6 +55,9 @@ class Handler:
         key: str | None = None,
         meta: Json | None = None,
         expires: datetime | Duration | None = None,
+        debounce: Duration | None = None,
+        at_most: Duration | None = None,
+        throttle: Duration | None = None,
         connection: object | None = None,
         **named: Any,
     ) -> Pushed:
@@ -73,6 +76,9 @@ class Handler:
             key=self.spec.key_of(payload) if key is None else key,
             meta=meta,
             expires=self.spec.expires if expires is None else expires,
+            debounce=debounce,
+            at_most=at_most,
+            throttle=throttle,
             connection=connection,
         )
 
@@ -81,6 +87,9 @@ class Handler:
         items: Items[Json | NewTask],
         *,
         on_conflict: OnConflict = "skip",
+        debounce: Duration | None = None,
+        at_most: Duration | None = None,
+        throttle: Duration | None = None,
         batch_id: UUID | None = None,
         progress: Callable[[int], None] | None = None,
         connection: object | None = None,
@@ -90,6 +99,9 @@ class Handler:
         return self.app.queue(self.spec.queue).push_many(
             each(items, self._one),
             on_conflict=on_conflict,
+            debounce=debounce,
+            at_most=at_most,
+            throttle=throttle,
             batch_id=batch_id,
             progress=progress,
             connection=connection,

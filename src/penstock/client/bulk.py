@@ -20,6 +20,7 @@ from penstock.client.database import Database, retry_unavailable
 from penstock.client.spool import BATCH, Chunk, Spool
 from penstock.client.sqlstate import translate_errors
 from penstock.client.statements import jobs, pushes
+from penstock.client.statements.pushes import Rules
 from penstock.errors import PartialPush, Taken, Unavailable, ValidationError
 from penstock.model import Json, NewTask, OnConflict, Pushed, PushReport
 
@@ -39,7 +40,7 @@ class BulkWriter:
         self._queue = validate.queue_name(queue)
 
     def push(
-        self, items: Items[Json | NewTask | None], batch: UUID, on_conflict: OnConflict, progress: Progress | None
+        self, items: Items[Json | NewTask | None], batch: UUID, rules: Rules, progress: Progress | None
     ) -> PushReport:
         """Pushes all items in transactions of its own; see `Queue.push_many`."""
         with Spool(largest=validate.MAX_PAYLOAD) as spool:
@@ -47,11 +48,11 @@ class BulkWriter:
             if not spool.rows:
                 return PushReport(batch)
             queue_id = retry_unavailable(lambda: self._check_sizes(spool))
-            if not spool.named:
+            if not spool.named and not rules.paced:
                 return retry_unavailable(lambda: self._push_plain(spool, queue_id, batch, progress))
-            if on_conflict == "error":
+            if rules.on_conflict == "error":
                 return self._push_strictly(spool, queue_id, batch, progress)
-            return self._push_by_parts(spool, queue_id, batch, on_conflict, progress)
+            return self._push_by_parts(spool, queue_id, batch, rules, progress)
 
     def _check_sizes(self, spool: Spool) -> int:
         """Returns the queue's id, if its limit allows every payload in the spool."""
@@ -72,16 +73,16 @@ class BulkWriter:
         return PushReport(batch, created=spool.rows)
 
     def _push_by_parts(
-        self, spool: Spool, queue_id: int, batch: UUID, on_conflict: str, progress: Progress | None
+        self, spool: Spool, queue_id: int, batch: UUID, rules: Rules, progress: Progress | None
     ) -> PushReport:
         """Writes each chunk in a transaction of its own. It uses COPY while no subject is taken. From the first taken
         subject on it uses the SQL function that resolves conflicts, which costs twice as much, until a chunk is all new
         again. An upsert expects taken subjects and starts with the function."""
         totals: Counter[str] = Counter()
-        copying = on_conflict != "update"
+        copying = rules.on_conflict != "update" and not rules.paced
         for chunk in spool.chunks():
             try:
-                counts = self._copy_or_merge(chunk, queue_id, batch, on_conflict, copying=copying)
+                counts = self._copy_or_merge(chunk, queue_id, batch, rules, copying=copying)
             except Unavailable as error:
                 if error.reason == "read_only":
                     raise
@@ -91,19 +92,19 @@ class BulkWriter:
                     written=chunk.first,
                     hint=f"Repeat the call with batch_id={batch}.",
                 ) from error
-            copying = counts.get("created") == len(chunk.payloads)
+            copying = counts.get("created") == len(chunk.payloads) and not rules.paced
             totals.update(counts)
             if progress:
                 progress(chunk.first + len(chunk.payloads))
         return PushReport(batch, **totals)
 
     def _copy_or_merge(
-        self, chunk: Chunk, queue_id: int, batch: UUID, on_conflict: str, *, copying: bool
+        self, chunk: Chunk, queue_id: int, batch: UUID, rules: Rules, *, copying: bool
     ) -> dict[str, int]:
         if copying:
             with suppress(Taken):
                 return self._in_transaction(self._copy_part, chunk, queue_id, batch)
-        return self._in_transaction(self._merge_part, chunk, on_conflict, batch)
+        return self._in_transaction(self._merge_part, chunk, rules, batch)
 
     def _in_transaction(self, write: Write, *arguments: object) -> dict[str, int]:
         """Writes one part in a transaction of its own."""
@@ -131,7 +132,7 @@ class BulkWriter:
         try:
             return PushReport(batch, **retry_unavailable(lambda: attempt(self._copy_part, queue_id)))
         except Taken:
-            return PushReport(batch, **retry_unavailable(lambda: attempt(self._merge_part, "error")))
+            return PushReport(batch, **retry_unavailable(lambda: attempt(self._merge_part, Rules("error"))))
 
     def _copy_part(self, connection: Connection, chunk: Chunk, queue_id: int, batch: UUID) -> dict[str, int]:
         """Copies one chunk, and raises Taken if one of its subjects exists. Rows are in the order of subjects, the same
@@ -145,16 +146,16 @@ class BulkWriter:
             copy_named(connection, queue_id, chunk)
         return counts if known is None else known
 
-    def _merge_part(self, connection: Connection, chunk: Chunk, on_conflict: str, batch: UUID) -> dict[str, int]:
+    def _merge_part(self, connection: Connection, chunk: Chunk, rules: Rules, batch: UUID) -> dict[str, int]:
         known = self._enter(connection, (batch, chunk.part, len(chunk.payloads), chunk.checksum), {})
         if known is not None:
             return known
-        counts = self._merge(connection, chunk, on_conflict)
+        counts = self._merge(connection, chunk, rules)
         connection.execute(pushes.NOTE_REPORT, (batch, chunk.part, orjson.dumps(counts).decode()))
         return counts
 
-    def _merge(self, connection: Connection, chunk: Chunk, on_conflict: str) -> dict[str, int]:
-        parameters = pushes.merge_parameters(self._queue, chunk, on_conflict)
+    def _merge(self, connection: Connection, chunk: Chunk, rules: Rules) -> dict[str, int]:
+        parameters = pushes.merge_parameters(self._queue, chunk, rules)
         with pushes.renumber_items(chunk.first), translate_errors():
             rows = connection.execute(pushes.PUSH_MANY, parameters).fetchall()
         return pushes.read_counts(rows)
@@ -174,7 +175,7 @@ class BulkWriter:
         run: Run,
         items: Items[Json | NewTask | None],
         batch: UUID,
-        on_conflict: OnConflict,
+        rules: Rules,
         progress: Progress | None,
         *,
         repeatable: bool,
@@ -189,20 +190,20 @@ class BulkWriter:
                     ((_, largest),) = run(pushes.LIMIT_AS_TEXT, [self._queue])
                 spool.check_sizes(largest)
             for chunk in spool.chunks():
-                totals.update(self._merge_borrowed(run, chunk, on_conflict, batch if repeatable else None))
+                totals.update(self._merge_borrowed(run, chunk, rules, batch if repeatable else None))
                 if progress:
                     progress(chunk.first + len(chunk.payloads))
         return PushReport(batch, **totals)
 
-    def _merge_borrowed(self, run: Run, chunk: Chunk, on_conflict: str, batch: UUID | None) -> dict[str, int]:
+    def _merge_borrowed(self, run: Run, chunk: Chunk, rules: Rules, batch: UUID | None) -> dict[str, int]:
         if batch is None:
-            return pushes.count_results(write_borrowed(run, self._queue, chunk, on_conflict))
+            return pushes.count_results(write_borrowed(run, self._queue, chunk, rules))
         with refusals():
             entry = [str(one) for one in (self._queue, batch, chunk.part, len(chunk.payloads), chunk.checksum)]
             ((known,),) = run(pushes.ENTER_AS_TEXT, entry)
         if known is not None:
             return dict(orjson.loads(known))
-        counts = pushes.count_results(write_borrowed(run, self._queue, chunk, on_conflict))
+        counts = pushes.count_results(write_borrowed(run, self._queue, chunk, rules))
         run(pushes.NOTE_AS_TEXT, [str(batch), str(chunk.part), orjson.dumps(dict(counts)).decode()])
         return counts
 
@@ -242,7 +243,7 @@ class BulkWriter:
                     return dict(orjson.loads(row[0]))
                 for chunk in chunks():
                     if chunk.subjects is not None and not copying:
-                        counts.update(self._merge(connection, chunk, on_conflict))
+                        counts.update(self._merge(connection, chunk, Rules(on_conflict)))
                         del counts["skipped_dead"]
                         continue
                     copy_named(connection, queue_id, chunk)
@@ -303,10 +304,10 @@ class BulkWriter:
         retry_unavailable(attempt)
 
 
-def write_borrowed(run: Run, queue: str, chunk: Chunk, on_conflict: str) -> list[Pushed]:
+def write_borrowed(run: Run, queue: str, chunk: Chunk, rules: Rules) -> list[Pushed]:
     """Writes one chunk in the caller's transaction."""
     with pushes.renumber_items(chunk.first), refusals():
-        rows = run(pushes.PUSH_AS_TEXT, pushes.text_columns(queue, chunk, on_conflict))
+        rows = run(pushes.PUSH_AS_TEXT, pushes.text_columns(queue, chunk, rules))
     return pushes.read_pushed(rows)
 
 

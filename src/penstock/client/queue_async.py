@@ -73,6 +73,9 @@ class AsyncQueue:
         key: str | None = None,
         meta: Json | None = None,
         expires: datetime | Duration | None = None,
+        debounce: Duration | None = None,
+        at_most: Duration | None = None,
+        throttle: Duration | None = None,
         connection: object | None = None,
     ) -> Pushed:
         """Pushes one task. When the call returns, the task survives a crash of any process or server. The task may run
@@ -82,6 +85,9 @@ class AsyncQueue:
         of headers for the handler, of at most 8,192 bytes, such as the context of a trace. A task that has not started
         when it `expires` is cancelled: at a moment, or so long after its due, or after the push without one.
 
+        With `debounce`, a task waits until its subject was not pushed for so long, and `at_most` so long after the
+        first of these pushes. With `throttle`, a push is skipped if one of its subject was not skipped so long ago.
+
         With `connection`, a connection of yours (psycopg, asyncpg, SQLAlchemy or a Django alias), the task is written
         in your transaction and exists once you commit. Penstock begins, commits and retries nothing on that connection.
         """
@@ -90,10 +96,12 @@ class AsyncQueue:
         until = None if expires is None else validate.expires_at(expires, due)
         task = validate.new_task(NewTask(payload, subject, due, priority, kind, None, key, meta, until))
         raw = validate.payload(task.payload, validate.MAX_PAYLOAD)
+        rules = pushes.check_rules(on_conflict, debounce, at_most, throttle)
+        pushes.check_paced(rules, [task])
         if connection is not None:
             chunk = Chunk([raw], *task_columns([task]), checksum=0, part=0, first=0)
-            return (await write_borrowed(borrow(connection), self.name, chunk, pushes.check_conflict(on_conflict)))[0]
-        statement, parameters = pushes.push_one(self.name, raw, task, pushes.check_conflict(on_conflict))
+            return (await write_borrowed(borrow(connection), self.name, chunk, rules))[0]
+        statement, parameters = pushes.push_one(self.name, raw, task, rules)
 
         async def attempt() -> Pushed:
             async with self._database.transaction() as own:
@@ -108,6 +116,9 @@ class AsyncQueue:
         items: AsyncItems[Json | NewTask | None],
         *,
         on_conflict: OnConflict = "skip",
+        debounce: Duration | None = None,
+        at_most: Duration | None = None,
+        throttle: Duration | None = None,
         batch_id: UUID | None = None,
         progress: Progress | None = None,
         connection: object | None = None,
@@ -121,12 +132,12 @@ class AsyncQueue:
         transaction (see `push`).
         """
         batch = uuid4() if batch_id is None else validate.token(batch_id, "batch_id")
-        pushes.check_conflict(on_conflict)
+        rules = pushes.check_rules(on_conflict, debounce, at_most, throttle)
         writer = AsyncBulkWriter(self._database, self.name)
         if connection is None:
-            return await writer.push(items, batch, on_conflict, progress)
+            return await writer.push(items, batch, rules, progress)
         return await writer.push_borrowed(
-            borrow(connection), items, batch, on_conflict, progress, repeatable=batch_id is not None
+            borrow(connection), items, batch, rules, progress, repeatable=batch_id is not None
         )
 
     async def upsert_many(

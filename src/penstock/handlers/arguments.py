@@ -30,6 +30,7 @@ from penstock.model import Json, Task
 # These names are options of a push. A handler argument with one of these names would be ambiguous.
 RESERVED = frozenset(
     {"subject", "due", "delay", "priority", "kind", "connection", "on_conflict", "key", "meta", "expires"}
+    | {"debounce", "at_most", "throttle"}
 )
 WHOLE = "payload"  # if this is the only argument of a handler, it receives the whole payload
 BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

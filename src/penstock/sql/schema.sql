@@ -386,6 +386,36 @@ begin
     end if;
 end
 $$;
+CREATE FUNCTION penstock._check_pace(p_subjects text[], p_dues timestamp with time zone[], p_on_conflict text, p_debounce interval, p_at_most interval, p_throttle interval) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_bad text;
+begin
+    select l.name || ': ' || l.value into v_bad
+    from (values ('debounce', p_debounce), ('at_most', p_at_most), ('throttle', p_throttle)) as l(name, value)
+    where penstock._in_seconds(l.value) not between '1 microsecond' and '3650 days'
+    limit 1;
+    if v_bad is not null then
+        perform penstock.refuse('PS400', v_bad || ' is not more than 0 and at most 3650 days');
+    elsif p_debounce is not null and p_throttle is not null then
+        perform penstock.refuse('PS400', 'throttle: there is a debounce too', 'Give one of them.');
+    elsif p_at_most is not null and p_debounce is null then
+        perform penstock.refuse('PS400', 'at_most: it limits a debounce, and there is none');
+    elsif penstock._in_seconds(p_at_most) < penstock._in_seconds(p_debounce) then
+        perform penstock.refuse('PS400', format('at_most: %s is less than the debounce, %s', p_at_most, p_debounce));
+    elsif p_debounce is not null and p_on_conflict <> 'update' then
+        perform penstock.refuse('PS400', format('debounce: it needs on_conflict update, not %s', p_on_conflict));
+    elsif p_throttle is not null and p_on_conflict = 'error' then
+        perform penstock.refuse('PS400', 'throttle: it skips tasks, so on_conflict cannot be error');
+    elsif p_subjects is null or array_position(p_subjects, null) is not null then
+        perform penstock.refuse('PS400', 'subject: a task with a debounce or a throttle needs one');
+    elsif p_debounce is not null and exists (select from unnest(p_dues) as d(due) where d.due is not null) then
+        perform penstock.refuse('PS400', 'due: there is a debounce too', 'Give one of them.');
+    end if;
+end
+$$;
 CREATE FUNCTION penstock._check_push(p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_largest bigint) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -759,6 +789,13 @@ begin
         end;
     end loop;
 end
+$$;
+CREATE FUNCTION penstock._chosen(p_values anyarray, p_positions integer[]) RETURNS anyarray
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select case when p_values is not null then
+        array(select p_values[i.at] from unnest(p_positions) with ordinality as i(at, n) order by i.n) end
 $$;
 CREATE FUNCTION penstock._claim_batch(p_queue penstock.queue, p_driver text, p_limit integer, p_slots integer, p_lease interval, p_before timestamp with time zone) RETURNS TABLE(tokens uuid[], tasks integer, early integer)
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1570,6 +1607,22 @@ begin
             order by p.at limit p_limit for update skip locked
         ) as o
         limit p_limit));
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
+CREATE FUNCTION penstock._drop_throttles(p_before timestamp with time zone, p_limit integer) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+declare
+    v_count bigint;
+begin
+    delete from penstock.throttle as h
+    where h.ctid = any(array(
+        select o.ctid from penstock.throttle as o
+        where o.until < p_before order by o.until limit p_limit for update skip locked));
     get diagnostics v_count = row_count;
     return v_count;
 end
@@ -2633,6 +2686,53 @@ begin
     on conflict (queue_id, subject) where subject is not null do nothing;
 end
 $$;
+CREATE FUNCTION penstock._push_throttled(p_queue text, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text, p_keys text[], p_metas text[], p_expires timestamp with time zone[], p_throttle interval) RETURNS TABLE(n integer, id bigint, result text, state text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+    v_queue constant penstock.queue := penstock.the_queue(p_queue);
+    v_now   constant timestamptz := penstock.clock();
+    v_first int[];    -- the first position of each subject that may be pushed
+begin
+    with asked as (
+        select i.subject, min(i.n)::int as n from unnest(p_subjects) with ordinality as i(subject, n) group by i.subject
+    ), admitted as (
+        insert into penstock.throttle as h (queue_id, subject, until)
+        select v_queue.id, a.subject, v_now + penstock._in_seconds(p_throttle)
+        from asked as a order by a.subject collate "C"
+        on conflict (queue_id, subject) do update set until = excluded.until, task_id = null where h.until <= v_now
+        returning h.subject
+    )
+    select array_agg(a.n order by a.n) into v_first
+    from asked as a join admitted as d on d.subject = a.subject;
+    if v_first is not null then
+        return query
+        with pushed as materialized (
+            select v_first[m.n] as n, m.id, m.result, m.state
+            from penstock.push_many(
+                p_queue, penstock._chosen(p_payloads, v_first), penstock._chosen(p_subjects, v_first),
+                penstock._chosen(p_kinds, v_first), penstock._chosen(p_dues, v_first),
+                penstock._chosen(p_priorities, v_first), p_on_conflict, penstock._chosen(p_keys, v_first),
+                penstock._chosen(p_metas, v_first), penstock._chosen(p_expires, v_first)) as m
+        ), noted as (
+            update penstock.throttle as h set task_id = p.id
+            from pushed as p where h.queue_id = v_queue.id and h.subject = p_subjects[p.n]
+        )
+        select p.n, p.id, p.result, p.state from pushed as p;
+    end if;
+    return query
+    select i.n::int, coalesce(f.id, h.task_id), 'skipped', coalesce(f.state, 'removed')
+    from unnest(p_subjects) with ordinality as i(subject, n)
+    join penstock.throttle as h on h.queue_id = v_queue.id and h.subject = i.subject
+    left join penstock._find_subjects(v_queue.id, p_subjects, array(select generate_series(1, cardinality(p_subjects))))
+         as f on f.n = i.n
+    where v_first is null or i.n <> all(v_first);
+end
+$$;
 CREATE FUNCTION penstock._put_back(p_leases penstock.lease[], p_now timestamp with time zone) RETURNS TABLE(alone boolean, tasks integer, dead integer)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2776,7 +2876,7 @@ begin
           + (s.totals->>'removed')::bigint;
 end
 $$;
-CREATE FUNCTION penstock._refresh(p_ns integer[], p_ids bigint[], p_ended text[], p_dues timestamp with time zone[], p_priorities smallint[], p_key_ids integer[]) RETURNS TABLE(n integer, id bigint, result text, state text)
+CREATE FUNCTION penstock._refresh(p_ns integer[], p_ids bigint[], p_ended text[], p_dues timestamp with time zone[], p_priorities smallint[], p_key_ids integer[], p_firsts timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_at_most interval DEFAULT NULL::interval) RETURNS TABLE(n integer, id bigint, result text, state text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -2790,7 +2890,13 @@ declare
     v_pending boolean[];
     v_moved   bigint[];
     v_active  bigint[];
+    v_dues    timestamptz[] := p_dues;
 begin
+    if p_firsts is not null then
+        v_dues := array(
+            select least(g.due, greatest(g.first + p_at_most, v_now))
+            from unnest(p_dues, p_firsts) with ordinality as g(due, first, n) order by g.n);
+    end if;
     -- The task waits: it gets the new priority, and the new due if one was given.
     with held as materialized (
         select a.task_id, a.pending, a.priority, a.key_id from penstock.agenda as a
@@ -2803,7 +2909,7 @@ begin
     from held as h
     join unnest(p_ids, p_dues, p_priorities, p_key_ids) as g(id, due, priority, key_id) on g.id = h.task_id;
     if v_moved is not null then
-        perform penstock._replace_waiting(v_moved, p_ids, p_dues, p_priorities,
+        perform penstock._replace_waiting(v_moved, p_ids, v_dues, p_priorities,
                                           coalesce(p_key_ids, array_fill(0, array[cardinality(p_ids)])));
     end if;
     return query
@@ -4454,6 +4560,7 @@ begin
     delete from penstock.lease as l where l.queue_id = v_queue.id;
     delete from penstock.stream as s where s.queue_id = v_queue.id;
     delete from penstock.scaling as s where s.queue = v_queue.name;
+    delete from penstock.throttle as h where h.queue_id = v_queue.id;
     delete from penstock.key as k where k.queue_id = v_queue.id;
     delete from penstock.kind as k where k.queue_id = v_queue.id;
     delete from penstock.counter as c where c.queue_id = v_queue.id;
@@ -5487,16 +5594,17 @@ begin
     return v_gone;
 end
 $$;
-CREATE FUNCTION penstock.push(p_queue text, p_payload json, p_subject text DEFAULT NULL::text, p_kind text DEFAULT NULL::text, p_due timestamp with time zone DEFAULT NULL::timestamp with time zone, p_priority smallint DEFAULT 5, p_on_conflict text DEFAULT 'skip'::text, p_key text DEFAULT NULL::text, p_meta jsonb DEFAULT NULL::jsonb, p_expires timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS TABLE(id bigint, result text, state text)
+CREATE FUNCTION penstock.push(p_queue text, p_payload json, p_subject text DEFAULT NULL::text, p_kind text DEFAULT NULL::text, p_due timestamp with time zone DEFAULT NULL::timestamp with time zone, p_priority smallint DEFAULT 5, p_on_conflict text DEFAULT 'skip'::text, p_key text DEFAULT NULL::text, p_meta jsonb DEFAULT NULL::jsonb, p_expires timestamp with time zone DEFAULT NULL::timestamp with time zone, p_debounce interval DEFAULT NULL::interval, p_at_most interval DEFAULT NULL::interval, p_throttle interval DEFAULT NULL::interval) RETURNS TABLE(id bigint, result text, state text)
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
     select r.id, r.result, r.state
     from penstock.push_many(p_queue, array[p_payload::text], array[p_subject], array[p_kind], array[p_due],
                             array[p_priority], p_on_conflict, penstock._given(p_key), penstock._given(p_meta::text),
-                            case when p_expires is not null then array[p_expires] end) as r
+                            case when p_expires is not null then array[p_expires] end,
+                            p_debounce, p_at_most, p_throttle) as r
 $$;
-CREATE FUNCTION penstock.push(p_queue text, p_payload jsonb DEFAULT '{}'::jsonb, p_subject text DEFAULT NULL::text, p_kind text DEFAULT NULL::text, p_due timestamp with time zone DEFAULT NULL::timestamp with time zone, p_priority smallint DEFAULT 5, p_on_conflict text DEFAULT 'skip'::text, p_key text DEFAULT NULL::text, p_meta jsonb DEFAULT NULL::jsonb, p_expires timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS TABLE(id bigint, result text, state text)
+CREATE FUNCTION penstock.push(p_queue text, p_payload jsonb DEFAULT '{}'::jsonb, p_subject text DEFAULT NULL::text, p_kind text DEFAULT NULL::text, p_due timestamp with time zone DEFAULT NULL::timestamp with time zone, p_priority smallint DEFAULT 5, p_on_conflict text DEFAULT 'skip'::text, p_key text DEFAULT NULL::text, p_meta jsonb DEFAULT NULL::jsonb, p_expires timestamp with time zone DEFAULT NULL::timestamp with time zone, p_debounce interval DEFAULT NULL::interval, p_at_most interval DEFAULT NULL::interval, p_throttle interval DEFAULT NULL::interval) RETURNS TABLE(id bigint, result text, state text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -5505,19 +5613,21 @@ begin
     select r.id, r.result, r.state
     from penstock.push_many(p_queue, array[p_payload::text], array[p_subject], array[p_kind], array[p_due],
                             array[p_priority], p_on_conflict, penstock._given(p_key), penstock._given(p_meta::text),
-                            case when p_expires is not null then array[p_expires] end) as r;
+                            case when p_expires is not null then array[p_expires] end,
+                            p_debounce, p_at_most, p_throttle) as r;
 end
 $$;
-CREATE FUNCTION penstock.push(p_queue text, p_payload text, p_subject text DEFAULT NULL::text, p_kind text DEFAULT NULL::text, p_due timestamp with time zone DEFAULT NULL::timestamp with time zone, p_priority smallint DEFAULT 5, p_on_conflict text DEFAULT 'skip'::text, p_key text DEFAULT NULL::text, p_meta jsonb DEFAULT NULL::jsonb, p_expires timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS TABLE(id bigint, result text, state text)
+CREATE FUNCTION penstock.push(p_queue text, p_payload text, p_subject text DEFAULT NULL::text, p_kind text DEFAULT NULL::text, p_due timestamp with time zone DEFAULT NULL::timestamp with time zone, p_priority smallint DEFAULT 5, p_on_conflict text DEFAULT 'skip'::text, p_key text DEFAULT NULL::text, p_meta jsonb DEFAULT NULL::jsonb, p_expires timestamp with time zone DEFAULT NULL::timestamp with time zone, p_debounce interval DEFAULT NULL::interval, p_at_most interval DEFAULT NULL::interval, p_throttle interval DEFAULT NULL::interval) RETURNS TABLE(id bigint, result text, state text)
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
     select r.id, r.result, r.state
     from penstock.push_many(p_queue, array[p_payload], array[p_subject], array[p_kind], array[p_due],
                             array[p_priority], p_on_conflict, penstock._given(p_key), penstock._given(p_meta::text),
-                            case when p_expires is not null then array[p_expires] end) as r
+                            case when p_expires is not null then array[p_expires] end,
+                            p_debounce, p_at_most, p_throttle) as r
 $$;
-CREATE FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[] DEFAULT NULL::text[], p_kinds text[] DEFAULT NULL::text[], p_dues timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_priorities smallint[] DEFAULT NULL::smallint[], p_on_conflict text DEFAULT 'skip'::text, p_keys text[] DEFAULT NULL::text[], p_metas text[] DEFAULT NULL::text[], p_expires timestamp with time zone[] DEFAULT NULL::timestamp with time zone[]) RETURNS TABLE(n integer, id bigint, result text, state text)
+CREATE FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[] DEFAULT NULL::text[], p_kinds text[] DEFAULT NULL::text[], p_dues timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_priorities smallint[] DEFAULT NULL::smallint[], p_on_conflict text DEFAULT 'skip'::text, p_keys text[] DEFAULT NULL::text[], p_metas text[] DEFAULT NULL::text[], p_expires timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_debounce interval DEFAULT NULL::interval, p_at_most interval DEFAULT NULL::interval, p_throttle interval DEFAULT NULL::interval) RETURNS TABLE(n integer, id bigint, result text, state text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -5538,13 +5648,26 @@ declare
     v_dues    timestamptz[];
     v_ranks   smallint[];
     v_keys    text[];
+    v_firsts  timestamptz[];    -- when the age of these documents began
     v_left    int[];       -- positions whose subject exists, when nothing is to be updated
+    v_later   timestamptz;      -- the due by debounce
 begin
     perform penstock._check_arrays(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_on_conflict);
     perform penstock._check_push(p_payloads, p_subjects, p_kinds, p_dues, p_priorities,
                                  penstock.largest_payload(v_queue));
     if num_nonnulls(p_keys, p_metas, p_expires) > 0 then
         perform penstock._check_extras(cardinality(p_payloads), p_keys, p_metas, p_expires, p_dues);
+    end if;
+    if num_nonnulls(p_debounce, p_at_most, p_throttle) > 0 then
+        perform penstock._check_pace(p_subjects, p_dues, p_on_conflict, p_debounce, p_at_most, p_throttle);
+        v_later := penstock.clock() + penstock._in_seconds(p_debounce);
+        if p_throttle is not null then
+            return query
+            select r.n, r.id, r.result, r.state
+            from penstock._push_throttled(p_queue, p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_on_conflict,
+                                          p_keys, p_metas, p_expires, p_throttle) as r;
+            return;
+        end if;
     end if;
     if v_updates then
         perform penstock._check_texts(p_payloads, penstock._largest_text(v_queue));
@@ -5568,8 +5691,8 @@ begin
     -- Ids follow the given order, so that the first task runs first. A conflict locks the document even if nothing is
     -- updated.
     with asked as materialized (
-        select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind, i.due, i.priority,
-               i.key, i.meta, i.expires
+        select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind,
+               coalesce(i.due, v_later) as due, i.priority, i.key, i.meta, i.expires
         from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_keys, p_metas, p_expires)
              with ordinality as i(payload, subject, kind, due, priority, key, meta, expires, n)
         where v_twice is null or i.n not in (select unnest(v_twice))
@@ -5583,9 +5706,11 @@ begin
         set payload = excluded.payload, kind = excluded.kind, priority = excluded.priority,
             due = coalesce(excluded.due, t.due), key = excluded.key, meta = excluded.meta, expires = excluded.expires
         where v_updates
-        returning t.id, t.subject, coalesce(t.ended, case when t.waits_for > 0 then 'waiting' end) as ended
+        returning t.id, t.subject, coalesce(t.ended, case when t.waits_for > 0 then 'waiting' end) as ended,
+                  coalesce(t.since, t.created) as first
     ), matched as materialized (
-        select a.n, a.due, coalesce(a.priority, 5::smallint) as priority, a.key, c.id as made, e.id, e.ended
+        select a.n, a.due, coalesce(a.priority, 5::smallint) as priority, a.key, c.id as made, e.id, e.ended,
+               e.first
         from asked as a
         left join written as c on c.id = a.id
         left join written as e on e.subject = a.subject and c.id is null
@@ -5595,8 +5720,9 @@ begin
            array_agg(m.n) filter (where m.id is not null), array_agg(m.id) filter (where m.id is not null),
            array_agg(m.ended) filter (where m.id is not null), array_agg(m.due) filter (where m.id is not null),
            array_agg(m.priority) filter (where m.id is not null), array_agg(m.key) filter (where m.id is not null),
+           array_agg(m.first) filter (where m.id is not null),
            array_agg(m.n order by m.n) filter (where m.made is null and m.id is null)
-    into v_new, v_made, v_planned, v_ns, v_ids, v_ended, v_dues, v_ranks, v_keys, v_left
+    into v_new, v_made, v_planned, v_ns, v_ids, v_ended, v_dues, v_ranks, v_keys, v_firsts, v_left
     from matched as m;
     if v_left is not null and p_on_conflict = 'error' then
         perform penstock.refuse('PS409',
@@ -5610,7 +5736,8 @@ begin
         return query
         select r.n, r.id, r.result, r.state
         from penstock._refresh(v_ns, v_ids, v_ended, v_dues, v_ranks,
-                               case when p_keys is not null then penstock._number_keys(v_queue.id, v_keys) end) as r;
+                               case when p_keys is not null then penstock._number_keys(v_queue.id, v_keys) end,
+                               case when p_at_most is not null then v_firsts end, penstock._in_seconds(p_at_most)) as r;
     end if;
     -- These are new statements, so that they see the documents that the insert met.
     if v_left is not null then
@@ -6157,7 +6284,7 @@ CREATE FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) RETURNS
     RETURN ((mod(((mod(abs(p_seed), '2147483648'::bigint) * '2654435761'::bigint) + ((p_failures)::bigint * 1013904223)), '4294967296'::bigint))::double precision / (4294967296.0)::double precision);
 CREATE FUNCTION penstock.revision() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 8;
+    RETURN 9;
 CREATE FUNCTION penstock.running_times() RETURNS TABLE(queue text, kind text, bucket integer, tasks bigint, seconds double precision)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -6891,7 +7018,7 @@ CREATE FUNCTION penstock.upkeep_pace() RETURNS TABLE(part text, every interval)
            ('history days made', '1 minute'),
            ('history days counted', '1 minute'), ('history days dropped', '1 minute'), ('samples dropped', '1 minute'),
            ('decisions dropped', '1 minute'), ('ledger parts dropped', '1 minute'), ('rejects dropped', '1 minute'),
-           ('audit entries dropped', '1 minute')
+           ('audit entries dropped', '1 minute'), ('throttles dropped', '1 minute')
 $$;
 CREATE FUNCTION penstock.upkeep_part(p_part text, p_due boolean DEFAULT false, OUT rows bigint, OUT more boolean) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
@@ -6934,6 +7061,7 @@ begin
         when 'decisions dropped' then rows := penstock._drop_decisions(v_now - penstock._keeps('decisions'), v_limit);
         when 'ledger parts dropped' then rows := penstock._drop_ledger(v_now - penstock._keeps('ledger'), v_limit);
         when 'rejects dropped' then rows := penstock._drop_rejects(v_now - penstock._keeps('rejects'), v_limit);
+        when 'throttles dropped' then rows := penstock._drop_throttles(v_now, v_limit);
         when 'audit entries dropped' then rows := penstock._drop_audit(v_now - penstock._keeps('audit'), v_limit);
     end case;
     more := more or (rows >= v_limit and p_part not in ('squeezed', 'sampled'));
@@ -7341,6 +7469,14 @@ CREATE VIEW penstock.tasks AS
    FROM ((penstock.task t
      JOIN penstock.queue q ON ((q.id = t.queue_id)))
      LEFT JOIN penstock.agenda a ON ((a.task_id = t.id)));
+CREATE TABLE penstock.throttle (
+    queue_id integer NOT NULL,
+    subject text NOT NULL COLLATE pg_catalog."C",
+    until timestamp with time zone NOT NULL,
+    task_id bigint
+)
+WITH (fillfactor='70');
+COMMENT ON COLUMN penstock.throttle.task_id IS 'the task of the push that was not skipped';
 CREATE TABLE penstock.worker (
     name text NOT NULL,
     host text DEFAULT ''::text NOT NULL,
@@ -7445,6 +7581,8 @@ ALTER TABLE ONLY penstock.stream
     ADD CONSTRAINT stream_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.task
     ADD CONSTRAINT task_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY penstock.throttle
+    ADD CONSTRAINT throttle_pkey PRIMARY KEY (queue_id, subject);
 ALTER TABLE ONLY penstock.watermark
     ADD CONSTRAINT watermark_pkey PRIMARY KEY (queue_id);
 ALTER TABLE ONLY penstock.worker
@@ -7473,6 +7611,7 @@ CREATE INDEX task_ended ON penstock.task USING btree (queue_id, ended, ended_at)
 CREATE INDEX task_expires ON penstock.task USING btree (queue_id, expires) WHERE ((expires IS NOT NULL) AND (ended IS NULL));
 CREATE UNIQUE INDEX task_subject ON penstock.task USING btree (queue_id, subject) WHERE (subject IS NOT NULL);
 CREATE INDEX task_waiting ON penstock.task USING btree (queue_id, id) WHERE ((waits_for > 0) AND (ended IS NULL));
+CREATE INDEX throttle_until ON penstock.throttle USING btree (until);
 CREATE TRIGGER count_delete AFTER DELETE ON penstock.agenda REFERENCING OLD TABLE AS parted FOR EACH STATEMENT EXECUTE FUNCTION penstock._count_agenda();
 CREATE TRIGGER count_delete AFTER DELETE ON penstock.lease REFERENCING OLD TABLE AS parted FOR EACH STATEMENT EXECUTE FUNCTION penstock._count_lease();
 CREATE TRIGGER count_delete AFTER DELETE ON penstock.task REFERENCING OLD TABLE AS parted FOR EACH STATEMENT EXECUTE FUNCTION penstock._count_task();
@@ -7513,6 +7652,7 @@ REVOKE ALL ON FUNCTION penstock._check_hold(p_lease interval, p_driver text) FRO
 REVOKE ALL ON FUNCTION penstock._check_id(p_id bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_limit(p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_origin() FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._check_pace(p_subjects text[], p_dues timestamp with time zone[], p_on_conflict text, p_debounce interval, p_at_most interval, p_throttle interval) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_push(p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_largest bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock.clock() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.clock() TO penstock_producer;
@@ -7530,6 +7670,7 @@ REVOKE ALL ON FUNCTION penstock._check_schedule(p_schedule penstock.schedule, p_
 REVOKE ALL ON FUNCTION penstock._check_settle(p_token uuid, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_sizes(p_payloads text[], p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_texts(p_payloads text[], p_most bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._chosen(p_values anyarray, p_positions integer[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._claim_batch(p_queue penstock.queue, p_driver text, p_limit integer, p_slots integer, p_lease interval, p_before timestamp with time zone) FROM PUBLIC;
 GRANT SELECT(claimed_at) ON TABLE penstock.lease TO penstock_reader;
 GRANT SELECT(until) ON TABLE penstock.lease TO penstock_reader;
@@ -7566,6 +7707,7 @@ REVOKE ALL ON FUNCTION penstock._drop_history(p_before timestamp with time zone,
 REVOKE ALL ON FUNCTION penstock._drop_ledger(p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._drop_rejects(p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._drop_samples(p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._drop_throttles(p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._end_unstarted(p_queue_id integer, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._end_unstarted_all(OUT rows bigint, OUT more boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._error_fingerprint(p_class text, p_pattern text) FROM PUBLIC;
@@ -7640,11 +7782,12 @@ REVOKE ALL ON FUNCTION penstock._pick_quarantined(p_queue_id integer) FROM PUBLI
 REVOKE ALL ON FUNCTION penstock._promote(p_queue_id integer, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._promote_all(OUT rows bigint, OUT more boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._push_follow_ups(p_targets text[], p_ends jsonb[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._push_throttled(p_queue text, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text, p_keys text[], p_metas text[], p_expires timestamp with time zone[], p_throttle interval) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._put_back(p_leases penstock.lease[], p_now timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._queue_name(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._read_up_to() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._recount(p_queue text) FROM PUBLIC;
-REVOKE ALL ON FUNCTION penstock._refresh(p_ns integer[], p_ids bigint[], p_ended text[], p_dues timestamp with time zone[], p_priorities smallint[], p_key_ids integer[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._refresh(p_ns integer[], p_ids bigint[], p_ended text[], p_dues timestamp with time zone[], p_priorities smallint[], p_key_ids integer[], p_firsts timestamp with time zone[], p_at_most interval) FROM PUBLIC;
 GRANT SELECT ON TABLE penstock.history_branch TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock._refuse_branch(p_branch text, p_xid bigint, p_known penstock.history_branch) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._refuse_lease(p_lease interval) FROM PUBLIC;
@@ -7846,14 +7989,14 @@ GRANT ALL ON FUNCTION penstock.profiles(p_queue text) TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.profiles(p_queue text) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.purge(p_queue text, p_states text[], p_ids bigint[], p_kind text, p_error text, p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.purge(p_queue text, p_states text[], p_ids bigint[], p_kind text, p_error text, p_before timestamp with time zone, p_limit integer) TO penstock_admin;
-REVOKE ALL ON FUNCTION penstock.push(p_queue text, p_payload json, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text, p_key text, p_meta jsonb, p_expires timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.push(p_queue text, p_payload json, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text, p_key text, p_meta jsonb, p_expires timestamp with time zone) TO penstock_producer;
-REVOKE ALL ON FUNCTION penstock.push(p_queue text, p_payload jsonb, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text, p_key text, p_meta jsonb, p_expires timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.push(p_queue text, p_payload jsonb, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text, p_key text, p_meta jsonb, p_expires timestamp with time zone) TO penstock_producer;
-REVOKE ALL ON FUNCTION penstock.push(p_queue text, p_payload text, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text, p_key text, p_meta jsonb, p_expires timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.push(p_queue text, p_payload text, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text, p_key text, p_meta jsonb, p_expires timestamp with time zone) TO penstock_producer;
-REVOKE ALL ON FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text, p_keys text[], p_metas text[], p_expires timestamp with time zone[]) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text, p_keys text[], p_metas text[], p_expires timestamp with time zone[]) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.push(p_queue text, p_payload json, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text, p_key text, p_meta jsonb, p_expires timestamp with time zone, p_debounce interval, p_at_most interval, p_throttle interval) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.push(p_queue text, p_payload json, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text, p_key text, p_meta jsonb, p_expires timestamp with time zone, p_debounce interval, p_at_most interval, p_throttle interval) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.push(p_queue text, p_payload jsonb, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text, p_key text, p_meta jsonb, p_expires timestamp with time zone, p_debounce interval, p_at_most interval, p_throttle interval) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.push(p_queue text, p_payload jsonb, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text, p_key text, p_meta jsonb, p_expires timestamp with time zone, p_debounce interval, p_at_most interval, p_throttle interval) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.push(p_queue text, p_payload text, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text, p_key text, p_meta jsonb, p_expires timestamp with time zone, p_debounce interval, p_at_most interval, p_throttle interval) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.push(p_queue text, p_payload text, p_subject text, p_kind text, p_due timestamp with time zone, p_priority smallint, p_on_conflict text, p_key text, p_meta jsonb, p_expires timestamp with time zone, p_debounce interval, p_at_most interval, p_throttle interval) TO penstock_producer;
+REVOKE ALL ON FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text, p_keys text[], p_metas text[], p_expires timestamp with time zone[], p_debounce interval, p_at_most interval, p_throttle interval) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.push_many(p_queue text, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text, p_keys text[], p_metas text[], p_expires timestamp with time zone[], p_debounce interval, p_at_most interval, p_throttle interval) TO penstock_producer;
 REVOKE ALL ON FUNCTION penstock.queues_named(p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.queues_named(p_queue text) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.read_lease(p_token uuid, p_first integer, p_count integer) FROM PUBLIC;
@@ -7980,4 +8123,5 @@ GRANT SELECT ON TABLE penstock.reject TO penstock_reader;
 GRANT SELECT ON TABLE penstock.scaling TO penstock_reader;
 GRANT USAGE ON SEQUENCE penstock.task_id_seq TO penstock_producer;
 GRANT SELECT ON TABLE penstock.tasks TO penstock_reader;
+GRANT SELECT ON TABLE penstock.throttle TO penstock_reader;
 GRANT SELECT ON TABLE penstock.worker TO penstock_reader;

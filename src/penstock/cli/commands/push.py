@@ -18,7 +18,7 @@ from penstock import validate
 from penstock.cli.terminal.options import DryRun, QueueName, Shell, parse_json, with_shell
 from penstock.cli.terminal.output import print_interrupted, progress_bar
 from penstock.client.spool import Spool
-from penstock.client.statements.pushes import ITEM, check_conflict
+from penstock.client.statements.pushes import ITEM, Rules, check_rules
 from penstock.errors import Conflict, PayloadError, ValidationError, shown
 from penstock.model import PUSH_RESULTS, Duration, NewTask, OnConflict, PushReport
 from penstock.validate import moment, queue_name, token
@@ -64,6 +64,20 @@ def push(
             show_default=False,
         ),
     ] = None,
+    debounce: Annotated[
+        str | None,
+        typer.Option(help="Run a task when its subject was not pushed for so long, as 2s.", show_default=False),
+    ] = None,
+    at_most: Annotated[
+        str | None,
+        typer.Option(
+            help="With --debounce: so long after the first of these pushes at the latest.", show_default=False
+        ),
+    ] = None,
+    throttle: Annotated[
+        str | None,
+        typer.Option(help="Skip tasks whose subject was pushed, and not skipped, in this time.", show_default=False),
+    ] = None,
     batch_id: Annotated[
         str | None,
         typer.Option(
@@ -84,7 +98,7 @@ def push(
     queue_name(queue)
     defaults = parse_defaults(delay, key, meta, expires)
     batch = uuid4() if batch_id is None else token(batch_id, "batch_id")
-    check_conflict(on_conflict)
+    rules = check_rules(on_conflict, debounce, at_most, throttle)
     with open_source(file) as source:
         typed = file == "-" and sys.stdin.isatty()
         lines = Lines(source, "" if shell.quiet or not typed else INVITATION, defaults)
@@ -94,7 +108,7 @@ def push(
                 said = f"{counts['checked']:,} checked" if counts["checked"] else "nothing to push"
                 shell.answer(counts | {"dry_run": True}, said)
                 return
-            report = push_lines(shell, queue, lines, cast("OnConflict", on_conflict), batch)
+            report = push_lines(shell, queue, lines, rules, batch)
     dead = (
         {"skipped_dead": report.skipped_dead} if report.skipped_dead else {}
     )  # a part of skipped: without it the counts add up
@@ -160,7 +174,7 @@ def check_lines(lines: Lines) -> dict[str, int]:
         return dict.fromkeys(PUSH_RESULTS, 0) | {"checked": spool.rows}
 
 
-def push_lines(shell: Shell, queue: str, lines: Lines, on_conflict: OnConflict, batch: UUID) -> PushReport:
+def push_lines(shell: Shell, queue: str, lines: Lines, rules: Rules, batch: UUID) -> PushReport:
     """Pushes the lines. After Ctrl-C it says how to repeat the push without writing a task twice."""
     written = 0
 
@@ -176,9 +190,17 @@ def push_lines(shell: Shell, queue: str, lines: Lines, on_conflict: OnConflict, 
         ):
             target = penstock.queue(queue)
             target.status()  # raises for a missing queue before a long file is read
-            return target.push_many(lines, on_conflict=on_conflict, batch_id=batch, progress=progress)
+            return target.push_many(
+                lines,
+                on_conflict=cast("OnConflict", rules.on_conflict),
+                debounce=rules.debounce,
+                at_most=rules.at_most,
+                throttle=rules.throttle,
+                batch_id=batch,
+                progress=progress,
+            )
     except KeyboardInterrupt:
-        by_parts = lines.named and on_conflict != "error"
+        by_parts = lines.named and rules.on_conflict != "error"
         # Otherwise the only transaction has not been committed.
         if lines.ended and (by_parts or written == lines.tasks):
             print_interrupted(

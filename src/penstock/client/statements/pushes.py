@@ -6,13 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 from penstock import validate
 from penstock.client.binary import TextArray
 from penstock.client.spool import Chunk
 from penstock.errors import Conflict, ValidationError, shown
-from penstock.model import NewTask, Pushed
+from penstock.model import Duration, NewTask, Pushed
 
 LIMIT = "select q.id, penstock.largest_payload(q) from penstock.the_queue(%s) as q"
 PUSH = """
@@ -23,13 +24,14 @@ PUSH = """
 PUSH_MORE = """
     select id, result, state
     from penstock.push_many(%s, array[%s::text], array[%s::text], array[%s::text], array[%s::timestamptz],
-                            array[%s::smallint], %s, array[%s::text], array[%s::text], array[%s::timestamptz])
+                            array[%s::smallint], %s, array[%s::text], array[%s::text], array[%s::timestamptz],
+                            %s, %s, %s)
 """
 PUSH_MANY = """
     select result, pg_catalog.count(*),
            pg_catalog.count(*) filter (where result = 'skipped' and state = 'dead')
     from penstock.push_many(%s, %s, %s, %s, (%s::text[])::timestamptz[], %s::smallint[], %s,
-                            %s, %s, (%s::text[])::timestamptz[])
+                            %s, %s, (%s::text[])::timestamptz[], %s, %s, %s)
     group by result
 """
 RESERVE = "select pg_catalog.nextval('penstock.task_id_seq') from pg_catalog.generate_series(1, %s)"
@@ -52,7 +54,10 @@ PUSH_AS_TEXT = """
         pg_catalog.array_replace(cast(cast($8 as pg_catalog.text) as pg_catalog.text[]), '', null),
         pg_catalog.array_replace(cast(cast($9 as pg_catalog.text) as pg_catalog.text[]), '', null),
         cast(pg_catalog.array_replace(cast(cast($10 as pg_catalog.text) as pg_catalog.text[]), '', null)
-             as pg_catalog.timestamptz[]))
+             as pg_catalog.timestamptz[]),
+        cast(cast($11 as pg_catalog.text) as pg_catalog.interval),
+        cast(cast($12 as pg_catalog.text) as pg_catalog.interval),
+        cast(cast($13 as pg_catalog.text) as pg_catalog.interval))
     order by n
 """
 LIMIT_AS_TEXT = "select q.id, penstock.largest_payload(q) from penstock.the_queue(cast($1 as pg_catalog.text)) as q"
@@ -76,16 +81,68 @@ def check_conflict(value: object) -> str:
     return str(value)
 
 
-def push_one(queue: str, raw: bytes, task: NewTask, on_conflict: str) -> tuple[str, tuple[Any, ...]]:
+class Rules(NamedTuple):
+    """What a push does with a subject that exists, or that was pushed lately."""
+
+    on_conflict: str = "skip"
+    debounce: timedelta | None = None
+    at_most: timedelta | None = None
+    throttle: timedelta | None = None
+
+    @property
+    def paced(self) -> bool:
+        """Whether the push depends on when its subjects were pushed before."""
+        return self.debounce is not None or self.throttle is not None
+
+
+def check_rules(
+    on_conflict: object,
+    debounce: Duration | None = None,
+    at_most: Duration | None = None,
+    throttle: Duration | None = None,
+) -> Rules:
+    """Checks what a push does with subjects that exist."""
+    rules = Rules(
+        check_conflict(on_conflict),
+        None if debounce is None else validate.positive(debounce, "debounce"),
+        None if at_most is None else validate.positive(at_most, "at_most"),
+        None if throttle is None else validate.positive(throttle, "throttle"),
+    )
+    if rules.debounce is not None and rules.throttle is not None:
+        raise ValidationError("throttle: there is a debounce too", hint="Give one of them.", field="throttle")
+    if rules.at_most is not None and rules.debounce is None:
+        raise ValidationError("at_most: it limits a debounce, and there is none", field="at_most")
+    if rules.at_most is not None and rules.debounce is not None and rules.at_most < rules.debounce:
+        said = f"at_most: {shown(at_most)} is less than the debounce, {shown(debounce)}"
+        raise ValidationError(said, field="at_most")
+    if rules.debounce is not None and rules.on_conflict != "update":
+        hint = 'Say on_conflict="update".'
+        raise ValidationError("debounce: it updates the task of the subject", hint=hint, field="debounce")
+    if rules.throttle is not None and rules.on_conflict == "error":
+        raise ValidationError("throttle: it skips tasks, so on_conflict cannot be error", field="throttle")
+    return rules
+
+
+def check_paced(rules: Rules, tasks: Iterable[NewTask]) -> None:
+    """Checks the tasks of a push with a debounce or a throttle."""
+    word = "debounce" if rules.debounce is not None else "throttle"
+    for task in tasks if rules.paced else ():
+        if task.subject is None:
+            raise ValidationError(f"{word}: the task has no subject", field=word)
+        if rules.debounce is not None and (task.due is not None or task.delay is not None):
+            raise ValidationError("due: there is a debounce too", hint="Give one of them.", field="due")
+
+
+def push_one(queue: str, raw: bytes, task: NewTask, rules: Rules) -> tuple[str, tuple[Any, ...]]:
     """Returns the statement and the parameters that push one checked task."""
-    plain = (queue, raw.decode(), task.subject, task.kind, task.due, task.priority, on_conflict)
-    if task.key is None and task.meta is None and task.expires is None:
+    plain = (queue, raw.decode(), task.subject, task.kind, task.due, task.priority, rules.on_conflict)
+    if task.key is None and task.meta is None and task.expires is None and not rules.paced:
         return PUSH, plain
     meta = None if task.meta is None else validate.meta(task.meta).decode()
-    return PUSH_MORE, (*plain, task.key, meta, task.expires)
+    return PUSH_MORE, (*plain, task.key, meta, task.expires, *rules[1:])
 
 
-def merge_parameters(queue: str, chunk: Chunk, on_conflict: str) -> tuple[Any, ...]:
+def merge_parameters(queue: str, chunk: Chunk, rules: Rules) -> tuple[Any, ...]:
     """Returns the parameters of PUSH_MANY."""
     return (
         queue,
@@ -94,14 +151,15 @@ def merge_parameters(queue: str, chunk: Chunk, on_conflict: str) -> tuple[Any, .
         chunk.kinds and TextArray(chunk.kinds),
         chunk.dues and TextArray(chunk.dues),
         chunk.priorities,
-        on_conflict,
+        rules.on_conflict,
         chunk.keys and TextArray(chunk.keys),
         chunk.metas and TextArray(chunk.metas),
         chunk.expires and TextArray(chunk.expires),
+        *rules[1:],
     )
 
 
-def text_columns(queue: str, chunk: Chunk, on_conflict: str) -> list[str | None]:
+def text_columns(queue: str, chunk: Chunk, rules: Rules) -> list[str | None]:
     """Returns the parameters of PUSH_AS_TEXT."""
     return [
         queue,
@@ -110,10 +168,11 @@ def text_columns(queue: str, chunk: Chunk, on_conflict: str) -> list[str | None]
         array_literal(chunk.kinds),
         array_literal(chunk.dues),
         None if chunk.priorities is None else "{" + ",".join(map(str, chunk.priorities)) + "}",
-        on_conflict,
+        rules.on_conflict,
         array_literal(chunk.keys),
         array_literal(chunk.metas),
         array_literal(chunk.expires),
+        *(None if one is None else f"{one.total_seconds():f} seconds" for one in rules[1:]),
     ]
 
 

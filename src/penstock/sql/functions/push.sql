@@ -15,7 +15,10 @@ create or replace function penstock.push_many(
     p_on_conflict text default 'skip',
     p_keys        text[] default null,
     p_metas       text[] default null,
-    p_expires     timestamptz[] default null
+    p_expires     timestamptz[] default null,
+    p_debounce    interval default null,
+    p_at_most     interval default null,
+    p_throttle    interval default null
 ) returns table (n int, id bigint, result text, state text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
@@ -33,13 +36,27 @@ declare
     v_dues    timestamptz[];
     v_ranks   smallint[];
     v_keys    text[];
+    v_firsts  timestamptz[];    -- when the age of these documents began
     v_left    int[];       -- positions whose subject exists, when nothing is to be updated
+    v_later   timestamptz;      -- the due by debounce
 begin
     perform penstock._check_arrays(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_on_conflict);
     perform penstock._check_push(p_payloads, p_subjects, p_kinds, p_dues, p_priorities,
                                  penstock.largest_payload(v_queue));
     if num_nonnulls(p_keys, p_metas, p_expires) > 0 then
         perform penstock._check_extras(cardinality(p_payloads), p_keys, p_metas, p_expires, p_dues);
+    end if;
+
+    if num_nonnulls(p_debounce, p_at_most, p_throttle) > 0 then
+        perform penstock._check_pace(p_subjects, p_dues, p_on_conflict, p_debounce, p_at_most, p_throttle);
+        v_later := penstock.clock() + penstock._in_seconds(p_debounce);
+        if p_throttle is not null then
+            return query
+            select r.n, r.id, r.result, r.state
+            from penstock._push_throttled(p_queue, p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_on_conflict,
+                                          p_keys, p_metas, p_expires, p_throttle) as r;
+            return;
+        end if;
     end if;
 
     if v_updates then
@@ -67,8 +84,8 @@ begin
     -- Ids follow the given order, so that the first task runs first. A conflict locks the document even if nothing is
     -- updated.
     with asked as materialized (
-        select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind, i.due, i.priority,
-               i.key, i.meta, i.expires
+        select i.n::int, nextval('penstock.task_id_seq') as id, i.payload, i.subject, i.kind,
+               coalesce(i.due, v_later) as due, i.priority, i.key, i.meta, i.expires
         from unnest(p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_keys, p_metas, p_expires)
              with ordinality as i(payload, subject, kind, due, priority, key, meta, expires, n)
         where v_twice is null or i.n not in (select unnest(v_twice))
@@ -82,9 +99,11 @@ begin
         set payload = excluded.payload, kind = excluded.kind, priority = excluded.priority,
             due = coalesce(excluded.due, t.due), key = excluded.key, meta = excluded.meta, expires = excluded.expires
         where v_updates
-        returning t.id, t.subject, coalesce(t.ended, case when t.waits_for > 0 then 'waiting' end) as ended
+        returning t.id, t.subject, coalesce(t.ended, case when t.waits_for > 0 then 'waiting' end) as ended,
+                  coalesce(t.since, t.created) as first
     ), matched as materialized (
-        select a.n, a.due, coalesce(a.priority, 5::smallint) as priority, a.key, c.id as made, e.id, e.ended
+        select a.n, a.due, coalesce(a.priority, 5::smallint) as priority, a.key, c.id as made, e.id, e.ended,
+               e.first
         from asked as a
         left join written as c on c.id = a.id
         left join written as e on e.subject = a.subject and c.id is null
@@ -94,8 +113,9 @@ begin
            array_agg(m.n) filter (where m.id is not null), array_agg(m.id) filter (where m.id is not null),
            array_agg(m.ended) filter (where m.id is not null), array_agg(m.due) filter (where m.id is not null),
            array_agg(m.priority) filter (where m.id is not null), array_agg(m.key) filter (where m.id is not null),
+           array_agg(m.first) filter (where m.id is not null),
            array_agg(m.n order by m.n) filter (where m.made is null and m.id is null)
-    into v_new, v_made, v_planned, v_ns, v_ids, v_ended, v_dues, v_ranks, v_keys, v_left
+    into v_new, v_made, v_planned, v_ns, v_ids, v_ended, v_dues, v_ranks, v_keys, v_firsts, v_left
     from matched as m;
 
     if v_left is not null and p_on_conflict = 'error' then
@@ -110,7 +130,8 @@ begin
         return query
         select r.n, r.id, r.result, r.state
         from penstock._refresh(v_ns, v_ids, v_ended, v_dues, v_ranks,
-                               case when p_keys is not null then penstock._number_keys(v_queue.id, v_keys) end) as r;
+                               case when p_keys is not null then penstock._number_keys(v_queue.id, v_keys) end,
+                               case when p_at_most is not null then v_firsts end, penstock._in_seconds(p_at_most)) as r;
     end if;
     -- These are new statements, so that they see the documents that the insert met.
     if v_left is not null then
@@ -127,10 +148,12 @@ $$;
 -- Updates the agenda for documents that have new content and that the caller holds. It LOCKS an agenda row before it
 -- reports the task as updated, and writes the row if it changes. So a claim that comes later reads the new payload. If
 -- a claim came first, this function has waited for its end and finds no row to lock: that claim has the old payload, so
--- the task is renewed, which means that it runs again.
+-- the task is renewed, which means that it runs again. With p_at_most a waiting task is due that long after the
+-- beginning of its age, in p_firsts, at the latest; of a running or ended task the push begins a new age.
 drop function if exists penstock._refresh(int[], bigint[], text[], timestamptz[], smallint[]);
 create or replace function penstock._refresh(
-    p_ns int[], p_ids bigint[], p_ended text[], p_dues timestamptz[], p_priorities smallint[], p_key_ids int[]
+    p_ns int[], p_ids bigint[], p_ended text[], p_dues timestamptz[], p_priorities smallint[], p_key_ids int[],
+    p_firsts timestamptz[] default null, p_at_most interval default null
 ) returns table (n int, id bigint, result text, state text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off as $$
@@ -141,7 +164,13 @@ declare
     v_pending boolean[];
     v_moved   bigint[];
     v_active  bigint[];
+    v_dues    timestamptz[] := p_dues;
 begin
+    if p_firsts is not null then
+        v_dues := array(
+            select least(g.due, greatest(g.first + p_at_most, v_now))
+            from unnest(p_dues, p_firsts) with ordinality as g(due, first, n) order by g.n);
+    end if;
     -- The task waits: it gets the new priority, and the new due if one was given.
     with held as materialized (
         select a.task_id, a.pending, a.priority, a.key_id from penstock.agenda as a
@@ -154,7 +183,7 @@ begin
     from held as h
     join unnest(p_ids, p_dues, p_priorities, p_key_ids) as g(id, due, priority, key_id) on g.id = h.task_id;
     if v_moved is not null then
-        perform penstock._replace_waiting(v_moved, p_ids, p_dues, p_priorities,
+        perform penstock._replace_waiting(v_moved, p_ids, v_dues, p_priorities,
                                           coalesce(p_key_ids, array_fill(0, array[cardinality(p_ids)])));
     end if;
 
@@ -282,7 +311,10 @@ create or replace function penstock.push(
     p_on_conflict text default 'skip',
     p_key         text default null,
     p_meta        jsonb default null,
-    p_expires     timestamptz default null
+    p_expires     timestamptz default null,
+    p_debounce    interval default null,
+    p_at_most     interval default null,
+    p_throttle    interval default null
 ) returns table (id bigint, result text, state text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -290,7 +322,8 @@ begin
     select r.id, r.result, r.state
     from penstock.push_many(p_queue, array[p_payload::text], array[p_subject], array[p_kind], array[p_due],
                             array[p_priority], p_on_conflict, penstock._given(p_key), penstock._given(p_meta::text),
-                            case when p_expires is not null then array[p_expires] end) as r;
+                            case when p_expires is not null then array[p_expires] end,
+                            p_debounce, p_at_most, p_throttle) as r;
 end
 $$;
 
@@ -307,13 +340,17 @@ create or replace function penstock.push(
     p_on_conflict text default 'skip',
     p_key         text default null,
     p_meta        jsonb default null,
-    p_expires     timestamptz default null
+    p_expires     timestamptz default null,
+    p_debounce    interval default null,
+    p_at_most     interval default null,
+    p_throttle    interval default null
 ) returns table (id bigint, result text, state text)
 language sql security definer set search_path = pg_catalog, pg_temp as $$
     select r.id, r.result, r.state
     from penstock.push_many(p_queue, array[p_payload::text], array[p_subject], array[p_kind], array[p_due],
                             array[p_priority], p_on_conflict, penstock._given(p_key), penstock._given(p_meta::text),
-                            case when p_expires is not null then array[p_expires] end) as r
+                            case when p_expires is not null then array[p_expires] end,
+                            p_debounce, p_at_most, p_throttle) as r
 $$;
 
 create or replace function penstock.push(
@@ -326,13 +363,17 @@ create or replace function penstock.push(
     p_on_conflict text default 'skip',
     p_key         text default null,
     p_meta        jsonb default null,
-    p_expires     timestamptz default null
+    p_expires     timestamptz default null,
+    p_debounce    interval default null,
+    p_at_most     interval default null,
+    p_throttle    interval default null
 ) returns table (id bigint, result text, state text)
 language sql security definer set search_path = pg_catalog, pg_temp as $$
     select r.id, r.result, r.state
     from penstock.push_many(p_queue, array[p_payload], array[p_subject], array[p_kind], array[p_due],
                             array[p_priority], p_on_conflict, penstock._given(p_key), penstock._given(p_meta::text),
-                            case when p_expires is not null then array[p_expires] end) as r
+                            case when p_expires is not null then array[p_expires] end,
+                            p_debounce, p_at_most, p_throttle) as r
 $$;
 
 -- Returns a value as an array, or null without one, so that a push that has none is as cheap as it can be.

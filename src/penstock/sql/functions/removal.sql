@@ -128,6 +128,7 @@ begin
     delete from penstock.lease as l where l.queue_id = v_queue.id;
     delete from penstock.stream as s where s.queue_id = v_queue.id;
     delete from penstock.scaling as s where s.queue = v_queue.name;
+    delete from penstock.throttle as h where h.queue_id = v_queue.id;
     delete from penstock.key as k where k.queue_id = v_queue.id;
     delete from penstock.kind as k where k.queue_id = v_queue.id;
     delete from penstock.counter as c where c.queue_id = v_queue.id;

@@ -11,7 +11,7 @@ language sql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
            ('history days made', '1 minute'),
            ('history days counted', '1 minute'), ('history days dropped', '1 minute'), ('samples dropped', '1 minute'),
            ('decisions dropped', '1 minute'), ('ledger parts dropped', '1 minute'), ('rejects dropped', '1 minute'),
-           ('audit entries dropped', '1 minute')
+           ('audit entries dropped', '1 minute'), ('throttles dropped', '1 minute')
 $$;
 
 insert into penstock.chore (name) select p.part from penstock.upkeep_pace() as p on conflict (name) do nothing;
@@ -70,6 +70,7 @@ begin
         when 'decisions dropped' then rows := penstock._drop_decisions(v_now - penstock._keeps('decisions'), v_limit);
         when 'ledger parts dropped' then rows := penstock._drop_ledger(v_now - penstock._keeps('ledger'), v_limit);
         when 'rejects dropped' then rows := penstock._drop_rejects(v_now - penstock._keeps('rejects'), v_limit);
+        when 'throttles dropped' then rows := penstock._drop_throttles(v_now, v_limit);
         when 'audit entries dropped' then rows := penstock._drop_audit(v_now - penstock._keeps('audit'), v_limit);
     end case;
     more := more or (rows >= v_limit and p_part not in ('squeezed', 'sampled'));

@@ -147,6 +147,18 @@ create table penstock.key (
     constraint key_fits check (octet_length(key) between 1 and 128)
 );
 
+-- The subjects that were pushed with a throttle, and until when further pushes of them are skipped. The document may be
+-- gone by then, so it cannot tell.
+create table penstock.throttle (
+    queue_id int not null,
+    subject  text collate "C" not null,
+    until    timestamptz not null,
+    task_id  bigint,
+    primary key (queue_id, subject)
+) with (fillfactor = 70);
+comment on column penstock.throttle.task_id is 'the task of the push that was not skipped';
+create index throttle_until on penstock.throttle (until);
+
 -- The waiting tasks, and when they are due. There is one narrow row per waiting task; a claim deletes it.
 create table penstock.agenda (
     task_id  bigint primary key,
