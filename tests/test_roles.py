@@ -462,7 +462,8 @@ FUNCTIONS = {
         "extend", "extend_many", "find_work", "fire", "forget_records", "hold_scaling", "hold_stream", "keep_stream",
         "largest_payload", "leave", "leave_scaling", "leave_stream", "scaler_snapshot", "mark_adopted", "next_batch",
         "next_epoch", "next_pass", "next_schedule", "note_failures", "note_pass_record", "note_pass", "note_reader",
-        "note_records", "oldest_client", "pass_on", "prepare_work", "profiles", "read_lease", "release", "revision",
+        "note_progress", "note_records", "oldest_client", "pass_on", "prepare_work",
+        "profiles", "read_lease", "release", "revision",
         "scalers", "schedules",
         "set_kinds", "set_profiles", "set_schedule", "settle", "status", "take_quarantine", "target_age",
         "target_workers", "the_queue", "upkeep", "upkeep_part", "upkeep_parts", "waiting_now",
@@ -470,7 +471,7 @@ FUNCTIONS = {
     "reader": {
         "board", "check_mark", "check_window", "clock", "contract", "decisions", "find_branch", "history_between",
         "history_horizon", "history_spans", "history_sums", "largest_payload", "mentions", "metrics", "note_horizon",
-        "attempts", "find_removed", "oldest_client", "places_of", "profiles", "queues_named",
+        "attempts", "find_progress", "find_removed", "oldest_client", "places_of", "profiles", "queues_named",
         "refuse", "retry_delay", "retry_spread", "revision", "running_times", "sample_days", "scalers", "schedules",
         "start_latencies", "status", "target_age", "target_workers",
         "the_queue", "timeline", "upkeep_pace", "verify", "why",

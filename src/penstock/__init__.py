@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         Explanation,
         Extended,
         Json,
+        LogLine,
         Mismatch,
         NewTask,
         OnConflict,
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
         Task,
         TaskDetails,
         TaskInfo,
+        TaskProgress,
         Verification,
     )
     from penstock.retry import CustomRetry, Delays, Exponential, Fibonacci, Fixed, Progressive, RetryPolicy, Strategy
@@ -112,6 +114,7 @@ __all__ = [
     "Items",
     "Json",
     "LeaseLost",
+    "LogLine",
     "Mismatch",
     "Mode",
     "NewTask",
@@ -150,6 +153,7 @@ __all__ = [
     "Task",
     "TaskDetails",
     "TaskInfo",
+    "TaskProgress",
     "Unavailable",
     "Upkeep",
     "ValidationError",
@@ -216,6 +220,7 @@ HOMES = {
         "Explanation",
         "Extended",
         "Json",
+        "LogLine",
         "Mismatch",
         "NewTask",
         "OnConflict",
@@ -233,6 +238,7 @@ HOMES = {
         "Task",
         "TaskDetails",
         "TaskInfo",
+        "TaskProgress",
         "Verification",
     ),
     "penstock.retry": (

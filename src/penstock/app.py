@@ -12,7 +12,7 @@ from penstock import backlog, migrate
 from penstock.app_admin import AdminMethods
 from penstock.app_tasks import TaskMethods
 from penstock.backlog import Backlog
-from penstock.client import queues, tasks
+from penstock.client import progress, queues, tasks
 from penstock.client.concurrency import in_thread
 from penstock.client.database import Database
 from penstock.client.queue import Queue
@@ -24,6 +24,7 @@ from penstock.model import (
     Duration,
     QueueSettings,
     TaskDetails,
+    TaskProgress,
 )
 from penstock.retry import Strategy
 
@@ -198,6 +199,10 @@ class Penstock(TaskMethods, AdminMethods):
     def attempts(self, id: int, *, limit: int = MAX_TASKS) -> list[Attempt]:  # noqa: A002 - the parameter has this name everywhere
         """Returns the attempts of one task of any queue, as `Queue.attempts` does, also of a task that is removed."""
         return tasks.list_attempts(self._database, id, limit=limit)
+
+    def progress(self, id: int) -> TaskProgress | None:  # noqa: A002 - the parameter has this name everywhere
+        """Returns what the handler of a task of any queue said, as `Queue.progress` does."""
+        return progress.find_progress(self._database, id)
 
     def queues(self) -> list[QueueSettings]:
         """Returns the settings of all queues."""

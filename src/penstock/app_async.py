@@ -11,7 +11,7 @@ from penstock import backlog, migrate
 from penstock.app_admin_async import AsyncAdminMethods
 from penstock.app_tasks_async import AsyncTaskMethods
 from penstock.backlog import Backlog
-from penstock.client import queues_async, tasks_async
+from penstock.client import progress_async, queues_async, tasks_async
 from penstock.client.concurrency_async import in_thread
 from penstock.client.database_async import AsyncDatabase
 from penstock.client.queue_async import AsyncQueue
@@ -23,6 +23,7 @@ from penstock.model import (
     Duration,
     QueueSettings,
     TaskDetails,
+    TaskProgress,
 )
 from penstock.retry import Strategy
 
@@ -197,6 +198,10 @@ class AsyncPenstock(AsyncTaskMethods, AsyncAdminMethods):
     async def attempts(self, id: int, *, limit: int = MAX_TASKS) -> list[Attempt]:  # noqa: A002 - the parameter has this name everywhere
         """Returns the attempts of one task of any queue, as `Queue.attempts` does, also of a task that is removed."""
         return await tasks_async.list_attempts(self._database, id, limit=limit)
+
+    async def progress(self, id: int) -> TaskProgress | None:  # noqa: A002 - the parameter has this name everywhere
+        """Returns what the handler of a task of any queue said, as `Queue.progress` does."""
+        return await progress_async.find_progress(self._database, id)
 
     async def queues(self) -> list[QueueSettings]:
         """Returns the settings of all queues."""

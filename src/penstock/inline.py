@@ -8,14 +8,15 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 
-from penstock.client import workers
+from penstock.client import progress, workers
 from penstock.client.database import Database
 from penstock.client.queue import Queue
 from penstock.client.statements.claims import failure_of_settle
 from penstock.errors import LeaseLost, NotFound, ValidationError
 from penstock.handlers import Held, Registry, Spec
+from penstock.handlers.notes import to_stored
 from penstock.handlers.outcomes import LOST, SETTLED
-from penstock.model import Claim, Outcome, Task
+from penstock.model import DONE, Claim, Outcome, Task
 from penstock.worker.execution import UNKNOWN_KIND, wants_exit
 from penstock.worker.performing import call_hook, perform
 
@@ -73,14 +74,14 @@ def drain(
                 if not claim:
                     break
                 held = Held(claim, leases[queue.name])
-                states.update(work_off(registry, queue, held, errors))
+                states.update(work_off(database, registry, queue, held, errors))
                 errors.raise_first()
                 if held.stopping:
                     return states
     return states
 
 
-def work_off(registry: Registry, queue: Queue, held: Held, errors: Errors) -> Counter[str]:
+def work_off(database: Database, registry: Registry, queue: Queue, held: Held, errors: Errors) -> Counter[str]:
     """Runs the tasks of one claim, settles them and calls the `on_settled_dead` hooks. Returns how many tasks ended in
     each state."""
     outcomes: dict[int, Outcome] = {}
@@ -94,6 +95,7 @@ def work_off(registry: Registry, queue: Queue, held: Held, errors: Errors) -> Co
             held.stopping = any(map(wants_exit, found.values()))
         outcomes.update(found)
     settled = {id_: outcome for id_, outcome in outcomes.items() if outcome not in (LOST, SETTLED)}
+    store_notes(database, held, settled)
     now = settle_claim(queue, held.claim, settled)
     states = Counter(now.values())
     for id_ in outcomes.keys() - settled.keys():
@@ -102,6 +104,13 @@ def work_off(registry: Registry, queue: Queue, held: Held, errors: Errors) -> Co
         if now.get(task.id) == "dead":
             call_dead_hooks(registry, task, settled[task.id].error or "", errors)
     return states
+
+
+def store_notes(database: Database, held: Held, outcomes: dict[int, Outcome]) -> None:
+    """Stores what handlers said of tasks that are not done, as a worker does."""
+    unfinished = {id_ for id_, outcome in outcomes.items() if outcome is not DONE}
+    if held.notes is not None and (collected := held.notes.collect(unfinished)):
+        progress.note_progress(database, str(held.claim.token), to_stored(collected))
 
 
 def call_dead_hooks(registry: Registry, task: Task, error: str, errors: Errors) -> None:

@@ -7,14 +7,15 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 
-from penstock.client import workers_async
+from penstock.client import progress_async, workers_async
 from penstock.client.database_async import AsyncDatabase
 from penstock.client.queue_async import AsyncQueue
 from penstock.client.statements.claims import failure_of_settle
 from penstock.errors import LeaseLost, NotFound, ValidationError
 from penstock.handlers import Held, Registry, Spec
+from penstock.handlers.notes import to_stored
 from penstock.handlers.outcomes import LOST, SETTLED
-from penstock.model import Claim, Outcome, Task
+from penstock.model import DONE, Claim, Outcome, Task
 from penstock.worker.execution import UNKNOWN_KIND, wants_exit
 from penstock.worker.performing import call_hook_async, perform_async
 
@@ -74,14 +75,16 @@ async def drain(
                 if not claim:
                     break
                 held = Held(claim, leases[queue.name])
-                states.update(await work_off(registry, queue, held, errors))
+                states.update(await work_off(database, registry, queue, held, errors))
                 errors.raise_first()
                 if held.stopping:
                     return states
     return states
 
 
-async def work_off(registry: Registry, queue: AsyncQueue, held: Held, errors: Errors) -> Counter[str]:
+async def work_off(
+    database: AsyncDatabase, registry: Registry, queue: AsyncQueue, held: Held, errors: Errors
+) -> Counter[str]:
     """Runs the tasks of one claim, settles them and calls the `on_settled_dead` hooks. Returns how many tasks ended in
     each state."""
     outcomes: dict[int, Outcome] = {}
@@ -95,6 +98,7 @@ async def work_off(registry: Registry, queue: AsyncQueue, held: Held, errors: Er
             held.stopping = any(map(wants_exit, found.values()))
         outcomes.update(found)
     settled = {id_: outcome for id_, outcome in outcomes.items() if outcome not in (LOST, SETTLED)}
+    await store_notes(database, held, settled)
     now = await settle_claim(queue, held.claim, settled)
     states = Counter(now.values())
     for id_ in outcomes.keys() - settled.keys():
@@ -103,6 +107,13 @@ async def work_off(registry: Registry, queue: AsyncQueue, held: Held, errors: Er
         if now.get(task.id) == "dead":
             await call_dead_hooks(registry, task, settled[task.id].error or "", errors)
     return states
+
+
+async def store_notes(database: AsyncDatabase, held: Held, outcomes: dict[int, Outcome]) -> None:
+    """Stores what handlers said of tasks that are not done, as a worker does."""
+    unfinished = {id_ for id_, outcome in outcomes.items() if outcome is not DONE}
+    if held.notes is not None and (collected := held.notes.collect(unfinished)):
+        await progress_async.note_progress(database, str(held.claim.token), to_stored(collected))
 
 
 async def call_dead_hooks(registry: Registry, task: Task, error: str, errors: Errors) -> None:

@@ -16,6 +16,7 @@ from penstock.client.bulk import BulkWriter, Progress, write_borrowed
 from penstock.client.concurrency import Items
 from penstock.client.connections import Connection
 from penstock.client.database import Database, retry_collided
+from penstock.client.progress import find_progress
 from penstock.client.spool import Chunk, task_columns
 from penstock.client.statements import pushes, tasks
 from penstock.client.statements.queues import QueueChanges
@@ -39,6 +40,7 @@ from penstock.model import (
     QueueStatus,
     State,
     TaskInfo,
+    TaskProgress,
     Verification,
 )
 
@@ -323,6 +325,11 @@ class Queue:
         """Returns the attempts of one task, oldest first: the finished ones, as long as history is kept, and at the end
         the running one. If there are more than `limit`, these are the last ones."""
         return list_attempts(self._database, id, self.name, limit=limit)
+
+    def progress(self, id: int) -> TaskProgress | None:  # noqa: A002 - the parameter has this name everywhere
+        """Returns how far a task is and what it logged, as its handler said with `context.progress` and `context.log`,
+        or None if it said nothing."""
+        return find_progress(self._database, id, self.name)
 
     def why(self, id: int) -> Explanation:  # noqa: A002 - the parameter has this name everywhere
         """Returns why a task does not run: a reason, a sentence with numbers, and the facts. It also answers for a task

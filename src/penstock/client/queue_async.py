@@ -15,6 +15,7 @@ from penstock.client.bulk_async import AsyncBulkWriter, Progress, write_borrowed
 from penstock.client.concurrency_async import AsyncItems
 from penstock.client.connections_async import AsyncConnection
 from penstock.client.database_async import AsyncDatabase, retry_collided
+from penstock.client.progress_async import find_progress
 from penstock.client.spool import Chunk, task_columns
 from penstock.client.statements import pushes, tasks
 from penstock.client.statements.queues import QueueChanges
@@ -38,6 +39,7 @@ from penstock.model import (
     QueueStatus,
     State,
     TaskInfo,
+    TaskProgress,
     Verification,
 )
 
@@ -332,6 +334,11 @@ class AsyncQueue:
         """Returns the attempts of one task, oldest first: the finished ones, as long as history is kept, and at the end
         the running one. If there are more than `limit`, these are the last ones."""
         return await list_attempts(self._database, id, self.name, limit=limit)
+
+    async def progress(self, id: int) -> TaskProgress | None:  # noqa: A002 - the parameter has this name everywhere
+        """Returns how far a task is and what it logged, as its handler said with `context.progress` and `context.log`,
+        or None if it said nothing."""
+        return await find_progress(self._database, id, self.name)
 
     async def why(self, id: int) -> Explanation:  # noqa: A002 - the parameter has this name everywhere
         """Returns why a task does not run: a reason, a sentence with numbers, and the facts. It also answers for a task

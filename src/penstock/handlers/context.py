@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import validate
 from penstock.errors import HandlerMisuse, ValidationError, shown
+from penstock.handlers.notes import Notes, check_part, check_text
 from penstock.handlers.tracebacks import error_text
 from penstock.model import DONE, Claim, Duration, Json, Outcome, Task, made_inside
 
@@ -32,8 +34,17 @@ class Held:
         self.lost = False
         self.revoked: set[int] = set()
         self.stopping = False
+        self.notes: Notes | None = None  # what handlers said of their tasks
+
+    def open_notes(self) -> Notes:
+        """Returns the notes of this claim. Most claims have none, so they are made when something is said."""
+        with OPENING:
+            if self.notes is None:
+                self.notes = Notes()
+            return self.notes
 
 
+OPENING = threading.Lock()
 COMMITTED = ("done", "again")  # outcomes that commit what a transaction() block wrote
 SAY_INSIDE = "Say it inside the block, before it ends: context.dead(), context.failed(), context.release() or again()."
 
@@ -100,6 +111,20 @@ class AnyContext:
     def outcome(self) -> Outcome:
         """The outcome that the handler chose; `done` by default."""
         return self._outcome or DONE
+
+    def progress(self, part: float, text: str | None = None) -> None:
+        """Says how far the task is: a part between 0 and 1, and a text such as "page 12 of 30", of which 200 characters
+        are kept. `Queue.progress` and `penstock tasks show` show it.
+
+        The call writes nothing to PostgreSQL. The worker stores the last progress and the log of a running task at most
+        once in a third of the lease, and when an attempt ends and the task is not done.
+        """
+        self._held.open_notes().progress(self.task.id, check_part(part), None if text is None else check_text(text))
+
+    def log(self, text: str) -> None:
+        """Adds a line to the log of the task, which is stored as `progress` is. The last 100 lines are kept, over all
+        attempts, and 200 characters of each."""
+        self._held.open_notes().log(self.task.id, check_text(text))
 
     def again(
         self, due: datetime | None = None, payload: Json | None = None, *, delay: Duration | None = None

@@ -226,6 +226,25 @@ class Attempt(NamedTuple):
         return split_error(self.error)[1]
 
 
+class LogLine(NamedTuple):
+    """A line of the log of a task: what `context.log` said, when, and in which attempt."""
+
+    at: datetime
+    attempt: int
+    text: str
+
+
+class TaskProgress(NamedTuple):
+    """What the handler of a task said: how far it is (`context.progress`), and the last lines of its log. It stays over
+    retries, and is removed with the task."""
+
+    part: float | None  # between 0 and 1
+    text: str | None
+    at: datetime  # when it said something last
+    attempt: int  # in which attempt it did
+    log: tuple[LogLine, ...]  # oldest first
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """Why a task does not run, that it runs, or how it ended. `reason` is a word for programs, `text` one sentence for

@@ -63,7 +63,7 @@ begin
                                       'at_place', 'the_queue', 'largest_payload', 'status', 'upkeep', 'upkeep_parts',
                                       'upkeep_part', 'beat', 'beat_all', 'leave', 'find_work', 'pass_on',
                                       'prepare_work', 'take_quarantine', 'expire_leases', 'end_leases',
-                                      'end_leases_of', 'set_kinds',
+                                      'end_leases_of', 'set_kinds', 'note_progress',
                                       'schedules', 'next_schedule', 'due_schedules', 'set_schedule', 'fire',
                                       'note_records', 'forget_records', 'note_failures', 'mark_adopted', 'note_pass',
                                       'next_pass', 'begin_pass', 'begin_walk', 'note_pass_record', 'end_passes',
@@ -79,6 +79,7 @@ begin
                                       'history_horizon', 'note_horizon', 'check_mark', 'check_window', 'timeline',
                                       'find_branch', 'history_between', 'history_spans', 'queues_named', 'history_sums',
                                       'sample_days', 'decisions', 'places_of', 'find_removed', 'attempts', 'why',
+                                      'find_progress',
                                       'target_workers', 'target_age', 'scalers', 'board', 'profiles', 'running_times',
                                       -- A reader needs retry_spread and refuse, because retry_delay runs as its caller.
                                       'start_latencies', 'upkeep_pace', 'task_page', 'failures', 'failed_ids',

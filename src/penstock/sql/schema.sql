@@ -375,6 +375,53 @@ begin
     end if;
 end
 $$;
+CREATE FUNCTION penstock._check_notes(p_token uuid, p_notes jsonb) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_bad text;
+begin
+    if p_token is null then
+        perform penstock.refuse('PS400', 'token: it is null');
+    elsif p_notes is null or jsonb_typeof(p_notes) <> 'array' then
+        perform penstock.refuse('PS400', 'notes: it is not a JSON array');
+    elsif jsonb_array_length(p_notes) > 10000 then
+        perform penstock.refuse('PS400', format('notes: %s are more than 10000', jsonb_array_length(p_notes)));
+    end if;
+    begin
+        select case
+            when n.id is null then 'id: it is null'
+            when n.part not between 0 and 1 then format('part: %s is not between 0 and 1', n.part)
+            when n.ago is null or n.ago not between 0 and 31536000
+                then format('ago: %s is not between 0 and 31536000 seconds', coalesce(n.ago::text, 'null'))
+            when n.lines is null or jsonb_typeof(n.lines) <> 'array' then 'lines: it is not a JSON array'
+            else (
+                select 'lines: one is not [number, seconds ago, text]'
+                from jsonb_array_elements(n.lines) as e(line)
+                where jsonb_typeof(e.line) <> 'array' or jsonb_typeof(e.line->0) is distinct from 'number'
+                   or (e.line->>0)::int < 1 or jsonb_typeof(e.line->2) is distinct from 'string'
+                   or coalesce((e.line->>1)::float8 not between 0 and 31536000, true)
+                limit 1
+            ) end
+        into v_bad
+        from jsonb_to_recordset(p_notes) as n(id bigint, part float8, text text, ago float8, lines jsonb)
+        where n.id is null or n.part not between 0 and 1 or n.ago is null or n.ago not between 0 and 31536000
+           or n.lines is null or n.lines <> '[]'
+        order by 1 nulls last limit 1;
+    exception when data_exception then
+        v_bad := sqlerrm;
+    end;
+    if v_bad is not null then
+        perform penstock.refuse('PS400', 'notes: ' || v_bad);
+    end if;
+    select n.id::text into v_bad
+    from jsonb_to_recordset(p_notes) as n(id bigint) group by n.id having count(*) > 1 limit 1;
+    if v_bad is not null then
+        perform penstock.refuse('PS400', format('notes: id %s is given twice', v_bad));
+    end if;
+end
+$$;
 CREATE FUNCTION penstock._check_origin() RETURNS void
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1865,6 +1912,23 @@ begin
     return v_count;
 end
 $$;
+CREATE FUNCTION penstock._forget_progress(p_limit integer) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+declare
+    v_count bigint;
+begin
+    delete from penstock.progress as p
+    where p.task_id = any(array(
+        select g.task_id from penstock.progress as g
+        where not exists (select from penstock.task as t where t.id = g.task_id)
+        limit p_limit));
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
 CREATE FUNCTION penstock._forget_workers(p_before timestamp with time zone, p_limit integer) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2075,6 +2139,10 @@ CREATE FUNCTION penstock._in_short(p_attempt penstock.history) RETURNS jsonb
 CREATE FUNCTION penstock._is_number(p_value jsonb, p_least numeric, p_most numeric) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN CASE WHEN (jsonb_typeof(p_value) = 'number'::text) THEN (((p_value)::numeric >= p_least) AND ((p_value)::numeric <= p_most)) ELSE false END;
+CREATE FUNCTION penstock._join_lines(p_old jsonb, p_new jsonb, p_known integer) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN (SELECT COALESCE(jsonb_agg(l.line ORDER BY l.o), '[]'::jsonb) AS "coalesce" FROM (SELECT e.line, e.o FROM jsonb_array_elements((_join_lines.p_old || (SELECT COALESCE(jsonb_agg(w.line ORDER BY w.o), '[]'::jsonb) AS "coalesce" FROM jsonb_array_elements(_join_lines.p_new) WITH ORDINALITY w(line, o) WHERE (((w.line ->> 'n'::text))::integer > _join_lines.p_known)))) WITH ORDINALITY e(line, o) ORDER BY e.o DESC LIMIT 100) l);
 CREATE FUNCTION penstock._keep_branch() RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2410,6 +2478,14 @@ begin
     return v_set;
 end
 $$;
+CREATE FUNCTION penstock._safe_text(p_text text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN CASE WHEN (p_text IS NULL) THEN NULL::text ELSE regexp_replace(CASE WHEN (octet_length(p_text) <= 8192) THEN p_text WHEN (octet_length("left"(p_text, 8000)) <= 8000) THEN ("left"(p_text, 8000) || ' … (cut)'::text) ELSE ("left"(p_text, 2000) || ' … (cut)'::text) END, '[\x01-\x08\x0B-\x1F\x7F\u0080-\u009F]'::text, '?'::text, 'g'::text) END;
+CREATE FUNCTION penstock._note_text(p_text text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN penstock._safe_text(CASE WHEN (length(p_text) > 200) THEN ("left"(p_text, 199) || '…'::text) ELSE p_text END);
 CREATE FUNCTION penstock._number_keys(p_queue_id integer, p_keys text[]) RETURNS integer[]
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2770,6 +2846,10 @@ CREATE FUNCTION penstock._queue_name(p_queue_id integer) RETURNS text
     select coalesce((select q.name from penstock.queue as q where q.id = p_queue_id),
                     (select g.name from penstock.queue_gone as g where g.id = p_queue_id))
 $$;
+CREATE FUNCTION penstock._read_lines(p_lines jsonb, p_attempt integer, p_now timestamp with time zone) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN (SELECT COALESCE(jsonb_agg(jsonb_build_object('n', ((e.line ->> 0))::integer, 'at', (_read_lines.p_now - make_interval(secs => ((e.line ->> 1))::double precision)), 'attempt', _read_lines.p_attempt, 'text', penstock._note_text((e.line ->> 2))) ORDER BY e.o), '[]'::jsonb) AS "coalesce" FROM jsonb_array_elements(_read_lines.p_lines) WITH ORDINALITY e(line, o));
 CREATE FUNCTION penstock._read_up_to() RETURNS bigint
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3153,10 +3233,6 @@ begin
     return v_all;
 end
 $$;
-CREATE FUNCTION penstock._safe_text(p_text text) RETURNS text
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    RETURN CASE WHEN (p_text IS NULL) THEN NULL::text ELSE regexp_replace(CASE WHEN (octet_length(p_text) <= 8192) THEN p_text WHEN (octet_length("left"(p_text, 8000)) <= 8000) THEN ("left"(p_text, 8000) || ' … (cut)'::text) ELSE ("left"(p_text, 2000) || ' … (cut)'::text) END, '[\x01-\x08\x0B-\x1F\x7F\u0080-\u009F]'::text, '?'::text, 'g'::text) END;
 CREATE FUNCTION penstock._scaler_snapshot(p_queues text[], p_horizons double precision[], p_rows integer[], p_bins double precision[]) RETURNS jsonb
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -4558,6 +4634,7 @@ begin
     delete from penstock.agenda as a where a.queue_id = v_queue.id and a.pending;
     delete from penstock.agenda as a where a.queue_id = v_queue.id and not a.pending;
     delete from penstock.lease as l where l.queue_id = v_queue.id;
+    delete from penstock.progress as p where p.queue_id = v_queue.id;
     delete from penstock.stream as s where s.queue_id = v_queue.id;
     delete from penstock.scaling as s where s.queue = v_queue.name;
     delete from penstock.throttle as h where h.queue_id = v_queue.id;
@@ -4839,6 +4916,28 @@ CREATE FUNCTION penstock.find_branch() RETURNS text
     select b.id from penstock.history_branch as b
     where b.timeline = penstock.timeline() and b.started = pg_postmaster_start_time()
       and b.relation = 'penstock.history'::regclass
+$$;
+CREATE FUNCTION penstock.find_progress(p_id bigint, p_queue text DEFAULT NULL::text) RETURNS TABLE(part double precision, text text, at timestamp with time zone, attempt integer, log jsonb)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+begin
+    perform penstock._check_id(p_id);
+    if not exists (
+        select from penstock.task as t
+        where t.id = p_id and (p_queue is null or t.queue_id = (penstock.the_queue(p_queue)).id)
+    ) then
+        perform penstock.refuse('PS404',
+            format('id: there is no task %s', p_id) || coalesce(' in queue ' || quote_literal(p_queue), ''),
+            'Progress is removed with its task.');
+    end if;
+    return query
+    select p.part, p.text, p.at, p.attempt,
+           (select coalesce(jsonb_agg(e.line - 'n' order by e.o), '[]')
+            from jsonb_array_elements(p.log) with ordinality as e(line, o))
+    from penstock.progress as p where p.task_id = p_id;
+end
 $$;
 CREATE FUNCTION penstock.find_removed(p_id bigint) RETURNS TABLE(task_id bigint, queue text, kind text, subject text, state text, attempts integer, iterations integer, created timestamp with time zone, last_iteration timestamp with time zone, ended_at timestamp with time zone, error_class text, error text, worker text, claimed_at timestamp with time zone)
     LANGUAGE sql STABLE SECURITY DEFINER
@@ -5362,6 +5461,41 @@ CREATE FUNCTION penstock.note_pass_record(p_pass integer, p_key text[]) RETURNS 
     AS $$
     update penstock.adopted_pass as p set key = p_key where p.id = p_pass
 $$;
+CREATE FUNCTION penstock.note_progress(p_token uuid, p_notes jsonb) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET "TimeZone" TO 'UTC'
+    AS $$
+declare
+    v_now   constant timestamptz := penstock.clock();
+    v_lease penstock.lease;
+    v_count int;
+begin
+    perform penstock._check_notes(p_token, p_notes);
+    -- The lease is not locked: of a task that ends at this moment, upkeep removes the note.
+    select * into v_lease from penstock.lease as l where l.token = p_token and l.until >= v_now;
+    insert into penstock.progress as p (task_id, queue_id, claimed_at, attempt, at, part, text, lines, log)
+    select n.id, v_lease.queue_id, v_lease.claimed_at, coalesce(h.attempts, 0) + 1,
+           v_now - make_interval(secs => n.ago), n.part, penstock._note_text(n.text),
+           coalesce((n.lines->-1->>0)::int, 0),
+           penstock._join_lines('[]', penstock._read_lines(n.lines, coalesce(h.attempts, 0) + 1, v_now), 0)
+    from jsonb_to_recordset(p_notes) as n(id bigint, part float8, text text, ago float8, lines jsonb)
+    join unnest(v_lease.ids, v_lease.attempts) with ordinality as h(id, attempts, o) on h.id = n.id
+    where get_bit(v_lease.open, h.o::int - 1) = 1
+    order by n.id
+    on conflict (task_id) do update
+    set claimed_at = excluded.claimed_at, attempt = excluded.attempt, at = excluded.at,
+        part = coalesce(excluded.part, p.part),
+        text = case when excluded.part is null then p.text else excluded.text end,
+        lines = greatest(excluded.lines, case when p.claimed_at = excluded.claimed_at then p.lines else 0 end),
+        log = penstock._join_lines(
+            p.log, excluded.log, case when p.claimed_at = excluded.claimed_at then p.lines else 0 end)
+    where p.claimed_at <= excluded.claimed_at;
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
 CREATE FUNCTION penstock.note_reader(p_name text, p_system text, p_database bigint, p_branch text, p_passed bigint DEFAULT 0) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5588,6 +5722,8 @@ begin
     v_waiting := v_waiting || penstock._blocked(v_held);
     delete from penstock.task as t where t.id = any(v_held) and (t.ended is not null or t.id = any(v_waiting));
     get diagnostics v_gone = row_count;
+    delete from penstock.progress as p
+    where p.task_id = any(v_held) and not exists (select from penstock.task as t where t.id = p.task_id);
     if v_gone > 0 then
         perform penstock._note_audit('purge', p_queue, jsonb_build_object('tasks', v_gone, 'states', p_states));
     end if;
@@ -6284,7 +6420,7 @@ CREATE FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) RETURNS
     RETURN ((mod(((mod(abs(p_seed), '2147483648'::bigint) * '2654435761'::bigint) + ((p_failures)::bigint * 1013904223)), '4294967296'::bigint))::double precision / (4294967296.0)::double precision);
 CREATE FUNCTION penstock.revision() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 9;
+    RETURN 10;
 CREATE FUNCTION penstock.running_times() RETURNS TABLE(queue text, kind text, bucket integer, tasks bigint, seconds double precision)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -7014,7 +7150,7 @@ CREATE FUNCTION penstock.upkeep_pace() RETURNS TABLE(part text, every interval)
     values ('squeezed', interval '8 seconds'), ('expired', '8 seconds'), ('promoted', '8 seconds'),
            ('unstarted tasks ended', '8 seconds'), ('sampled', '8 seconds'), ('history noted', '8 seconds'), ('ended tasks retired', '8 seconds'),
            ('idle workers forgotten', '8 seconds'),
-           ('workers forgotten', '1 minute'),
+           ('workers forgotten', '1 minute'), ('progress forgotten', '10 minutes'),
            ('history days made', '1 minute'),
            ('history days counted', '1 minute'), ('history days dropped', '1 minute'), ('samples dropped', '1 minute'),
            ('decisions dropped', '1 minute'), ('ledger parts dropped', '1 minute'), ('rejects dropped', '1 minute'),
@@ -7050,6 +7186,7 @@ begin
         when 'ended tasks retired' then rows := penstock._retire(v_limit);
         when 'idle workers forgotten' then rows := penstock._forget_idle(v_now - interval '10 seconds');
         when 'workers forgotten' then rows := penstock._forget_workers(v_now - interval '5 minutes', v_limit);
+        when 'progress forgotten' then rows := penstock._forget_progress(v_limit);
         when 'history days made' then
             rows := count(*) filter (where penstock._make_history(v_now::date + d.n))
                 from generate_series(0, 14) as d(n);
@@ -7363,6 +7500,22 @@ CREATE TABLE penstock.profile (
     data jsonb NOT NULL,
     CONSTRAINT covers_something CHECK ((covers_from <= covers_to))
 );
+CREATE TABLE penstock.progress (
+    task_id bigint NOT NULL,
+    queue_id integer NOT NULL,
+    claimed_at timestamp with time zone NOT NULL,
+    attempt integer NOT NULL,
+    at timestamp with time zone NOT NULL,
+    part double precision,
+    text text,
+    lines integer NOT NULL,
+    log jsonb NOT NULL,
+    CONSTRAINT log_is_array CHECK ((jsonb_typeof(log) = 'array'::text)),
+    CONSTRAINT part_in_range CHECK (((part >= (0)::double precision) AND (part <= (1)::double precision)))
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000');
+COMMENT ON COLUMN penstock.progress.claimed_at IS 'the run that said something last';
+COMMENT ON COLUMN penstock.progress.lines IS 'the number of the last line of that run';
 CREATE TABLE penstock.queue_gone (
     id integer NOT NULL,
     name text NOT NULL COLLATE pg_catalog."C"
@@ -7559,6 +7712,8 @@ ALTER TABLE ONLY penstock.history_branch
     ADD CONSTRAINT one_branch_per_start UNIQUE (timeline, started, relation);
 ALTER TABLE ONLY penstock.profile
     ADD CONSTRAINT profile_pkey PRIMARY KEY (queue_id);
+ALTER TABLE ONLY penstock.progress
+    ADD CONSTRAINT progress_pkey PRIMARY KEY (task_id);
 ALTER TABLE ONLY penstock.queue_gone
     ADD CONSTRAINT queue_gone_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY penstock.queue
@@ -7651,6 +7806,7 @@ REVOKE ALL ON FUNCTION penstock._check_follow_up(p_field text, p_target text, p_
 REVOKE ALL ON FUNCTION penstock._check_hold(p_lease interval, p_driver text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_id(p_id bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_limit(p_limit integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._check_notes(p_token uuid, p_notes jsonb) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_origin() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_pace(p_subjects text[], p_dues timestamp with time zone[], p_on_conflict text, p_debounce interval, p_at_most interval, p_throttle interval) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._check_push(p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_largest bigint) FROM PUBLIC;
@@ -7719,6 +7875,7 @@ REVOKE ALL ON FUNCTION penstock._find_subjects(p_queue_id integer, p_subjects te
 REVOKE ALL ON FUNCTION penstock._finish(p_lease penstock.lease, p_now timestamp with time zone, p_ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._fleet_of(p_queue text, p_now timestamp with time zone, OUT workers bigint, OUT slots bigint, OUT free bigint, OUT silent bigint, OUT leaving bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._forget_idle(p_before timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._forget_progress(p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._forget_workers(p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._given(p_value text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._held_elsewhere(p_ids bigint[], p_named_only boolean) FROM PUBLIC;
@@ -7743,6 +7900,7 @@ REVOKE ALL ON FUNCTION penstock._in_seconds(p_length interval) FROM PUBLIC;
 GRANT SELECT ON TABLE penstock.history TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock._in_short(p_attempt penstock.history) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._is_number(p_value jsonb, p_least numeric, p_most numeric) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._join_lines(p_old jsonb, p_new jsonb, p_known integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._keep_branch() FROM PUBLIC;
 GRANT SELECT ON TABLE penstock.retention TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock._keeps(p_what text) FROM PUBLIC;
@@ -7771,6 +7929,8 @@ REVOKE ALL ON FUNCTION penstock._note_beat(p_worker text, p_queues text[], p_que
 REVOKE ALL ON FUNCTION penstock._note_follows_done(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._note_keys(p_queue_ids integer[], p_keys text[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._note_queue_set(p_ids integer[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._safe_text(p_text text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._note_text(p_text text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._number_keys(p_queue_id integer, p_keys text[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._open_tasks(p_tokens uuid[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._page_candidates(p_queue_id integer, p_state text, p_after jsonb, p_most integer) FROM PUBLIC;
@@ -7785,6 +7945,7 @@ REVOKE ALL ON FUNCTION penstock._push_follow_ups(p_targets text[], p_ends jsonb[
 REVOKE ALL ON FUNCTION penstock._push_throttled(p_queue text, p_payloads text[], p_subjects text[], p_kinds text[], p_dues timestamp with time zone[], p_priorities smallint[], p_on_conflict text, p_keys text[], p_metas text[], p_expires timestamp with time zone[], p_throttle interval) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._put_back(p_leases penstock.lease[], p_now timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._queue_name(p_queue_id integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._read_lines(p_lines jsonb, p_attempt integer, p_now timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._read_up_to() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._recount(p_queue text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._refresh(p_ns integer[], p_ids bigint[], p_ended text[], p_dues timestamp with time zone[], p_priorities smallint[], p_key_ids integer[], p_firsts timestamp with time zone[], p_at_most interval) FROM PUBLIC;
@@ -7798,7 +7959,6 @@ REVOKE ALL ON FUNCTION penstock._reopen(p_ids bigint[], p_dues timestamp with ti
 REVOKE ALL ON FUNCTION penstock._replace_waiting(p_which bigint[], p_ids bigint[], p_dues timestamp with time zone[], p_priorities smallint[], p_key_ids integer[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._retire(p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._revoke(p_queue_id integer, p_ids bigint[], p_now timestamp with time zone) FROM PUBLIC;
-REVOKE ALL ON FUNCTION penstock._safe_text(p_text text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._scaler_snapshot(p_queues text[], p_horizons double precision[], p_rows integer[], p_bins double precision[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._settle_batch(p_tokens uuid[]) FROM PUBLIC;
 GRANT SELECT ON TABLE penstock.idle_worker TO penstock_reader;
@@ -7906,6 +8066,8 @@ REVOKE ALL ON FUNCTION penstock.failures(p_queue text, p_look integer) FROM PUBL
 GRANT ALL ON FUNCTION penstock.failures(p_queue text, p_look integer) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.find_branch() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.find_branch() TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock.find_progress(p_id bigint, p_queue text) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.find_progress(p_id bigint, p_queue text) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.find_removed(p_id bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.find_removed(p_id bigint) TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock.find_work(p_queues text[]) FROM PUBLIC;
@@ -7962,6 +8124,8 @@ REVOKE ALL ON FUNCTION penstock.note_pass(p_adopted integer, p_report jsonb) FRO
 GRANT ALL ON FUNCTION penstock.note_pass(p_adopted integer, p_report jsonb) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.note_pass_record(p_pass integer, p_key text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.note_pass_record(p_pass integer, p_key text[]) TO penstock_worker;
+REVOKE ALL ON FUNCTION penstock.note_progress(p_token uuid, p_notes jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.note_progress(p_token uuid, p_notes jsonb) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.note_reader(p_name text, p_system text, p_database bigint, p_branch text, p_passed bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.note_reader(p_name text, p_system text, p_database bigint, p_branch text, p_passed bigint) TO penstock_worker;
 REVOKE ALL ON FUNCTION penstock.note_records(p_adopted integer, p_records jsonb) FROM PUBLIC;
@@ -8117,6 +8281,7 @@ GRANT SELECT ON TABLE penstock.job_slot TO penstock_reader;
 GRANT SELECT ON TABLE penstock.kind TO penstock_reader;
 GRANT SELECT ON TABLE penstock.migration TO penstock_reader;
 GRANT SELECT ON TABLE penstock.profile TO penstock_reader;
+GRANT SELECT ON TABLE penstock.progress TO penstock_reader;
 GRANT SELECT ON TABLE penstock.queue_gone TO penstock_reader;
 GRANT SELECT ON TABLE penstock.queue_set TO penstock_reader;
 GRANT SELECT ON TABLE penstock.reject TO penstock_reader;

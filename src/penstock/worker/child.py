@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import socket
+import threading
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,6 +20,7 @@ from penstock.child_process import become_child
 from penstock.client.database import Database
 from penstock.client.queue import Queue
 from penstock.handlers import Context, Held, Registry
+from penstock.handlers.notes import Notes
 from penstock.handlers.outcomes import LOST, SETTLED
 from penstock.model import DONE, Claim, Outcome, Task
 from penstock.worker import execution, logs
@@ -28,6 +30,7 @@ from penstock.worker.executors.base import call_hooks
 from penstock.worker.loading import load
 
 Json = dict[str, Any]
+TELL_AFTER = 0.2  # seconds after which the runner is sent what a handler said
 
 
 def job_to_json(claim: Claim, work: Task | list[Task]) -> Json:
@@ -65,13 +68,15 @@ class JobServer:
         self._registry: Registry = load(config.target, config.handler_of, tracebacks=config.tracebacks)[0]
         self._database = Database(config.dsn, max_connections=2, deadline=DEADLINE)
         self._leases = config.leases
+        self._sending = threading.Lock()
+        self._teller: threading.Timer | None = None  # sends what a handler said, soon after it did
 
     def serve(self) -> None:
         """Runs jobs until the runner closes the socket; calls the start and stop hooks."""
         asyncio.run(call_hooks(self._registry.starting))
         self._say(ready=True)
         while message := self._next():
-            self._say(outcomes={id_: outcome_to_json(one) for id_, one in self._run(message["job"]).items()})
+            self._run(message["job"])
         asyncio.run(call_hooks(self._registry.stopping))
 
     def _next(self) -> Json:
@@ -79,18 +84,48 @@ class JobServer:
         return json.loads(line) if line else {}
 
     def _say(self, **message: Any) -> None:
-        self._end.sendall(json.dumps(message).encode() + b"\n")
+        with self._sending:
+            self._end.sendall(json.dumps(message).encode() + b"\n")
 
-    def _run(self, job: Json) -> dict[int, Outcome]:
+    def _run(self, job: Json) -> None:
+        held = self._claim_of(job)
+        outcomes = {id_: outcome_to_json(one) for id_, one in self._outcomes(held).items()}
+        if self._teller is not None:
+            self._teller.cancel()
+        self._say(outcomes=outcomes, notes=[] if held.notes is None else held.notes.collect())
+
+    def _claim_of(self, job: Json) -> Held:
         tasks = [Task(*one) for one in job["tasks"]]
         claim = Claim(job["queue"], UUID(job["token"]), None, tuple(tasks), os.getpid())
-        spec = self._registry.find(claim.queue, tasks[0].kind)
+        held = Held(claim, self._leases.get(claim.queue, 0.0))
+        self._teller = None
+        held.notes = Notes(lambda: self._tell_soon(held))
+        return held
+
+    def _outcomes(self, held: Held) -> dict[int, Outcome]:
+        claim = held.claim
+        first = claim.tasks[0]
+        spec = self._registry.find(claim.queue, first.kind)
         assert spec is not None
         if spec.batch is not None:
-            return execution.run_batch(spec, tasks)
-        held = Held(claim, self._leases.get(claim.queue, 0.0))
-        context = Context(tasks[0], held, Queue(self._database, claim.queue), self._postpone)
-        return {tasks[0].id: execution.run(spec, tasks[0], context)}
+            return execution.run_batch(spec, claim.tasks)
+        context = Context(first, held, Queue(self._database, claim.queue), self._postpone)
+        return {first.id: execution.run(spec, first, context)}
+
+    def _tell_soon(self, held: Held) -> None:
+        """Sends what the handler said a little later, together with what it says until then."""
+        if self._teller is None or not self._teller.is_alive():
+            self._teller = threading.Timer(TELL_AFTER, self._tell, (held,))
+            self._teller.daemon = True
+            self._teller.start()
+
+    def _tell(self, held: Held) -> None:
+        self._teller = None  # what is said from now on is sent by the next one
+        if held.notes is not None:
+            collected = held.notes.collect()
+            with suppress(OSError):
+                self._say(notes=collected)
+                held.notes.note_stored(collected)
 
     def _postpone(self, length: timedelta) -> None:
         self._say(postpone=length.total_seconds())

@@ -39,6 +39,7 @@ class InFlight(Held):
         self.log_at = 0.0
         self.busy = False  # a settle is running
         self.released = False  # this process has put its tasks back
+        self.note_at = asked_at + lease / 3  # when what handlers said is stored next
         self.timer: asyncio.TimerHandle | None = None
         # A thread that waits to settle the flight as soon as it is complete.
         self.waiter: SimpleQueue[bool] | None = None

@@ -31,6 +31,7 @@ from penstock.worker.dispatch import Dispatcher
 from penstock.worker.executors.base import call_hooks
 from penstock.worker.executors.team import Executors
 from penstock.worker.in_flight import InFlight
+from penstock.worker.noting import NoteKeeper
 from penstock.worker.one_thread import OneThread
 from penstock.worker.pace import Pace, Turns
 from penstock.worker.pipe import Message, Pipe
@@ -59,7 +60,8 @@ class Runner:
         self._calls = DatabaseCalls(self._database)
         pace, turns = Pace(slots), Turns(config.queues)
         self._workload = Workload(config, registry, pipe, pace, turns)
-        self._settler = Settler(asyncio.get_running_loop(), self._workload, self._calls)
+        self._notes = NoteKeeper(self._database, self._calls)
+        self._settler = Settler(asyncio.get_running_loop(), self._workload, self._calls, self._notes)
         queues = {name: AsyncQueue(self._async_database, name) for name in config.queues}
         self._executors = Executors(config, self._settler, queues)
         self._claims = ClaimCalls(config, registry, self._database)
@@ -202,6 +204,7 @@ class Runner:
         await asyncio.gather(*(self._release(flight) for flight in [*self._workload.flights.values()]))
 
     async def _release(self, flight: InFlight) -> None:
+        await self._notes.store(flight)
         flight.lost = flight.released = True
         with suppress(PenstockError):
             states = await self._calls.run(partial(flight.queue.release, flight.claim, wait=False))
@@ -252,6 +255,7 @@ class Runner:
         while True:
             self._settler.collect()
             self._claiming.check_progress()
+            self._notes.store_due(self._workload.flights.values())
             limit = self._config.max_rss
             if limit is not None and self._workload.finished and memory() > limit:
                 # This happens only after it has finished a task: the limit may be lower than any process needs.

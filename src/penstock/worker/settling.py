@@ -17,6 +17,7 @@ from penstock.model import DONE, Outcome, Task
 from penstock.worker.database_calls import AT_ONCE, DatabaseCalls
 from penstock.worker.in_flight import FIRST_RETRY, Entry, InFlight
 from penstock.worker.loop_calls import call_in_loop
+from penstock.worker.noting import NoteKeeper
 from penstock.worker.settle_limit import SettleLimit
 from penstock.worker.workload import Workload
 
@@ -52,10 +53,13 @@ class OutcomeBuffer:
 class Settler:
     """Collects outcomes from threads, which add them one by one, and settles them in groups, lease by lease."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, workload: Workload, calls: DatabaseCalls) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, workload: Workload, calls: DatabaseCalls, notes: NoteKeeper
+    ) -> None:
         self._loop = loop
         self._workload = workload
         self._calls = calls
+        self._notes = notes
         self._entries: deque[Entry] = deque()
         self._woken = False
         self._limit = SettleLimit(AT_ONCE)
@@ -219,6 +223,8 @@ class Settler:
         busy: dict[int, Outcome] = {}
         try:
             async with self._limit.place(repeats=flight.unanswered_since is not None):
+                if flight.notes is not None and others:
+                    await self._notes.store(flight, others)
                 busy = await self._settle_until_known(flight, done, others)
         finally:
             flight.busy, flight.settling = False, 0

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock import validate
+from penstock.app import Penstock
 from penstock.cli.terminal.consent import Yes, ask, check_consent
 from penstock.cli.terminal.listing import print_forgotten, print_page, print_task
 from penstock.cli.terminal.named_tasks import (
@@ -37,6 +38,7 @@ from penstock.cli.terminal.output import print_line
 from penstock.client.statements.texts import to_storable
 from penstock.errors import NotFound, ValidationError
 from penstock.formatting import format_count
+from penstock.model import TaskProgress
 
 app = typer.Typer(help="List and show tasks, and change them by id or subject.", no_args_is_help=True)
 
@@ -71,8 +73,8 @@ def ls(
 @with_shell
 @read_only
 def show(shell: Shell, id: Annotated[int, typer.Argument(help="The task.")]) -> None:  # noqa: A002 - the name of the argument
-    """Show everything about one task: its state, its payload, its attempts, and the class, message and traceback of its
-    last error.
+    """Show everything about one task: its state, its payload, what its handler said of its progress, its attempts, and
+    the class, message and traceback of its last error.
 
     Attempts counts the failures since the last success, and iterations counts the successful runs. A long payload is
     cut, and only the last 50 attempts are shown, except with --json. If a task has been removed from its queue, history
@@ -86,7 +88,15 @@ def show(shell: Shell, id: Annotated[int, typer.Argument(help="The task.")]) -> 
         except NotFound:
             print_forgotten(shell, id, penstock.attempts(id))
         else:
-            print_task(shell, found, penstock.attempts(id))
+            progress = None if found.removed else find_progress(penstock, id)
+            print_task(shell, found, penstock.attempts(id), progress)
+
+
+def find_progress(penstock: Penstock, id_: int) -> TaskProgress | None:
+    try:
+        return penstock.progress(id_)
+    except NotFound:  # the task was removed at this moment
+        return None
 
 
 @app.command("cancel")

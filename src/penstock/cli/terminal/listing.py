@@ -12,7 +12,7 @@ from penstock.cli.terminal.options import Shell, check_error_text, check_kind, c
 from penstock.cli.terminal.output import print_json, print_line, print_table
 from penstock.client.queue import Queue
 from penstock.formatting import format_count, format_time
-from penstock.model import Attempt, State, TaskDetails, TaskInfo
+from penstock.model import Attempt, State, TaskDetails, TaskInfo, TaskProgress
 
 COLUMNS = ("id", "state", "kind", "subject", "priority", "attempts", "due", "ended", "why")
 WORDS = ("state", "kind", "subject", "why")
@@ -77,14 +77,16 @@ def print_page(
         print_line("no tasks", quiet=shell.quiet)
 
 
-def print_task(shell: Shell, found: TaskDetails, attempts: Sequence[Attempt]) -> None:
-    """Prints one task with all its details and attempts. Without --json a long payload is cut."""
+def print_task(shell: Shell, found: TaskDetails, attempts: Sequence[Attempt], progress: TaskProgress | None) -> None:
+    """Prints one task with all its details, its attempts, and what its handler said. Without --json a long payload is
+    cut."""
     task = found.task
     held = {"claimed_at": found.claimed_at, "lease_until": found.lease_until}
     if shell.json:
         parts = {"message": task.message, "traceback": task.traceback, "worker": found.worker, "removed": found.removed}
         parts |= {name: to_iso(moment) for name, moment in held.items()}
-        print_json({**task_json(task), **parts, "history": [attempt_json(one) for one in attempts]})
+        history = [attempt_json(one) for one in attempts]
+        print_json({**task_json(task), **parts, "progress": progress_json(progress), "history": history})
     elif not shell.quiet:
         shown = {**task._asdict(), "message": task.message, "worker": found.worker}
         shown |= {name: format_time(getattr(task, name)) for name in MOMENTS}
@@ -96,9 +98,29 @@ def print_task(shell: Shell, found: TaskDetails, attempts: Sequence[Attempt]) ->
             print_line("removed         its row and its payload are deleted; this is its last attempt, from history")
         else:
             print_line(f"payload\n{cut_payload(format_json(task.payload))}")
+        print_progress(progress)
         print_attempts(attempts)
         why = f"{task.error_class}: {task.message}" if task.error_class else f"{task.message}"
         print_traceback(task.traceback, why)
+
+
+def print_progress(progress: TaskProgress | None) -> None:
+    """Prints how far a task is, and its log, if its handler said something."""
+    if progress is None:
+        return
+    said = [] if progress.part is None else [f"{progress.part:.0%}"]
+    said += [f"({progress.text})"] if progress.text else []
+    said += [f"at {format_time(progress.at)}, attempt {progress.attempt}"]
+    print_line(f"progress        {escape(' '.join(said))}")
+    for line in progress.log:
+        print_line(escape(f"  {format_time(line.at)}  attempt {line.attempt}  {line.text}"))
+
+
+def progress_json(progress: TaskProgress | None) -> dict[str, Any] | None:
+    if progress is None:
+        return None
+    log = [{**line._asdict(), "at": to_iso(line.at)} for line in progress.log]
+    return {**progress._asdict(), "at": to_iso(progress.at), "log": log}
 
 
 def print_forgotten(shell: Shell, id_: int, attempts: Sequence[Attempt]) -> None:

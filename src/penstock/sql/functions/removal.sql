@@ -75,6 +75,8 @@ begin
     v_waiting := v_waiting || penstock._blocked(v_held);
     delete from penstock.task as t where t.id = any(v_held) and (t.ended is not null or t.id = any(v_waiting));
     get diagnostics v_gone = row_count;
+    delete from penstock.progress as p
+    where p.task_id = any(v_held) and not exists (select from penstock.task as t where t.id = p.task_id);
     if v_gone > 0 then
         perform penstock._note_audit('purge', p_queue, jsonb_build_object('tasks', v_gone, 'states', p_states));
     end if;
@@ -126,6 +128,7 @@ begin
     delete from penstock.agenda as a where a.queue_id = v_queue.id and a.pending;
     delete from penstock.agenda as a where a.queue_id = v_queue.id and not a.pending;
     delete from penstock.lease as l where l.queue_id = v_queue.id;
+    delete from penstock.progress as p where p.queue_id = v_queue.id;
     delete from penstock.stream as s where s.queue_id = v_queue.id;
     delete from penstock.scaling as s where s.queue = v_queue.name;
     delete from penstock.throttle as h where h.queue_id = v_queue.id;

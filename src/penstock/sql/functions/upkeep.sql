@@ -7,7 +7,7 @@ language sql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
     values ('squeezed', interval '8 seconds'), ('expired', '8 seconds'), ('promoted', '8 seconds'),
            ('unstarted tasks ended', '8 seconds'), ('sampled', '8 seconds'), ('history noted', '8 seconds'), ('ended tasks retired', '8 seconds'),
            ('idle workers forgotten', '8 seconds'),
-           ('workers forgotten', '1 minute'),
+           ('workers forgotten', '1 minute'), ('progress forgotten', '10 minutes'),
            ('history days made', '1 minute'),
            ('history days counted', '1 minute'), ('history days dropped', '1 minute'), ('samples dropped', '1 minute'),
            ('decisions dropped', '1 minute'), ('ledger parts dropped', '1 minute'), ('rejects dropped', '1 minute'),
@@ -59,6 +59,7 @@ begin
         when 'ended tasks retired' then rows := penstock._retire(v_limit);
         when 'idle workers forgotten' then rows := penstock._forget_idle(v_now - interval '10 seconds');
         when 'workers forgotten' then rows := penstock._forget_workers(v_now - interval '5 minutes', v_limit);
+        when 'progress forgotten' then rows := penstock._forget_progress(v_limit);
         when 'history days made' then
             rows := count(*) filter (where penstock._make_history(v_now::date + d.n))
                 from generate_series(0, 14) as d(n);

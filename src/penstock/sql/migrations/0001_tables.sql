@@ -231,6 +231,24 @@ alter table penstock.lease
 
 create index lease_until on penstock.lease (queue_id, until);
 
+-- What handlers said of their tasks. A row is written while a task runs, at most as often as its lease is extended, and
+-- only if its handler said something. Upkeep removes it after its task is gone.
+create table penstock.progress (
+    task_id    bigint primary key,
+    queue_id   int not null,
+    claimed_at timestamptz not null,
+    attempt    int not null,
+    at         timestamptz not null,
+    part       double precision,
+    text       text,
+    lines      int not null,
+    log        jsonb not null,
+    constraint part_in_range check (part between 0 and 1),
+    constraint log_is_array check (jsonb_typeof(log) = 'array')
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
+comment on column penstock.progress.claimed_at is 'the run that said something last';
+comment on column penstock.progress.lines is 'the number of the last line of that run';
+
 -- Finished attempts, one row each: append-only, with a partition per UTC day. The id is never a cursor, because ids
 -- commit out of order.
 create sequence penstock.history_id_seq cache 100;

@@ -142,11 +142,14 @@ class SlotProcess:
         try:
             async with asyncio.timeout(spec.timeout) as limit:
                 while (answer := await pipe.receive()) is not None:
+                    if answer.get("notes"):
+                        flight.open_notes().merge(answer["notes"])
                     if "postpone" in answer:
                         later = asyncio.get_running_loop().time() + answer["postpone"]
                         limit.reschedule(max(later, limit.when() or later))
                         continue
-                    return {int(id_): outcome_from_json(outcome) for id_, outcome in answer["outcomes"].items()}
+                    if "outcomes" in answer:
+                        return {int(id_): outcome_from_json(outcome) for id_, outcome in answer["outcomes"].items()}
         except TimeoutError:
             await self._end(hurry=True)
             raise
