@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -21,13 +19,14 @@ from psycopg.conninfo import make_conninfo
 
 from conftest import Clock
 from decisions import as_reader, store_decision
+from metrics_exporter import exporting
 from penstock import NewTask, Outcome, Penstock, Queue
 from penstock.metrics import MetricsSource
 from penstock.metrics.source import open_database
 from penstock.model import GAUGES
 from prometheus import fetch, labels, promtool, read
 from proxy import Lane
-from shell import COMMAND, environment, penstock, refused
+from shell import penstock, refused
 from workers import eventually, free_port
 
 CANARY = "canary-in-a-mine"
@@ -39,24 +38,6 @@ def scrape(dsn: str) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
     text = penstock("export", "metrics", dsn=dsn).out
     promtool("check", "metrics", stdin=text)
     return read(text)
-
-
-@contextmanager
-def exporting(dsn: str, home: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Serves metrics by a process of its own, and returns their address."""
-    port = free_port()
-    command = [*COMMAND, "export", "metrics", "--listen", str(port)]
-    with (home / "exporter").open("w") as said:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment(dsn), text=True
-        )
-    try:
-        eventually(lambda: process.poll() is not None or "metrics at" in (home / "exporter").read_text())
-        assert process.poll() is None, (home / "exporter").read_text()
-        yield f"http://127.0.0.1:{port}/metrics", process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_the_metrics_are_those_of_the_status(app: Penstock, dsn: str, clock: Clock) -> None:

@@ -81,7 +81,7 @@ class Beats:
                     found = await workers_async.find_work(self._database, self._queues)
                 self._tell_primary()
                 rest = await self._act_on(found)
-                self._problems.given_up.clear(duty)
+                self._problems.note_success(duty)
             except Unavailable as error:
                 await self._problems.wait_for_database(error, duty)
             except PenstockError as error:

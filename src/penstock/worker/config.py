@@ -30,6 +30,8 @@ class RunnerConfig:
     tracebacks: bool = True  # stored with errors, unless the application says otherwise
     log_format: str = "text"
     quiet: bool = False
+    # The SLAs of the queues, if this runner is to measure its tasks; without them it measures nothing.
+    slas: dict[str, float | None] | None = None
     dev: bool = False  # tracebacks are logged, and a changed file of the application ends the process
 
     def to_json(self) -> dict[str, Any]:

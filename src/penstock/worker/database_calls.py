@@ -25,6 +25,7 @@ class DatabaseCalls:
         self._pool = ThreadPoolExecutor(AT_ONCE + 2, "penstock-database")
         self._reconnecting: asyncio.Task[None] | None = None
         self._reconnected_at = 0.0
+        self.reconnects = 0  # how often PostgreSQL was lost and reached again
 
     @property
     def reconnecting(self) -> bool:
@@ -56,6 +57,7 @@ class DatabaseCalls:
         """Reconnects at most once a second, because the server may be reachable but unable to write."""
         await asyncio.sleep(max(0.0, self._reconnected_at + 1.0 - time.monotonic()))
         await self.run(self._database.reconnect)
+        self.reconnects += 1
         self._reconnected_at = time.monotonic()
 
     async def close(self) -> None:

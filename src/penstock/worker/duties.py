@@ -22,6 +22,8 @@ class Problems:
         self._database = database
         self._logged: set[tuple[str, str]] = set()
         self.given_up = GivenUp()
+        self.reconnects = 0  # how often PostgreSQL was lost and reached again
+        self._away = False
 
     def log_once(self, what: str, error: PenstockError) -> None:
         """Logs a problem, unless the same problem was logged before."""
@@ -29,12 +31,20 @@ class Problems:
             self._logged.add((what, error.code))
             LOG.warning(what, extra={"code": error.code})
 
+    def note_success(self, duty: str) -> None:
+        """Records that PostgreSQL has answered a duty."""
+        self.given_up.clear(duty)
+        if self._away:
+            self._away = False
+            self.reconnects += 1
+
     async def wait_for_database(self, error: Unavailable, duty: str) -> None:
         """Waits a moment, and if PostgreSQL is gone, until it can be reached again. It never retries at once.
 
         If PostgreSQL answers but gives up the call of a duty, the log says so.
         """
         self.given_up.note(duty, error)
+        self._away = self._away or error.reason != "retry"
         await asyncio.sleep(random.uniform(0.05, 0.5))  # noqa: S311
         if error.reason not in ("retry", "pool"):
             await self._database.reconnect()

@@ -1,4 +1,4 @@
-"""A liveness probe: a file that is written every second, or a port that answers."""
+"""A liveness probe: a file that is written every second, or a port that answers, and has the metrics too."""
 
 from __future__ import annotations
 
@@ -10,33 +10,43 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError, shown
+from penstock.prometheus_text import CONTENT_TYPE
 
 Probe = Callable[[], dict[str, Any]]  # {"ok": bool, …}
+Metrics = Callable[[], str]
+METRICS = b"/metrics"
+HEAD = b"HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
 
 
-async def serve(where: str, probe: Probe) -> None:
+async def serve(where: str, probe: Probe, metrics: Metrics = str) -> None:
     """Serves the probe forever. `8080` and `host:8080` are ports (on loopback by default); anything else is a file."""
-    host, _, port = where.rpartition(":")
-    if port.isdecimal() and "/" not in where:
-        await on_port(host or "127.0.0.1", int(port), probe)
-    else:
+    port = parse_port(where)
+    if port is None:
         await in_file(Path(where), probe)
+    else:
+        await on_port(*port, probe, metrics)
 
 
-async def on_port(host: str, port: int, probe: Probe) -> None:
-    """Answers HTTP requests on a port: 200 if all is well, or else 503."""
+def parse_port(where: str) -> tuple[str, int] | None:
+    """Returns host and port of a probe, or None if it is a file."""
+    host, _, port = where.rpartition(":")
+    return (host or "127.0.0.1", int(port)) if port.isdecimal() and "/" not in where else None
+
+
+async def on_port(host: str, port: int, probe: Probe, metrics: Metrics) -> None:
+    """Answers HTTP requests on a port: with the metrics at /metrics, and elsewhere 200 if all is well, or else 503."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, TimeoutError, asyncio.LimitOverrunError, asyncio.IncompleteReadError):
             async with asyncio.timeout(5):
-                await reader.readuntil(b"\r\n")
-                state = probe()
-                body = json.dumps(state).encode()
-                status = b"200 OK" if state["ok"] else b"503 Service Unavailable"
-                head = (
-                    b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
-                )
-                writer.write(head % (status, len(body)) + body)
+                request = await reader.readuntil(b"\r\n")
+                if request.split()[1:2] == [METRICS]:
+                    await reader.readuntil(b"\r\n\r\n")  # what is unread at the end would reset the connection
+                    writer.write(format_answer(b"200 OK", CONTENT_TYPE, metrics()))
+                else:
+                    state = probe()
+                    status = b"200 OK" if state["ok"] else b"503 Service Unavailable"
+                    writer.write(format_answer(status, "application/json", json.dumps(state)))
                 await writer.drain()
         writer.close()
 
@@ -46,6 +56,12 @@ async def on_port(host: str, port: int, probe: Probe) -> None:
         raise ConfigError(f"health: {shown(f'{host}:{port}')} cannot be listened on: {error}") from error
     async with server:
         await server.serve_forever()
+
+
+def format_answer(status: bytes, kind: str, text: str) -> bytes:
+    """Formats an answer of HTTP."""
+    body = text.encode()
+    return HEAD % (status, kind.encode(), len(body)) + body
 
 
 async def in_file(path: Path, probe: Probe) -> None:

@@ -38,7 +38,7 @@ class KeepAlive:
             try:
                 for member in [*self._members.present]:
                     await member.leases.extend()
-                self._problems.given_up.clear(EXTENDING)
+                self._problems.note_success(EXTENDING)
             except Unavailable as error:
                 await self._problems.wait_for_database(error, EXTENDING)
             except PenstockError as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.client.database_async import AsyncDatabase
 from penstock.worker.leases import Lease, Leases
+from penstock.worker.measure_sums import MeasureSums, MemberMeasures
 from penstock.worker.pipe import Message, Pipe, Process
 
 
@@ -35,6 +36,7 @@ class Member:
         self.listening = False  # whether notifications of pushes arrive there
         self.stalled = 0.0  # seconds for which no claim, or no settle, has succeeded
         self.counts: Counter[str] = Counter()
+        self.measures = MemberMeasures()
         self.bye: str | None = None
         self.end = ""
         self._channel: str | None = None
@@ -101,6 +103,7 @@ class Members:
         self.present: list[Member] = []
         self.leaving = 0  # processes that ended and whose leases are ending at this moment
         self.past: Counter[str] = Counter()
+        self.measured = MeasureSums()
         self.beat_now = asyncio.Event()  # set when PostgreSQL should learn of a change at once
 
     @property
@@ -125,3 +128,4 @@ class Members:
         """Removes a runner that ended, and keeps its counts."""
         self.present.remove(member)
         self.past.update(member.counts)
+        self.measured.end(member.measures)

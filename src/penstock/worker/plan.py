@@ -14,6 +14,8 @@ from penstock import validate
 from penstock.errors import ValidationError, shown
 from penstock.model import Duration
 from penstock.worker.config import RunnerConfig, Weights
+from penstock.worker.health import parse_port
+from penstock.worker.measures import Slas
 
 # Seconds without a message from a runner, or without a successful claim or settle, after which the probe fails.
 SILENCE = 60.0
@@ -60,7 +62,12 @@ class Plan:
         """Checks the options of a user. The rest is given as it is."""
         return cls(target, dsn, queues, **rest, **check_options(**options))
 
-    def runner_config(self, name: str, leases: dict[str, float]) -> RunnerConfig:
+    @property
+    def measures(self) -> bool:
+        """Whether the worker measures its tasks: it does so if it serves metrics beside its probe."""
+        return self.health is not None and parse_port(self.health) is not None
+
+    def runner_config(self, name: str, leases: dict[str, float], slas: Slas) -> RunnerConfig:
         """Returns the config of the runner with this name."""
         return RunnerConfig(
             name=name,
@@ -77,6 +84,7 @@ class Plan:
             tracebacks=self.tracebacks,
             log_format=self.log_format,
             quiet=self.quiet,
+            slas=slas if self.measures else None,
             dev=self.dev,
         )
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from penstock.worker.dispatch import Dispatcher
 from penstock.worker.executors.base import call_hooks
 from penstock.worker.executors.team import Executors
 from penstock.worker.in_flight import InFlight
+from penstock.worker.measures import Measures
 from penstock.worker.noting import NoteKeeper
 from penstock.worker.one_thread import OneThread
 from penstock.worker.pace import Pace, Turns
@@ -42,6 +44,7 @@ from penstock.worker.workload import Workload
 
 LOG = logging.getLogger("penstock.worker")
 TICK = 0.25
+TICKS_PER_REPORT = 4  # what was measured is sent once a second
 FAREWELL = 5.0  # seconds for the last settles, releases and hooks when the process is about to end
 FIRST = asyncio.FIRST_COMPLETED
 
@@ -61,7 +64,8 @@ class Runner:
         pace, turns = Pace(slots), Turns(config.queues)
         self._workload = Workload(config, registry, pipe, pace, turns)
         self._notes = NoteKeeper(self._database, self._calls)
-        self._settler = Settler(asyncio.get_running_loop(), self._workload, self._calls, self._notes)
+        self._measures = None if config.slas is None else Measures(config.slas)
+        self._settler = Settler(asyncio.get_running_loop(), self._workload, self._calls, self._notes, self._measures)
         queues = {name: AsyncQueue(self._async_database, name) for name in config.queues}
         self._executors = Executors(config, self._settler, queues)
         self._claims = ClaimCalls(config, registry, self._database)
@@ -109,6 +113,7 @@ class Runner:
         self._workload.report()  # before the hooks, which are the user's code
         await call_hooks(self._registry.stopping)
         await self._async_database.close()
+        self._report_measures()
         self._workload.report(bye=self._workload.stop_request.why)
         for duty in duties:
             if not duty.cancelled() and (error := duty.exception()) is not None:
@@ -252,7 +257,7 @@ class Runner:
 
     async def _tick(self) -> None:
         """Sends signs of life, and looks after what takes too long."""
-        while True:
+        for ticks in count():
             self._settler.collect()
             self._claiming.check_progress()
             self._notes.store_due(self._workload.flights.values())
@@ -262,9 +267,16 @@ class Runner:
                 self._workload.stop("recycled")
             busy = max(0, min(self._workload.unfinished, self._config.concurrency))
             self._workload.report(busy=busy, stalled=round(self._stalled, 3), claims=self._claiming.active)
+            if ticks % TICKS_PER_REPORT == 0:
+                self._report_measures()
             if self._workload.settles_lag:
                 self._workload.changed.set()  # settles may no longer lag, and no event says so
             await asyncio.sleep(TICK)
+
+    def _report_measures(self) -> None:
+        news = None if self._measures is None else self._measures.take_news(self._calls.reconnects)
+        if news is not None:
+            self._workload.send(measured=news)
 
     @property
     def _stalled(self) -> float:

@@ -17,6 +17,7 @@ from penstock.model import DONE, Outcome, Task
 from penstock.worker.database_calls import AT_ONCE, DatabaseCalls
 from penstock.worker.in_flight import FIRST_RETRY, Entry, InFlight
 from penstock.worker.loop_calls import call_in_loop
+from penstock.worker.measures import Measures
 from penstock.worker.noting import NoteKeeper
 from penstock.worker.settle_limit import SettleLimit
 from penstock.worker.workload import Workload
@@ -54,12 +55,18 @@ class Settler:
     """Collects outcomes from threads, which add them one by one, and settles them in groups, lease by lease."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, workload: Workload, calls: DatabaseCalls, notes: NoteKeeper
+        self,
+        loop: asyncio.AbstractEventLoop,
+        workload: Workload,
+        calls: DatabaseCalls,
+        notes: NoteKeeper,
+        measures: Measures | None = None,
     ) -> None:
         self._loop = loop
         self._workload = workload
         self._calls = calls
         self._notes = notes
+        self._measures = measures  # None: this worker measures nothing
         self._entries: deque[Entry] = deque()
         self._woken = False
         self._limit = SettleLimit(AT_ONCE)
@@ -96,6 +103,7 @@ class Settler:
         tasks, load, seconds = 0, 0.0, 0.0
         others: list[Entry] = []
         touched: dict[InFlight, None] = {}
+        measured: list[Entry] | None = None if self._measures is None else []
         entries = self._entries
         while entries:
             entry = entries.popleft()
@@ -107,6 +115,10 @@ class Settler:
             touched[flight] = None
             if outcome is not DONE:
                 others.append(entry)
+            if measured is not None:
+                measured.append(entry)
+        if self._measures is not None and measured:
+            self._measures.note(measured, time.monotonic())
         for flight in touched:
             self._settle_if_due(flight)
         if tasks:
@@ -121,7 +133,7 @@ class Settler:
             flight.settling, flight.known_since = len(entries), time.monotonic()
             busy = self._settle_in_thread(flight)
             if busy is not None:
-                call_in_loop(self._loop, self._settled_here, flight, sum(took for *_, took in entries), busy)
+                call_in_loop(self._loop, self._settled_here, flight, entries, busy)
                 return True
             flight.settling = 0
         self.add_quietly(*entries)
@@ -141,9 +153,11 @@ class Settler:
             pass  # the settle is repeated, and the error is handled there
         return None
 
-    def _settled_here(self, flight: InFlight, seconds: float, busy: Collection[int]) -> None:
+    def _settled_here(self, flight: InFlight, entries: list[Entry], busy: Collection[int]) -> None:
         tasks = len(flight.claim)
-        self._workload.note_finished(tasks, tasks * flight.unit, seconds, [])
+        self._workload.note_finished(tasks, tasks * flight.unit, sum(took for *_, took in entries), [])
+        if self._measures is not None:
+            self._measures.note_tiny(flight, entries)
         self._settled_there(flight, busy)
 
     def settle_when_complete(self, flight: InFlight, complete: SimpleQueue[bool]) -> bool:
@@ -383,6 +397,8 @@ class Settler:
         if flight.unanswered_since is not None:
             text = "lease ended by a settle that got no answer, or lost: its tasks are not counted"
             self._note_answer(flight)
+        elif self._measures is not None and (facts.get("tasks") or facts.get("refused")):
+            self._measures.note_loss(flight.claim.queue)
         LOG.warning(text, extra={"queue": flight.claim.queue, **facts})
 
     def _note_answer(self, flight: InFlight) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.child_process import start_child
-from penstock.client import schedules_async, workers_async
+from penstock.client import queues_async, schedules_async, workers_async
 from penstock.client.database_async import AsyncDatabase
 from penstock.errors import PenstockError
 from penstock.handlers import Registry
@@ -113,7 +113,7 @@ class Supervisor:
         if self._plan.until_empty:
             duties.append(self.progress.watch())
         if self._plan.health is not None:
-            duties.append(health.serve(self._plan.health, self._probe))
+            duties.append(health.serve(self._plan.health, self._probe, self._render_metrics))
         return duties
 
     async def _prepare(self) -> None:
@@ -134,6 +134,9 @@ class Supervisor:
         for name in self._plan.queues:
             for new in self._registry.schedules_of(name):
                 await schedules_async.set_schedule(self._database, new)
+        if self._plan.measures:
+            found_queues = await queues_async.statuses(self._database, [*self._plan.queues])
+            self._members.measured.slas = {one.queue: one.sla for one in found_queues}
         await self._schedules.fire()
 
     async def _run_duty(self, duty: Coroutine[Any, Any, None]) -> None:
@@ -172,6 +175,10 @@ class Supervisor:
             "database": reachable,
             "stopping": self.shutdown.stopping,
         }
+
+    def _render_metrics(self) -> str:
+        measured = [member.measures for member in self._members.present]
+        return self._members.measured.render(measured, self._probe(), self._problems.reconnects)
 
     # --- runners ------------------------------------------------------------------------------------------------------
 
@@ -217,7 +224,8 @@ class Supervisor:
         with theirs:
             process = self._spawn(theirs, title)
         member = Member(self._database, process, await Pipe.over(ours))
-        member.pipe.send(config=self._plan.runner_config(member.name, self._leases).to_json())
+        config = self._plan.runner_config(member.name, self._leases, self._members.measured.slas)
+        member.pipe.send(config=config.to_json())
         return member
 
     async def _look_after(self, member: Member) -> None:
@@ -261,6 +269,8 @@ class Supervisor:
             self._members.beat_now.set()
         elif "failed" in message:
             self._handle_failure(member, message)
+        elif "measured" in message:
+            member.measures.note(message["measured"], self._members.measured.slas)
         if "busy" in message:
             self._beats.note(member)
         if "full" in message:

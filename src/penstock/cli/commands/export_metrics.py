@@ -1,4 +1,4 @@
-"""`penstock export metrics` prints metrics for Prometheus, or serves them."""
+"""`penstock export metrics`, `alerts` and `grafana`: what Prometheus and Grafana read."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from penstock import __version__
-from penstock.cli.commands.export import app
-from penstock.cli.terminal.options import COMMON, Shell, share_options
-from penstock.cli.terminal.output import print_line
+from penstock.cli.commands.export import app, format_yaml
+from penstock.cli.terminal.options import COMMON, AsJson, Debug, Shell, share_options
+from penstock.cli.terminal.output import print_json, print_line
 from penstock.errors import Unavailable
+from penstock.metrics.alerts import make_rules
+from penstock.metrics.dashboard import make_dashboard
 from penstock.metrics.server import MetricsServer
 from penstock.metrics.source import MetricsSource, open_database
 from penstock.worker import logs
@@ -57,5 +59,33 @@ def leave(*_: Any) -> NoReturn:
     sys.exit(0)
 
 
+def alerts(json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001 - read by main
+    """Print rules for Prometheus: six alerts to begin with, and what graphs ask for again and again.
+
+    The alerts have the label severity: page means that a person has to act now, ticket means the next working day. This
+    command reads no database.
+
+    Example: penstock export alerts > /etc/prometheus/penstock.yml
+    """
+    rules = make_rules()
+    if json:
+        print_json(rules)
+    else:
+        print_line("\n".join(format_yaml(rules)))
+
+
+def grafana(debug: Debug = False) -> None:  # noqa: ARG001 - read by main
+    """Print a dashboard for Grafana: the five graphs to look at first, then what explains them.
+
+    Import it, and choose the Prometheus that scrapes `penstock export metrics` and the workers. This command reads no
+    database.
+
+    Example: penstock export grafana > penstock.json
+    """
+    print_json(make_dashboard())
+
+
 OPTIONS = tuple(one for one in COMMON if one[0] != "json")
 app.command("metrics")(share_options(OPTIONS, lambda values: Shell(json=False, **values), metrics))
+app.command("alerts")(alerts)
+app.command("grafana")(grafana)

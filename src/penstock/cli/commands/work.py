@@ -44,7 +44,9 @@ Grace = Annotated[str, typer.Option(help="How long running handlers may go on af
 Health = Annotated[
     str | None,
     typer.Option(
-        help="A liveness probe: a port that answers, or a file that is written every second.", show_default=False
+        help="A liveness probe: a port that answers, also with metrics at /metrics, or a file that is written every "
+        "second.",
+        show_default=False,
     ),
 ]
 LogFormat = Annotated[str, typer.Option(help="text or json; default: text on a terminal.", show_default=False)]
