@@ -63,7 +63,7 @@ def test_the_metrics_are_those_of_the_status(app: Penstock, dsn: str, clock: Clo
     assert found["penstock_up"] == {labels(): 1}
     assert {*found["penstock_dead_rows"]} == {labels(table=one) for one in ("task", "agenda", "lease", "counter_log")}
     (info,) = found["penstock_info"]
-    assert dict(info)["contract"] == "5"
+    assert dict(info)["contract"] == str(OUR_CONTRACT)
     assert CANARY not in penstock("export", "metrics", dsn=dsn).out
 
 

@@ -169,10 +169,10 @@ def spec_of(
     awaited = is_async(function)
     name = kind if kind is not None else getattr(function, "__name__", type(function).__name__)
     stored, policy = strategy_of(retry)
-    arguments = None if batch is not None else Arguments.of(function, wanted=AsyncContext if awaited else Context)
     queue = validate.queue_name(queue)
     for field_, target in (("on_dead", on_dead), ("on_done", on_done)):
         check_source(field_, target, queue, name)
+    arguments = None if batch is not None else Arguments.of(function, wanted=AsyncContext if awaited else Context)
     return Spec(
         function=function,
         queue=queue,
