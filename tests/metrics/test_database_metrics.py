@@ -21,6 +21,7 @@ from conftest import Clock
 from decisions import as_reader, store_decision
 from metrics_exporter import exporting
 from penstock import NewTask, Outcome, Penstock, Queue
+from penstock.client.session import OUR_CONTRACT
 from penstock.metrics import MetricsSource
 from penstock.metrics.source import open_database
 from penstock.model import GAUGES
