@@ -24,6 +24,7 @@ class QueueSettings:
     created: datetime
     max_payload: int
     notify: bool = True
+    priority_step: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)

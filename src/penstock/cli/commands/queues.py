@@ -19,6 +19,7 @@ from penstock.cli.terminal.queue_settings import (
     Lease,
     MaxAttempts,
     MaxPayload,
+    PriorityStep,
     Retry,
     Sla,
     apply_changes,
@@ -53,6 +54,7 @@ def create(
     keep_done: KeepDone = None,
     keep_dead: KeepDead = None,
     keep_cancelled: KeepCancelled = None,
+    priority_step: PriorityStep = None,
     max_payload: MaxPayload = 1 << 20,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="If the queue exists, leave it as it is.")] = False,
     dry_run: DryRun = False,
@@ -69,6 +71,7 @@ def create(
         keep_done=keep_done,
         keep_dead=keep_dead,
         keep_cancelled=keep_cancelled,
+        priority_step=priority_step,
         max_payload=max_payload,
     )
     queue_name(name)
@@ -147,6 +150,7 @@ def set_(
     keep_done: KeepDone = None,
     keep_dead: KeepDead = None,
     keep_cancelled: KeepCancelled = None,
+    priority_step: PriorityStep = None,
     max_payload: MaxPayload = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -162,6 +166,7 @@ def set_(
         keep_done=keep_done,
         keep_dead=keep_dead,
         keep_cancelled=keep_cancelled,
+        priority_step=priority_step,
         max_payload=max_payload,
     )
     if not changes:
