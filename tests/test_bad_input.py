@@ -502,20 +502,32 @@ NULLS: dict[str, dict[str, tuple[str, str]]] = {
     "push": {
         "p_queue": ("'{q}'", "PS404 queue"),
         "p_payload": ("'{{}}'", "PS422 payload"),
-        "p_subject": ("'s'", "default"),
+        "p_subject": ("'s'", "PS400 subject"),  # a throttle needs one
         "p_kind": ("'k'", "default"),
         "p_due": ("now()", "default"),
         "p_priority": ("5::smallint", "default"),
         "p_on_conflict": ("'skip'", "PS400 on_conflict"),
+        "p_key": ("'k'", "default"),
+        "p_meta": ("'{{}}'", "default"),
+        "p_expires": ("now() + interval '1 h'", "default"),
+        "p_debounce": ("null", "default"),
+        "p_at_most": ("null", "default"),
+        "p_throttle": ("'1 h'", "default"),
     },
     "push_many": {
         "p_queue": ("'{q}'", "PS404 queue"),
         "p_payloads": ("array['{{}}']", "PS400 payloads"),
-        "p_subjects": ("array['s']", "default"),
+        "p_subjects": ("array['s']", "PS400 subject"),  # a throttle needs them
         "p_kinds": ("array['k']", "default"),
         "p_dues": ("array[now()]", "default"),
         "p_priorities": ("array[5::smallint]", "default"),
         "p_on_conflict": ("'skip'", "PS400 on_conflict"),
+        "p_keys": ("array['k']", "default"),
+        "p_metas": ("array['{{}}']", "default"),
+        "p_expires": ("array[now() + interval '1 h']", "default"),
+        "p_debounce": ("null", "default"),
+        "p_at_most": ("null", "default"),
+        "p_throttle": ("'1 h'", "default"),
     },
     "claim": {
         "p_queue": ("'{q}'", "PS404 queue"),
@@ -560,6 +572,7 @@ NULLS: dict[str, dict[str, tuple[str, str]]] = {
         "p_settings": ("'{{}}'::jsonb", "PS400 settings"),
         "p_exist_ok": ("false", "PS400 exist_ok"),
         "p_max_crashes": ("1", "PS400 max_crashes"),
+        "p_priority_step": ("'1 s'::interval", "default"),
     },
     "set_queue": {"p_name": ("'{q}'", "PS404 queue"), "p_changes": ('\'{{"sla": "5 s"}}\'::jsonb', "PS400 changes")},
     "cancel": {

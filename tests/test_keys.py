@@ -286,11 +286,3 @@ def test_a_handler_whose_key_is_no_argument_is_refused(app: Penstock, queue: Que
     takes_all.push(tenant=None)
     takes_all.push(tenant=12)
     assert [task.key for task in queue.tasks()] == [None, "12"]
-
-
-@pytest.mark.parametrize("name", ["key", "meta", "expires"])
-def test_a_handler_has_no_argument_of_that_name(name: str, app: Penstock) -> None:
-    found: dict[str, Any] = {}
-    exec(f"def step({name}): ...", found)
-    with pytest.raises(ConfigError, match="a push has an argument of that name"):
-        app.task(queue="work")(found["step"])

@@ -545,7 +545,7 @@ def test_exactly_these_tables_can_be_touched(world: World, role: str, users: dic
         user = {"user": users[role]}
         assert len(tables) > 10
         assert set(sql.execute(RIGHTS, user)) == readable | ({("task", "insert")} if producing else set())
-        columns = {"id", "queue_id", "priority", "kind", "subject", "payload", "due"}
+        columns = {"id", "queue_id", "priority", "kind", "subject", "payload", "due", "key", "meta", "expires"}
         assert {name for (name,) in sql.execute(COLUMNS, user)} == (columns if producing else set())
         assert set(sql.execute(SEQUENCES, user)) == ({("task_id_seq", "usage")} if producing else set())
 
@@ -806,7 +806,7 @@ CALLS: dict[str, tuple[str, ...]] = {
         "select penstock.note_report('{uuid}', 0, '{{\"created\": 1}}')",
         "select penstock.enter_partition('work', '{job}', 0, '{other}', 1, 'x')",
         'select * from penstock.judge_payloads(\'{"{}","[]",NaN}\')',
-        "select penstock.note_rejects('work', '{job}', 0, '{why}', '{x}', '{x}', '{x}', '{x}', '{x}')",
+        "select penstock.note_rejects('work', '{job}', 0, '{why}', '{x}', '{x}', '{x}', '{x}', '{x}', '{x}', '{x}', '{x}')",
         "select penstock.seal_job('work', '{job}', 1, 1, 'x', '{{}}')",
         "select penstock.job_report('{job}')",
         "insert into penstock.task (queue_id, payload) values (1, '{}'), (1, '{}')",

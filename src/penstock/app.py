@@ -91,11 +91,15 @@ class Penstock(TaskMethods, AdminMethods):
         keep_done: Duration | None = None,
         keep_dead: Duration | None = None,
         keep_cancelled: Duration | None = None,
+        priority_step: Duration | None = None,
         max_payload: int = 1 << 20,
         max_crashes: int = 20,
         exist_ok: bool = False,
     ) -> Queue:
-        """Creates a queue and returns it. With `exist_ok=True` an existing queue is left as it is."""
+        """Creates a queue and returns it. With `exist_ok=True` an existing queue is left as it is.
+
+        A task of a smaller priority runs first, however long others wait. With a `priority_step`, tasks run in the
+        order of due + priority × step instead, so that each is overtaken only for a bounded time."""
         queues.create(
             self._database,
             name,
@@ -107,6 +111,7 @@ class Penstock(TaskMethods, AdminMethods):
             keep_done=keep_done,
             keep_dead=keep_dead,
             keep_cancelled=keep_cancelled,
+            priority_step=priority_step,
             max_payload=max_payload,
             max_crashes=max_crashes,
         )

@@ -225,7 +225,7 @@ def check_schedule(new: NewSchedule) -> NewSchedule:
         name=schedule_name(new.name),
         queue=validate.queue_name(new.queue),
         kind=validate.text(new.kind, "kind", validate.MAX_KIND),
-        priority=validate.whole(new.priority, "priority", 0, 9),
+        priority=validate.check_priority(new.priority),
         cron=cron_of(new.cron, new.tz).expression,
     )
 

@@ -31,6 +31,7 @@ SHORTEST_LEASE, LONGEST_LEASE = timedelta(milliseconds=100), timedelta(hours=24)
 MAX_CLAIM = 10_000
 MAX_SUBJECT = 512
 MAX_KIND = 128
+MAX_PRIORITY = 100  # the smallest is the same below zero
 MAX_KEY = 128
 MAX_META = 8192
 DEFAULT_MAX_PAYLOAD = 1 << 20  # what a queue accepts unless its max_payload says otherwise
@@ -112,6 +113,11 @@ def whole(value: object, field: str, least: int, most: int) -> int:
     if type(value) is int and least <= value <= most:
         return value
     raise ValidationError(f"{field}: {shown(value)} is not a whole number from {least} to {most}", field=field)
+
+
+def check_priority(value: object) -> int:
+    """Checks a priority; smaller ones run first."""
+    return whole(value, "priority", -MAX_PRIORITY, MAX_PRIORITY)
 
 
 def byte_size(value: int | str, field: str) -> int:
@@ -235,7 +241,7 @@ def new_task(item: object) -> NewTask:
         if wait is not None:
             due_after(wait, due)
         if priority != 5 or type(priority) is not int:
-            whole(priority, "priority", 0, 9)
+            check_priority(priority)
         if kind != "default":
             text(kind, "kind", MAX_KIND)
         if whose is not None:

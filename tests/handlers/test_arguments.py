@@ -360,7 +360,10 @@ def refused_at_decoration(handler: Callable[..., Any], wanted: type = Context) -
     return refused.value
 
 
-RESERVED_NAMES = ["subject", "due", "delay", "priority", "kind", "connection", "on_conflict"]
+RESERVED_NAMES = [
+    *("subject", "due", "delay", "priority", "kind", "connection", "on_conflict", "key", "meta", "expires"),
+    *("debounce", "at_most", "throttle"),
+]
 
 
 @pytest.mark.parametrize("name", RESERVED_NAMES)

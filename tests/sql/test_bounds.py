@@ -61,7 +61,7 @@ def move(clock: Clock, sql: Connection) -> None:
     def passed() -> bool:
         clock.advance(1.1)
         sql.execute("select penstock._squeeze(id) from penstock.queue")
-        moved = sql.execute("select least(first_due[1], first_planned) >= %s from penstock.watermark", (target,))
+        moved = sql.execute("select least(first_due[2], first_planned) >= %s from penstock.watermark", (target,))
         return moved.fetchone() == (True,)
 
     eventually(passed)
@@ -213,7 +213,7 @@ def test_rows_written_by_hand_are_found(queue: Queue, clock: Clock, sql: Connect
 @pytest.mark.unbalanced
 def test_verify_finds_a_task_behind_a_bound(queue: Queue, app: Penstock, clock: Clock, sql: Connection) -> None:
     queue.push_many([NewTask(), NewTask(due=clock.now() + timedelta(hours=1))])
-    sql.execute("update penstock.watermark set first_due[6] = 'infinity', first_planned = 'infinity'")
+    sql.execute("update penstock.watermark set first_due[2] = 'infinity', first_planned = 'infinity'")
     assert not queue.claim()
     assert app.verify().orphans == 2
     app.repair()

@@ -220,7 +220,7 @@ def test_verify_finds_what_is_off(queue: Queue, app: Penstock, sql: Connection) 
 @pytest.mark.parametrize(
     ("column", "value", "said"),
     [
-        ("priority", "10", "priority: 10 is not between 0 and 9"),
+        ("priority", "101", "priority: 101 is not between -100 and 100"),
         ("kind", "''", "kind: 0 bytes are not between 1 and 128"),
         ("kind", "repeat('é', 65)", "kind: 130 bytes are not between 1 and 128"),
         ("subject", "''", "subject: 0 bytes are not between 1 and 512"),

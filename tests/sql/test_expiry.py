@@ -137,7 +137,7 @@ def test_a_release_keeps_the_mark_and_an_outcome_lifts_it(queue: Queue, clock: C
     assert sql.execute("select quarantine from penstock.agenda").fetchall() == [(-1,), (-1,)]
     claim = queue.claim(2)
     queue.settle(claim, {claim.ids[0]: Outcome.again()})
-    assert sorted(sql.execute("select quarantine from penstock.agenda").fetchall()) == [(0,), (1,)]
+    assert sorted(sql.execute("select quarantine from penstock.agenda").fetchall()) == [(-1,), (0,)]
 
 
 def test_a_lease_being_settled_is_left_alone(queue: Queue, clock: Clock, dsn: str, sql: Connection) -> None:

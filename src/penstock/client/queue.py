@@ -261,7 +261,7 @@ class Queue:
             "reprioritise",
             ids,
             subjects,
-            priority=validate.whole(priority, "priority", 0, 9),
+            priority=validate.check_priority(priority),
         )
 
     def purge(
@@ -347,7 +347,7 @@ class Queue:
 
     def set(self, **changes: Unpack[QueueChanges]) -> QueueSettings:
         """Changes the given settings, and returns all of them: any of lease, max_attempts, max_crashes, retry, sla,
-        keep_done, keep_dead, keep_cancelled, max_payload, notify and paused."""
+        keep_done, keep_dead, keep_cancelled, priority_step, max_payload, notify and paused."""
         queues.change(self._database, self.name, changes)
         return self.settings()
 

@@ -270,7 +270,7 @@ class AsyncQueue:
             "reprioritise",
             ids,
             subjects,
-            priority=validate.whole(priority, "priority", 0, 9),
+            priority=validate.check_priority(priority),
         )
 
     async def purge(
@@ -356,7 +356,7 @@ class AsyncQueue:
 
     async def set(self, **changes: Unpack[QueueChanges]) -> QueueSettings:
         """Changes the given settings, and returns all of them: any of lease, max_attempts, max_crashes, retry, sla,
-        keep_done, keep_dead, keep_cancelled, max_payload, notify and paused."""
+        keep_done, keep_dead, keep_cancelled, priority_step, max_payload, notify and paused."""
         await queues_async.change(self._database, self.name, changes)
         return await self.settings()
 

@@ -183,7 +183,7 @@ def spec_of(
         policy=policy,
         max_attempts=None if max_attempts is None else validate.whole(max_attempts, "max_attempts", 1, 32767),
         timeout=None if timeout is None else seconds(timeout),
-        priority=validate.whole(priority, "priority", 0, 9),
+        priority=validate.check_priority(priority),
         batch=None if batch is None else batch_of(function, name, batch),
         tracebacks=tracebacks,
         key=None if key is None else check_key_name(name, key, arguments),

@@ -25,6 +25,7 @@ class QueueSettings:
     max_payload: int
     notify: bool = True
     max_crashes: int = 20
+    priority_step: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -307,8 +307,9 @@ def read_priorities(plan: ColumnPlan, batch: pa.RecordBatch, bad: dict[int, str]
         return None
     column = pc.fill_null(batch.column("priority").cast(pa.int64()), 5)
     found: list[int] = column.to_pylist()
-    for n in find_true(pc.or_(pc.less(column, 0), pc.greater(column, 9))):
-        bad.setdefault(n, f"priority: {found[n]} is not a whole number from 0 to 9")
+    most = validate.MAX_PRIORITY
+    for n in find_true(pc.or_(pc.less(column, -most), pc.greater(column, most))):
+        bad.setdefault(n, f"priority: {found[n]} is not a whole number from {-most} to {most}")
     return found
 
 

@@ -23,14 +23,15 @@ CREATE TABLE penstock.watermark (
     running bigint[] DEFAULT '{}'::bigint[] NOT NULL,
     system bigint NOT NULL,
     until timestamp with time zone DEFAULT '-infinity'::timestamp with time zone NOT NULL,
-    first_due timestamp with time zone[] DEFAULT array_fill('-infinity'::timestamp with time zone, ARRAY[10]) NOT NULL,
+    priorities smallint[] DEFAULT '{-32768,5,6}'::smallint[] NOT NULL,
+    first_due timestamp with time zone[] DEFAULT '{-infinity,-infinity,-infinity}'::timestamp with time zone[] NOT NULL,
     first_planned timestamp with time zone DEFAULT '-infinity'::timestamp with time zone NOT NULL,
     next_bound timestamp with time zone,
     next_xid bigint,
     looked_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone NOT NULL,
     quarantine text,
     quarantine_until timestamp with time zone,
-    CONSTRAINT a_bound_per_priority CHECK ((cardinality(first_due) = 10))
+    CONSTRAINT a_bound_per_range CHECK ((cardinality(first_due) = cardinality(priorities)))
 )
 WITH (fillfactor='50');
 COMMENT ON COLUMN penstock.watermark.sums IS 'the rows of `counter` with this xid are valid';
@@ -38,7 +39,8 @@ COMMENT ON COLUMN penstock.watermark.xid IS 'rows of counter_log and `early` wit
 COMMENT ON COLUMN penstock.watermark.running IS 'rows of these earlier transactions are not folded either: they ran when the others were folded';
 COMMENT ON COLUMN penstock.watermark.system IS 'the cluster whose transactions these are';
 COMMENT ON COLUMN penstock.watermark.until IS 'no lease ends earlier';
-COMMENT ON COLUMN penstock.watermark.first_due IS 'by priority, from 0: no pending task is due earlier, except those in `early`';
+COMMENT ON COLUMN penstock.watermark.priorities IS 'ranges of priorities, each by its first one and up to the next: a range of one priority for each that was seen, and ranges of all others, between them';
+COMMENT ON COLUMN penstock.watermark.first_due IS 'by range: no pending task is due earlier, except those in `early`; -infinity where the range has several priorities';
 COMMENT ON COLUMN penstock.watermark.first_planned IS 'no planned task is due earlier, except those in `early`';
 COMMENT ON COLUMN penstock.watermark.next_bound IS 'becomes the bound when every transaction below next_xid has ended: one of them may commit a row before it';
 COMMENT ON COLUMN penstock.watermark.looked_at IS 'when the bounds were last moved; at most once a second';
@@ -481,8 +483,8 @@ begin
             then array['PS400', format('subject: %s bytes are not between 1 and 512', octet_length(i.subject))]
         when octet_length(i.kind) not between 1 and 128
             then array['PS400', format('kind: %s bytes are not between 1 and 128', octet_length(i.kind))]
-        when i.priority not between 0 and 9
-            then array['PS400', format('priority: %s is not between 0 and 9', i.priority)]
+        when i.priority not between -100 and 100
+            then array['PS400', format('priority: %s is not between -100 and 100', i.priority)]
         when i.due not between v_earliest and v_latest
             then array['PS400', format('due: %s is not between %s and ten years ahead', i.due, v_earliest)]
         end as said
@@ -494,7 +496,7 @@ begin
        or i.payload not like '{%' and ltrim(i.payload, E' \t\r\n') not like '{%'
        or octet_length(i.subject) not between 1 and 512
        or octet_length(i.kind) not between 1 and 128
-       or i.priority not between 0 and 9
+       or i.priority not between -100 and 100
        or i.due not between v_earliest and v_latest
     order by i.n limit 1;
     if found then
@@ -513,6 +515,7 @@ CREATE TABLE penstock.queue (
     retry jsonb DEFAULT '{"cap": 3600, "base": 5, "type": "exponential", "factor": 2, "jitter": 0.1}'::jsonb NOT NULL,
     sla interval,
     paused boolean DEFAULT false NOT NULL,
+    priority_step interval,
     keep_done interval,
     keep_dead interval,
     keep_cancelled interval,
@@ -528,6 +531,7 @@ CREATE TABLE penstock.queue (
     CONSTRAINT sla_is_positive CHECK ((sla > '00:00:00'::interval))
 );
 COMMENT ON COLUMN penstock.queue.max_attempts IS 'null: the retry strategy alone decides when to stop';
+COMMENT ON COLUMN penstock.queue.priority_step IS 'how much earlier a task is taken for each step of its priority; null: a smaller priority always comes first';
 COMMENT ON COLUMN penstock.queue.keep_done IS 'null: a done task is deleted at settle';
 COMMENT ON COLUMN penstock.queue.follows_done IS 'a kind of the queue has on_done, so settle has to read the kinds of its tasks; set_kinds keeps it';
 COMMENT ON COLUMN penstock.queue.max_crashes IS 'a task that ended its worker so often while it ran alone is dead, whatever max_attempts says';
@@ -557,6 +561,9 @@ begin
                                                 coalesce(p_queue.max_crashes::text, 'null')));
     elsif penstock._in_seconds(p_queue.sla) not between '1 microsecond' and '3650 days' then
         perform penstock.refuse('PS400', format('sla: %s is not more than 0 and at most 3650 days', p_queue.sla));
+    elsif penstock._in_seconds(p_queue.priority_step) not between '1 microsecond' and '365 days' then
+        perform penstock.refuse('PS400',
+            format('priority_step: %s is not more than 0 and at most 365 days', p_queue.priority_step));
     elsif v_bad is not null then
         perform penstock.refuse('PS400', v_bad || ' is not between 0 and 3650 days');
     elsif p_queue.settings is null or jsonb_typeof(p_queue.settings) <> 'object' then
@@ -720,9 +727,9 @@ begin
     elsif octet_length(p_schedule.payload::text) > p_largest then
         perform penstock.refuse('PS413',
             format('payload: %s bytes are more than %s', octet_length(p_schedule.payload::text), p_largest));
-    elsif p_schedule.priority is null or p_schedule.priority not between 0 and 9 then
+    elsif p_schedule.priority is null or p_schedule.priority not between -100 and 100 then
         perform penstock.refuse('PS400',
-            format('priority: %s is not between 0 and 9', coalesce(p_schedule.priority::text, 'null')));
+            format('priority: %s is not between -100 and 100', coalesce(p_schedule.priority::text, 'null')));
     elsif p_schedule.cron is null or octet_length(p_schedule.cron) > 200
        or p_schedule.cron !~ '^[^[:space:]]+( [^[:space:]]+){4}$' then
         perform penstock.refuse('PS400',
@@ -935,6 +942,24 @@ begin
     update penstock.lease as l set open = v_open where l.token = p_lease.token;
 end
 $$;
+CREATE TABLE penstock.agenda (
+    task_id bigint NOT NULL,
+    due timestamp with time zone NOT NULL,
+    queue_id integer NOT NULL,
+    key_id integer DEFAULT 0 NOT NULL,
+    priority smallint NOT NULL,
+    attempts smallint DEFAULT 0 NOT NULL,
+    quarantine smallint DEFAULT 0 NOT NULL,
+    pending boolean NOT NULL,
+    named boolean DEFAULT false NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0');
+COMMENT ON COLUMN penstock.agenda.key_id IS 'of its key in penstock.key; 0: it has none';
+COMMENT ON COLUMN penstock.agenda.quarantine IS '0: it may share a lease with any tasks; above 0: the size of the largest lease that it may be in after a crash; below 0: it is quarantined and runs alone, and -1 - quarantine is how often its lease expired while it was alone, since the last settled outcome';
+COMMENT ON COLUMN penstock.agenda.named IS 'its document has a subject, so another session may be waiting for that document';
+CREATE FUNCTION penstock._comes_before(p_priority smallint, p_due timestamp with time zone, p_id bigint, p_row penstock.agenda, p_step interval) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN (p_step IS NULL) THEN (ROW(p_priority, p_due, p_id) < ROW((p_row).priority, (p_row).due, (p_row).task_id)) ELSE (ROW((p_due + ((p_priority)::double precision * p_step)), p_id) < ROW(((p_row).due + (((p_row).priority)::double precision * p_step)), (p_row).task_id)) END;
 CREATE FUNCTION penstock._conclude(p_lease penstock.lease, p_now timestamp with time zone, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) RETURNS TABLE(id bigint, result text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1367,6 +1392,7 @@ CREATE FUNCTION penstock._watermark(p_queue_id integer) RETURNS SETOF penstock.w
      w.running,
      w.system,
      w.until,
+     w.priorities,
      w.first_due,
      w.first_planned,
      w.next_bound,
@@ -1398,7 +1424,7 @@ CREATE FUNCTION penstock._counter_rows(p_queue_id integer, p_system bigint) RETU
     BEGIN ATOMIC
  SELECT s.metric,
      s.value
-    FROM (penstock._watermark(_counter_rows.p_queue_id) b(queue_id, sums, xid, running, system, until, first_due, first_planned, next_bound, next_xid, looked_at, quarantine, quarantine_until)
+    FROM (penstock._watermark(_counter_rows.p_queue_id) b(queue_id, sums, xid, running, system, until, priorities, first_due, first_planned, next_bound, next_xid, looked_at, quarantine, quarantine_until)
       CROSS JOIN LATERAL ( SELECT c.metric,
              c.value
             FROM penstock.counter c
@@ -1430,7 +1456,7 @@ CREATE FUNCTION penstock._damaged_rows(p_queue_id integer) RETURNS TABLE(what te
         union all
         select w.* from penstock.agenda as w where w.queue_id = p_queue_id and not w.pending
     ) as a
-    where a.priority not between 0 and 9 or a.attempts < 0 or a.key_id < 0
+    where a.priority not between -100 and 100 or a.attempts < 0 or a.key_id < 0
     having count(*) > 0
     union all
     select 'leased in columns of different lengths', count(*)
@@ -1491,7 +1517,7 @@ end
 $$;
 CREATE FUNCTION penstock._document_fault(p_priority smallint, p_kind text, p_subject text, p_payload jsonb, p_due timestamp with time zone, p_ended text, p_ended_at timestamp with time zone) RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
-    RETURN CASE WHEN ((p_priority < 0) OR (p_priority > 9)) THEN (('priority: '::text || p_priority) || ' is not between 0 and 9'::text) WHEN ((octet_length(p_kind) < 1) OR (octet_length(p_kind) > 128)) THEN (('kind: '::text || octet_length(p_kind)) || ' bytes are not between 1 and 128'::text) WHEN ((octet_length(p_subject) < 1) OR (octet_length(p_subject) > 512)) THEN (('subject: '::text || octet_length(p_subject)) || ' bytes are not between 1 and 512'::text) WHEN (jsonb_typeof(p_payload) <> 'object'::text) THEN 'payload: it is not a JSON object'::text WHEN ((p_due < '0001-01-02 00:00:00+00'::timestamp with time zone) OR (p_due > '9999-12-30 00:00:00+00'::timestamp with time zone)) THEN (('due: '::text || p_due) || ' is not between 0001-01-02 and 9999-12-30'::text) WHEN (p_ended <> ALL (ARRAY['done'::text, 'dead'::text, 'cancelled'::text])) THEN (('ended: '::text || "left"(p_ended, 80)) || ' is not done, dead or cancelled'::text) WHEN ((p_ended IS NULL) <> (p_ended_at IS NULL)) THEN 'ended_at: it is given just when the task has ended'::text ELSE NULL::text END;
+    RETURN CASE WHEN ((p_priority < '-100'::integer) OR (p_priority > 100)) THEN (('priority: '::text || p_priority) || ' is not between -100 and 100'::text) WHEN ((octet_length(p_kind) < 1) OR (octet_length(p_kind) > 128)) THEN (('kind: '::text || octet_length(p_kind)) || ' bytes are not between 1 and 128'::text) WHEN ((octet_length(p_subject) < 1) OR (octet_length(p_subject) > 512)) THEN (('subject: '::text || octet_length(p_subject)) || ' bytes are not between 1 and 512'::text) WHEN (jsonb_typeof(p_payload) <> 'object'::text) THEN 'payload: it is not a JSON object'::text WHEN ((p_due < '0001-01-02 00:00:00+00'::timestamp with time zone) OR (p_due > '9999-12-30 00:00:00+00'::timestamp with time zone)) THEN (('due: '::text || p_due) || ' is not between 0001-01-02 and 9999-12-30'::text) WHEN (p_ended <> ALL (ARRAY['done'::text, 'dead'::text, 'cancelled'::text])) THEN (('ended: '::text || "left"(p_ended, 80)) || ' is not done, dead or cancelled'::text) WHEN ((p_ended IS NULL) <> (p_ended_at IS NULL)) THEN 'ended_at: it is given just when the task has ended'::text ELSE NULL::text END;
 CREATE FUNCTION penstock._drop_audit(p_before timestamp with time zone, p_limit integer) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1878,6 +1904,27 @@ begin
     return v_gone;
 end
 $$;
+CREATE FUNCTION penstock._first_of_each(p_queue_id integer, p_first smallint, p_next integer) RETURNS TABLE(priority smallint, due timestamp with time zone)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+    with recursive step as (
+        (select a.priority, a.due from penstock.agenda as a
+         where a.queue_id = p_queue_id and a.pending and a.priority >= p_first and a.priority < p_next
+         order by a.priority, a.due, a.task_id limit 1)
+        union all
+        select n.priority, n.due
+        from step as s
+        cross join lateral (
+            select a.priority, a.due from penstock.agenda as a
+            where a.queue_id = p_queue_id and a.pending and a.priority > s.priority and a.priority < p_next
+            order by a.priority, a.due, a.task_id limit 1
+        ) as n
+    )
+    select s.priority, s.due from step as s
+$$;
 CREATE FUNCTION penstock._fleet_of(p_queue text, p_now timestamp with time zone, OUT workers bigint, OUT slots bigint, OUT free bigint, OUT silent bigint, OUT leaving bigint) RETURNS record
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2015,16 +2062,17 @@ CREATE FUNCTION penstock._hidden_tasks(p_queue_id integer) RETURNS bigint
     SET enable_seqscan TO 'off'
     AS $$
     with watermark as materialized (
-        select l.first_due, l.first_planned, (
+        select l.priorities, l.first_due, l.first_planned, (
             select min(y.due) from penstock.early as y
             where y.queue_id = l.queue_id and y.xid >= coalesce(l.running[1], l.xid)) as early
         from penstock.watermark as l where l.queue_id = p_queue_id
     )
-    select (select count(*) from watermark as l cross join unnest(l.first_due) with ordinality as b(due, n)
+    select (select count(*) from watermark as l
+            cross join lateral penstock._priority_ranges(l.priorities, l.first_due) as b
             cross join lateral (
                 select from penstock.agenda as a
                 where a.queue_id = p_queue_id and a.pending
-                  and a.priority = (b.n - 1)::smallint and a.due < least(b.due, l.early)
+                  and a.priority >= b.first and a.priority < b.next and a.due < least(b.due, l.early)
             ) as p)
          + (select count(*) from watermark as l
             join penstock.agenda as a
@@ -2322,6 +2370,7 @@ CREATE FUNCTION penstock._move_bounds(p_watermark penstock.watermark, p_snapshot
     SET enable_bitmapscan TO 'off'
     AS $$
 begin
+    p_watermark := penstock._split_ranges(p_watermark);
     if p_watermark.next_xid > pg_snapshot_xmin(p_snapshot)::text::bigint then
         return p_watermark;
     end if;
@@ -2341,15 +2390,16 @@ begin
     end if;
     if p_watermark.next_bound is not null then
         p_watermark.first_due := array(
-            select case when b.due >= p_watermark.next_bound then b.due else coalesce(f.due, p_watermark.next_bound) end
-            from unnest(p_watermark.first_due) with ordinality as b(due, n)
+            select case when r.many then '-infinity' when r.due >= p_watermark.next_bound then r.due
+                        else coalesce(f.due, p_watermark.next_bound) end
+            from penstock._priority_ranges(p_watermark.priorities, p_watermark.first_due) as r
             left join lateral (
                 select a.due from penstock.agenda as a
-                where a.queue_id = p_watermark.queue_id and a.pending and a.priority = (b.n - 1)::smallint
-                  and a.due >= b.due and a.due < p_watermark.next_bound
+                where not r.many and a.queue_id = p_watermark.queue_id and a.pending and a.priority = r.first
+                  and a.due >= r.due and a.due < p_watermark.next_bound
                 order by a.due, a.task_id limit 1
             ) as f on true
-            order by b.n);
+            order by r.first);
     end if;
     p_watermark.next_bound := p_now - interval '2 seconds';
     p_watermark.next_xid := pg_snapshot_xmax(p_snapshot)::text::bigint;
@@ -2610,7 +2660,7 @@ begin
         into v_picks
         from chosen as c;
     else
-        -- One priority after the other, each from its own bound.
+        -- One range of priorities after the other, each from its own bound.
         with chosen as materialized (
             select c.*
             from penstock._watermark(p_queue_id) as l
@@ -2618,16 +2668,16 @@ begin
                 select min(y.due) as due from penstock.early as y
                 where y.queue_id = l.queue_id and y.xid >= coalesce(l.running[1], l.xid)
             ) as e
-            cross join lateral unnest(l.first_due) with ordinality as b(due, n)
+            cross join lateral penstock._priority_ranges(l.priorities, l.first_due) as b
             cross join lateral (
                 select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.key_id, a.named
                 from penstock.agenda as a
                 where a.queue_id = p_queue_id
                   and a.pending
-                  and a.priority = (b.n - 1)::smallint
-                  and a.due >= least(b.due, e.due)
+                  and (a.priority, a.due) >= (b.first, least(b.due, e.due))
+                  and a.priority < b.next
                   and (p_quarantined or a.quarantine >= 0)
-                order by a.due, a.task_id
+                order by a.priority, a.due, a.task_id
                 limit p_limit
                 for update skip locked
             ) as c
@@ -2639,6 +2689,59 @@ begin
         into v_picks
         from chosen as c;
     end if;
+    return v_picks;
+end
+$$;
+CREATE FUNCTION penstock._pick_aged(p_queue penstock.queue, p_limit integer, p_quarantined boolean) RETURNS penstock.picks
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_nestloop TO 'on'
+    AS $$
+declare
+    v_most  int := p_limit;    -- tasks to read of each priority
+    v_found bigint[];
+    v_picks penstock.picks;
+begin
+    for v_round in 1 .. 4 loop
+        v_found := array(
+            select c.task_id
+            from penstock._watermark(p_queue.id) as l
+            cross join lateral (
+                select min(y.due) as due from penstock.early as y
+                where y.queue_id = l.queue_id and y.xid >= coalesce(l.running[1], l.xid)
+            ) as e
+            cross join lateral penstock._priority_ranges(l.priorities, l.first_due) as b
+            cross join lateral (
+                select a.task_id, a.due + a.priority * p_queue.priority_step as rank
+                from penstock.agenda as a
+                where a.queue_id = p_queue.id
+                  and a.pending
+                  and (a.priority, a.due) >= (b.first, least(b.due, e.due))
+                  and a.priority < b.next
+                  and (p_quarantined or a.quarantine >= 0)
+                order by a.priority, a.due, a.task_id
+                limit v_most
+            ) as c
+            order by c.rank, c.task_id
+            limit v_most);
+        with chosen as materialized (
+            select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.key_id, a.named
+            from unnest(v_found) with ordinality as f(id, n)
+            join penstock.agenda as a on a.task_id = f.id and a.pending
+            order by f.n
+            limit p_limit
+            for update of a skip locked
+        )
+        select array_agg(c.place), array_agg(c.task_id), array_agg(c.due), array_agg(c.attempts),
+               array_agg(c.quarantine), array_agg(c.key_id), bool_or(c.named),
+               bool_or(c.attempts > 0 or c.quarantine <> 0), max(c.key_id) > 0
+        into v_picks
+        from chosen as c;
+        exit when cardinality(v_picks.ids) = p_limit or cardinality(v_found) < v_most;
+        v_most := 4 * v_most;
+    end loop;
     return v_picks;
 end
 $$;
@@ -2667,6 +2770,15 @@ begin
     return v_picks;
 end
 $$;
+CREATE FUNCTION penstock._priority_ranges(p_priorities smallint[], p_first_due timestamp with time zone[]) RETURNS TABLE(first smallint, next integer, many boolean, due timestamp with time zone)
+    LANGUAGE sql IMMUTABLE ROWS 3 PARALLEL SAFE
+    BEGIN ATOMIC
+ SELECT r.first,
+     COALESCE(((_priority_ranges.p_priorities)[(r.n + 1)])::integer, 32768) AS "coalesce",
+     ((COALESCE(((_priority_ranges.p_priorities)[(r.n + 1)])::integer, 32768) - r.first) > 1),
+     r.due
+    FROM UNNEST(_priority_ranges.p_priorities, _priority_ranges.p_first_due) WITH ORDINALITY r(first, due, n);
+END;
 CREATE FUNCTION penstock._promote(p_queue_id integer, p_limit integer DEFAULT 10000) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3401,6 +3513,32 @@ CREATE FUNCTION penstock._shall_listen(p_worker text, p_queue_set bigint) RETURN
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN ((EXISTS (SELECT FROM penstock.idle_worker i WHERE ((i.worker = _shall_listen.p_worker) AND (i.queue_set = _shall_listen.p_queue_set)))) OR ((SELECT count(*) AS count FROM (SELECT FROM penstock.idle_worker i WHERE (i.queue_set = _shall_listen.p_queue_set) LIMIT 4) s) < 4));
+CREATE FUNCTION penstock._split_ranges(p_watermark penstock.watermark) RETURNS penstock.watermark
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+begin
+    select array_agg(s.first order by s.first), array_agg(s.due order by s.first)
+    into p_watermark.priorities, p_watermark.first_due
+    from (
+        select r.first, r.due from penstock._priority_ranges(p_watermark.priorities, p_watermark.first_due) as r
+        union
+        select n.first, timestamptz '-infinity'
+        from penstock._priority_ranges(p_watermark.priorities, p_watermark.first_due) as r
+        cross join lateral (
+            select a.priority from penstock.agenda as a
+            where r.many and a.queue_id = p_watermark.queue_id and a.pending
+              and a.priority >= r.first and a.priority < r.next
+            order by a.priority limit 1
+        ) as f
+        cross join lateral (values (f.priority), (f.priority + 1)) as n(first)
+        where n.first < r.next
+    ) as s;
+    return p_watermark;
+end
+$$;
 CREATE FUNCTION penstock._squeeze(p_queue_id integer) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3449,8 +3587,8 @@ begin
     )
     select coalesce(sum(s.rows), 0) as rows, max(s.last) as last,
            array_agg(s.metric) as metrics, array_agg(s.delta) as deltas,
-           array(select coalesce((select min(m.due) from moved as m where m.pending and m.priority = p.n), 'infinity')
-                 from generate_series(0, 9) as p(n) order by p.n) as first_due,
+           array(select coalesce((select min(m.due) from moved as m where m.pending and m.priority = p.first), 'infinity')
+                 from unnest(v_watermark.priorities) with ordinality as p(first, n) order by p.n) as first_due,
            (select min(m.due) from moved as m where not m.pending) as first_planned,
            pg_current_snapshot() as snapshot
     into v_fold
@@ -3474,7 +3612,7 @@ begin
         where r.xid < v_watermark.xid order by r.xid);
     update penstock.watermark as l
     set sums = v_watermark.sums, xid = v_watermark.xid, running = v_watermark.running, system = v_watermark.system,
-        until = v_watermark.until, first_due = v_watermark.first_due, first_planned = v_watermark.first_planned,
+        until = v_watermark.until, priorities = v_watermark.priorities, first_due = v_watermark.first_due, first_planned = v_watermark.first_planned,
         next_bound = v_watermark.next_bound, next_xid = v_watermark.next_xid, looked_at = v_now
     where l.queue_id = p_queue_id;
     return v_fold.rows;
@@ -3609,29 +3747,14 @@ $$;
 CREATE FUNCTION penstock._takes_follow_ups(p_queue penstock.queue) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN (penstock.largest_payload(p_queue) >= 8192);
-CREATE TABLE penstock.agenda (
-    task_id bigint NOT NULL,
-    due timestamp with time zone NOT NULL,
-    queue_id integer NOT NULL,
-    key_id integer DEFAULT 0 NOT NULL,
-    priority smallint NOT NULL,
-    attempts smallint DEFAULT 0 NOT NULL,
-    quarantine smallint DEFAULT 0 NOT NULL,
-    pending boolean NOT NULL,
-    named boolean DEFAULT false NOT NULL
-)
-WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0');
-COMMENT ON COLUMN penstock.agenda.key_id IS 'of its key in penstock.key; 0: it has none';
-COMMENT ON COLUMN penstock.agenda.quarantine IS '0: it may share a lease with any tasks; above 0: the size of the largest lease that it may be in after a crash; below 0: it is quarantined and runs alone, and -1 - quarantine is how often its lease expired while it was alone, since the last settled outcome';
-COMMENT ON COLUMN penstock.agenda.named IS 'its document has a subject, so another session may be waiting for that document';
-CREATE FUNCTION penstock._tasks_before(p_row penstock.agenda, p_now timestamp with time zone, p_most integer) RETURNS TABLE(tasks bigint, exact boolean)
+CREATE FUNCTION penstock._tasks_before(p_row penstock.agenda, p_now timestamp with time zone, p_most integer, p_step interval) RETURNS TABLE(tasks bigint, exact boolean)
     LANGUAGE sql STABLE SECURITY DEFINER ROWS 1
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     AS $$
     with watermark as materialized (    -- the search begins at the bounds, as a claim does
-        select w.first_due, w.first_planned, (
+        select w.priorities, w.first_due, w.first_planned, (
             select min(y.due) from penstock.early as y
             where y.queue_id = w.queue_id and y.xid >= coalesce(w.running[1], w.xid)) as early
         from penstock._watermark((p_row).queue_id) as w
@@ -3642,16 +3765,22 @@ CREATE FUNCTION penstock._tasks_before(p_row penstock.agenda, p_now timestamp wi
         limit p_most + 1
     ), pending as materialized (
         select from watermark as w
-        cross join lateral unnest(w.first_due) with ordinality as b(due, n)
+        cross join lateral penstock._priority_ranges(w.priorities, w.first_due) as b
+        cross join lateral (    -- where the search ends
+            select (case when p_step is null then (p_row).priority when b.many then 32767 else b.first end)::smallint
+                       as priority,
+                   case when p_step is null then (p_row).due when b.many then 'infinity'
+                        else (p_row).due + ((p_row).priority - b.first) * p_step end as due
+        ) as u
         cross join lateral (
             select from penstock.agenda as a
-            where a.queue_id = (p_row).queue_id and a.pending and a.priority = (b.n - 1)::smallint
-              and a.due >= least(b.due, w.early)
-              and (a.due, a.task_id)
-                  < (case when b.n - 1 < (p_row).priority then 'infinity' else (p_row).due end, (p_row).task_id)
+            where a.queue_id = (p_row).queue_id and a.pending
+              and (a.priority, a.due) >= (b.first, least(b.due, w.early)) and a.priority < b.next
+              and (a.priority, a.due, a.task_id) < (u.priority, u.due, (p_row).task_id)
+              and (not b.many or penstock._comes_before(a.priority, a.due, a.task_id, p_row, p_step))
             limit p_most + 1
         ) as c
-        where (p_row).quarantine >= 0 and b.n - 1 <= (p_row).priority
+        where (p_row).quarantine >= 0 and (b.first <= (p_row).priority or p_step is not null)
         limit p_most + 1
     ), overdue as materialized (    -- planned tasks that are due: a claim promotes them before it takes any
         select o.priority, o.due, o.task_id from watermark as w
@@ -3664,7 +3793,7 @@ CREATE FUNCTION penstock._tasks_before(p_row penstock.agenda, p_now timestamp wi
     ), counted as (
         select (select count(*) from quarantined) + (select count(*) from pending) as waiting,
                (select count(*) from overdue as o
-                where (o.priority, o.due, o.task_id) < ((p_row).priority, (p_row).due, (p_row).task_id)) as promoted,
+                where penstock._comes_before(o.priority, o.due, o.task_id, p_row, p_step)) as promoted,
                (select count(*) from overdue) as seen
     )
     select least(c.waiting + c.promoted, p_most), c.waiting + c.promoted <= p_most and c.seen <= p_most
@@ -3716,11 +3845,17 @@ CREATE FUNCTION penstock._waits_since(p_queue_id integer, p_before timestamp wit
     SET enable_bitmapscan TO 'off'
     AS $$
     select exists (
-        select from generate_series(0, 9) as g(priority)
+        select from penstock._watermark(p_queue_id) as w
+        cross join lateral penstock._priority_ranges(w.priorities, w.first_due) as r
         cross join lateral (
-            select a.due from penstock.agenda as a
-            where a.queue_id = p_queue_id and a.pending and a.priority = g.priority
-            order by a.due, a.task_id limit 1
+            (select a.due from penstock.agenda as a
+             where not r.many and a.queue_id = p_queue_id and a.pending and a.priority = r.first
+             order by a.due, a.task_id limit 1)
+            union all
+            (select a.due from penstock.agenda as a
+             where r.many and a.queue_id = p_queue_id and a.pending and a.priority >= r.first and a.priority < r.next
+               and a.due <= p_before
+             limit 1)
         ) as f
         where f.due <= p_before)
 $$;
@@ -3831,7 +3966,7 @@ begin
                                       where k.queue_id = p_queue.id and k.kind = p_task.kind), p_queue.max_attempts),
             'last', penstock._in_short(v_last));
     end if;
-    select * into v_line from penstock._tasks_before(p_row, p_now, 10000);
+    select * into v_line from penstock._tasks_before(p_row, p_now, 10000, p_queue.priority_step);
     select * into v_fleet from penstock._fleet_of(p_queue.name, p_now);
     return jsonb_build_object(
         'reason', case when v_fleet.workers = 0 then 'no_worker' when p_row.quarantine < 0 then 'quarantined'
@@ -3872,7 +4007,7 @@ CREATE FUNCTION penstock._without_bounds(p_watermark penstock.watermark) RETURNS
     AS $$
 begin
     p_watermark.until := '-infinity';
-    p_watermark.first_due := array_fill('-infinity'::timestamptz, array[10]);
+    p_watermark.first_due := array_fill('-infinity'::timestamptz, array[cardinality(p_watermark.priorities)]);
     p_watermark.first_planned := '-infinity';
     p_watermark.next_bound := null;
     p_watermark.next_xid := null;
@@ -4370,6 +4505,9 @@ begin
         -- a session SET would leak into a settle.
         perform set_config('synchronous_commit', 'off', true);
     end if;
+    if v_queue.priority_step is not null and v_hint.task_id > 0 then
+        v_hint := null;    -- a place is of another order
+    end if;
     -- There is a second round only if none of the tasks that were found may start.
     for v_round in 1 .. 10 loop
         loop
@@ -4380,7 +4518,11 @@ begin
                     exit when v_picks.ids is not null;
                 end if;
             end if;
-            v_picks := penstock._pick(v_queue.id, v_hint, p_limit, p_quarantined);
+            if v_queue.priority_step is null then
+                v_picks := penstock._pick(v_queue.id, v_hint, p_limit, p_quarantined);
+            else
+                v_picks := penstock._pick_aged(v_queue, p_limit, p_quarantined);
+            end if;
             -- Rows can appear before the hint (late commits, releases, higher priority). If the claim found fewer tasks
             -- than it may take, it searches again from the start. A hint with task 0 precedes all rows: a worker that was
             -- just told of a push gives this hint, and takes what there is.
@@ -4424,7 +4566,7 @@ $$;
 CREATE FUNCTION penstock.contract() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN 6;
-CREATE FUNCTION penstock.create_queue(p_name text, p_lease interval DEFAULT '00:00:30'::interval, p_max_attempts integer DEFAULT 20, p_retry jsonb DEFAULT '{"cap": 3600, "base": 5, "type": "exponential", "factor": 2, "jitter": 0.1}'::jsonb, p_sla interval DEFAULT NULL::interval, p_keep_done interval DEFAULT NULL::interval, p_keep_dead interval DEFAULT NULL::interval, p_keep_cancelled interval DEFAULT NULL::interval, p_settings jsonb DEFAULT '{}'::jsonb, p_exist_ok boolean DEFAULT false, p_max_crashes integer DEFAULT 20) RETURNS boolean
+CREATE FUNCTION penstock.create_queue(p_name text, p_lease interval DEFAULT '00:00:30'::interval, p_max_attempts integer DEFAULT 20, p_retry jsonb DEFAULT '{"cap": 3600, "base": 5, "type": "exponential", "factor": 2, "jitter": 0.1}'::jsonb, p_sla interval DEFAULT NULL::interval, p_keep_done interval DEFAULT NULL::interval, p_keep_dead interval DEFAULT NULL::interval, p_keep_cancelled interval DEFAULT NULL::interval, p_settings jsonb DEFAULT '{}'::jsonb, p_exist_ok boolean DEFAULT false, p_max_crashes integer DEFAULT 20, p_priority_step interval DEFAULT NULL::interval) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -4443,15 +4585,17 @@ begin
     v_new.keep_cancelled := p_keep_cancelled;
     v_new.settings := p_settings;
     v_new.max_crashes := p_max_crashes;
+    v_new.priority_step := p_priority_step;
     perform penstock._check_queue(v_new);
     if p_exist_ok is null then
         perform penstock.refuse('PS400', 'exist_ok: it is null');
     end if;
     insert into penstock.queue (name, lease, max_attempts, retry, sla, keep_done, keep_dead, keep_cancelled, settings,
-                                max_crashes)
+                                max_crashes, priority_step)
     values (p_name, penstock._in_seconds(p_lease), p_max_attempts, p_retry, penstock._in_seconds(p_sla),
             penstock._in_seconds(p_keep_done), penstock._in_seconds(p_keep_dead),
-            penstock._in_seconds(p_keep_cancelled), p_settings, p_max_crashes)
+            penstock._in_seconds(p_keep_cancelled), p_settings, p_max_crashes,
+            penstock._in_seconds(p_priority_step))
     on conflict (name) do nothing
     returning id into v_id;
     if v_id is not null then
@@ -4968,10 +5112,10 @@ begin
     from (
         -- The search begins at the bounds, as a claim does, because it may run every second under a held snapshot.
         select q.name,
-               exists (select from unnest(b.first_due) with ordinality as f(due, n)
+               exists (select from penstock._priority_ranges(b.priorities, b.first_due) as f
                        cross join lateral (
                            select from penstock.agenda as a
-                           where a.queue_id = q.id and a.pending and a.priority = (f.n - 1)::smallint
+                           where a.queue_id = q.id and a.pending and a.priority >= f.first and a.priority < f.next
                              and a.due >= least(f.due, e.due)
                            limit 1) as a) as pending,
                least((select a.due from penstock.agenda as a
@@ -6187,8 +6331,8 @@ begin
         where v.what = 'waiting before a bound, where no claim looks'
     ), reset as (
         update penstock.watermark as l
-        set (first_due, first_planned, next_bound, next_xid) = (
-            select b.first_due, b.first_planned, b.next_bound, b.next_xid from penstock._without_bounds(l) as b)
+        set (priorities, first_due, first_planned, next_bound, next_xid) = (
+            select b.priorities, b.first_due, b.first_planned, b.next_bound, b.next_xid from penstock._without_bounds(l) as b)
         from behind as b join penstock.queue as q on q.name = b.queue
         where l.queue_id = q.id
     )
@@ -6279,9 +6423,9 @@ declare
     v_waiting bigint[];
     v_taken   bigint[];
 begin
-    if p_priority is null or p_priority not between 0 and 9 then
+    if p_priority is null or p_priority not between -100 and 100 then
         perform penstock.refuse('PS400',
-            format('priority: %s is not between 0 and 9', coalesce(p_priority::text, 'null')));
+            format('priority: %s is not between -100 and 100', coalesce(p_priority::text, 'null')));
     end if;
     v_live := penstock._hold_documents(v_queue.id, v_ids);
     v_waiting := penstock._hold_waiting(v_live);
@@ -6420,7 +6564,7 @@ CREATE FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) RETURNS
     RETURN ((mod(((mod(abs(p_seed), '2147483648'::bigint) * '2654435761'::bigint) + ((p_failures)::bigint * 1013904223)), '4294967296'::bigint))::double precision / (4294967296.0)::double precision);
 CREATE FUNCTION penstock.revision() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 10;
+    RETURN 11;
 CREATE FUNCTION penstock.running_times() RETURNS TABLE(queue text, kind text, bucket integer, tasks bigint, seconds double precision)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -6686,11 +6830,11 @@ begin
     end if;
     select k.key into v_bad from jsonb_object_keys(p_changes) as k(key)
     where k.key not in ('lease', 'max_attempts', 'max_crashes', 'retry', 'sla', 'paused', 'keep_done', 'keep_dead',
-                        'keep_cancelled', 'max_payload', 'notify');
+                        'keep_cancelled', 'priority_step', 'max_payload', 'notify');
     if v_bad is not null then
         perform penstock.refuse('PS400', format('changes: %L is not a setting', left(v_bad, 80)),
             'Settings are lease, max_attempts, max_crashes, retry, sla, paused, keep_done, keep_dead, '
-            'keep_cancelled, max_payload and notify.');
+            'keep_cancelled, priority_step, max_payload and notify.');
     end if;
     begin
         v_new := jsonb_populate_record(v_old, p_changes - array['max_payload', 'notify']);
@@ -6705,7 +6849,8 @@ begin
     set lease = penstock._in_seconds(v_new.lease), max_attempts = v_new.max_attempts, retry = v_new.retry,
         sla = penstock._in_seconds(v_new.sla), paused = v_new.paused, keep_done = penstock._in_seconds(v_new.keep_done),
         keep_dead = penstock._in_seconds(v_new.keep_dead), keep_cancelled = penstock._in_seconds(v_new.keep_cancelled),
-        settings = v_new.settings, max_crashes = v_new.max_crashes
+        priority_step = penstock._in_seconds(v_new.priority_step), settings = v_new.settings,
+        max_crashes = v_new.max_crashes
     where q.id = v_old.id
     returning * into v_new;
     perform penstock._note_audit('set', p_name, p_changes);
@@ -6928,15 +7073,18 @@ begin
         select min(y.due) as due from penstock.early as y
         where y.queue_id = q.id and y.xid >= coalesce(w.running[1], w.xid)
     ) as e on true
-    -- The oldest task of each priority is the first entry of the pick index: this takes ten probes for a queue of any
-    -- length.
+    -- The oldest task of each priority is the first entry of the pick index: this takes a few probes for a queue of any
+    -- length. Priorities that have no bound of their own yet are found one after the other.
     left join lateral (
         select min(f.due) as due
-        from unnest(w.first_due) with ordinality as g(due, n)
+        from penstock._priority_ranges(w.priorities, w.first_due) as g
         cross join lateral (
-            select a.due from penstock.agenda as a
-            where a.queue_id = q.id and a.pending and a.priority = (g.n - 1)::smallint and a.due >= least(g.due, e.due)
-            order by a.due, a.task_id limit 1
+            (select a.due from penstock.agenda as a
+             where not g.many and a.queue_id = q.id and a.pending and a.priority = g.first
+               and a.due >= least(g.due, e.due)
+             order by a.due, a.task_id limit 1)
+            union all
+            select x.due from penstock._first_of_each(q.id, g.first, g.next) as x where g.many
         ) as f
     ) as o on true
     -- An overdue task waits, even if it has not been promoted yet.
@@ -7842,6 +7990,8 @@ GRANT SELECT(quarantines) ON TABLE penstock.lease TO penstock_reader;
 GRANT SELECT(revoked) ON TABLE penstock.lease TO penstock_reader;
 GRANT SELECT(key_ids) ON TABLE penstock.lease TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock._close_lease(p_lease penstock.lease, p_ids bigint[]) FROM PUBLIC;
+GRANT SELECT ON TABLE penstock.agenda TO penstock_reader;
+REVOKE ALL ON FUNCTION penstock._comes_before(p_priority smallint, p_due timestamp with time zone, p_id bigint, p_row penstock.agenda, p_step interval) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._conclude(p_lease penstock.lease, p_now timestamp with time zone, p_ids bigint[], p_outcomes text[], p_dues timestamp with time zone[], p_delays interval[], p_payloads text[], p_errors text[], p_classes text[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._count_agenda() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._count_history(p_before timestamp with time zone, p_pages bigint, OUT rows bigint, OUT more boolean) FROM PUBLIC;
@@ -7873,6 +8023,7 @@ REVOKE ALL ON FUNCTION penstock._expire_all(OUT rows bigint, OUT more boolean) F
 REVOKE ALL ON FUNCTION penstock._extras_fault(p_key text, p_meta jsonb, p_expires timestamp with time zone, p_waits_for integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._find_subjects(p_queue_id integer, p_subjects text[], p_which integer[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._finish(p_lease penstock.lease, p_now timestamp with time zone, p_ids bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._first_of_each(p_queue_id integer, p_first smallint, p_next integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._fleet_of(p_queue text, p_now timestamp with time zone, OUT workers bigint, OUT slots bigint, OUT free bigint, OUT silent bigint, OUT leaving bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._forget_idle(p_before timestamp with time zone) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._forget_progress(p_limit integer) FROM PUBLIC;
@@ -7938,7 +8089,9 @@ REVOKE ALL ON FUNCTION penstock._part_ends() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._pass_keeper(p_pass integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._pause_of(p_queue penstock.queue) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._pick(p_queue_id integer, p_hint penstock.place, p_limit integer, p_quarantined boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._pick_aged(p_queue penstock.queue, p_limit integer, p_quarantined boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._pick_quarantined(p_queue_id integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._priority_ranges(p_priorities smallint[], p_first_due timestamp with time zone[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._promote(p_queue_id integer, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._promote_all(OUT rows bigint, OUT more boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._push_follow_ups(p_targets text[], p_ends jsonb[]) FROM PUBLIC;
@@ -7963,6 +8116,7 @@ REVOKE ALL ON FUNCTION penstock._scaler_snapshot(p_queues text[], p_horizons dou
 REVOKE ALL ON FUNCTION penstock._settle_batch(p_tokens uuid[]) FROM PUBLIC;
 GRANT SELECT ON TABLE penstock.idle_worker TO penstock_reader;
 REVOKE ALL ON FUNCTION penstock._shall_listen(p_worker text, p_queue_set bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._split_ranges(p_watermark penstock.watermark) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._squeeze(p_queue_id integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._squeeze_all(OUT rows bigint, OUT more boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._stand_still(p_queue_id integer) FROM PUBLIC;
@@ -7970,8 +8124,7 @@ REVOKE ALL ON FUNCTION penstock._system() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._take_chore(p_name text, p_every interval) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._take_samples() FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._takes_follow_ups(p_queue penstock.queue) FROM PUBLIC;
-GRANT SELECT ON TABLE penstock.agenda TO penstock_reader;
-REVOKE ALL ON FUNCTION penstock._tasks_before(p_row penstock.agenda, p_now timestamp with time zone, p_most integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION penstock._tasks_before(p_row penstock.agenda, p_now timestamp with time zone, p_most integer, p_step interval) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._tend(p_queue_id integer, p_limit integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._unread(p_relation regclass) FROM PUBLIC;
 REVOKE ALL ON FUNCTION penstock._waits_since(p_queue_id integer, p_before timestamp with time zone) FROM PUBLIC;
@@ -8028,8 +8181,8 @@ REVOKE ALL ON FUNCTION penstock.contract() FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.contract() TO penstock_producer;
 GRANT ALL ON FUNCTION penstock.contract() TO penstock_worker;
 GRANT ALL ON FUNCTION penstock.contract() TO penstock_reader;
-REVOKE ALL ON FUNCTION penstock.create_queue(p_name text, p_lease interval, p_max_attempts integer, p_retry jsonb, p_sla interval, p_keep_done interval, p_keep_dead interval, p_keep_cancelled interval, p_settings jsonb, p_exist_ok boolean, p_max_crashes integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION penstock.create_queue(p_name text, p_lease interval, p_max_attempts integer, p_retry jsonb, p_sla interval, p_keep_done interval, p_keep_dead interval, p_keep_cancelled interval, p_settings jsonb, p_exist_ok boolean, p_max_crashes integer) TO penstock_admin;
+REVOKE ALL ON FUNCTION penstock.create_queue(p_name text, p_lease interval, p_max_attempts integer, p_retry jsonb, p_sla interval, p_keep_done interval, p_keep_dead interval, p_keep_cancelled interval, p_settings jsonb, p_exist_ok boolean, p_max_crashes integer, p_priority_step interval) FROM PUBLIC;
+GRANT ALL ON FUNCTION penstock.create_queue(p_name text, p_lease interval, p_max_attempts integer, p_retry jsonb, p_sla interval, p_keep_done interval, p_keep_dead interval, p_keep_cancelled interval, p_settings jsonb, p_exist_ok boolean, p_max_crashes integer, p_priority_step interval) TO penstock_admin;
 REVOKE ALL ON FUNCTION penstock.decide(p_holder text, p_lease interval, p_decisions jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION penstock.decide(p_holder text, p_lease interval, p_decisions jsonb) TO penstock_worker;
 GRANT SELECT ON TABLE penstock.decision TO penstock_reader;

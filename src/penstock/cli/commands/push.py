@@ -87,7 +87,7 @@ def push(
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Push tasks. A line is {"payload": {…}, "subject"?: …, "kind"?: …, "due"?: …, "delay"?: "5m", "priority"?: 0-9,
+    """Push tasks. A line is {"payload": {…}, "subject"?: …, "kind"?: …, "due"?: …, "delay"?: "5m", "priority"?: 5,
     "key"?: …, "meta"?: {…}, "expires"?: "10m"}.
 
     If a line is wrong, the error names it and nothing is written. A task is skipped if its subject exists, unless you

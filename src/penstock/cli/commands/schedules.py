@@ -55,7 +55,7 @@ def add(
     kind: Annotated[str, typer.Option(help="The kind of its tasks.")] = "default",
     tz: Tz = "UTC",
     payload: Annotated[str, typer.Option(help="The payload of its tasks, a JSON object.")] = "{}",
-    priority: Annotated[int, typer.Option(help="0 to 9; smaller runs first.")] = 5,
+    priority: Annotated[int, typer.Option(help="-100 to 100; smaller runs first.")] = 5,
     backfill: Annotated[str, typer.Option(help="Which missed ticks are pushed later: none, last or all.")] = "last",
     key: Annotated[str | None, typer.Option(help="The key of its tasks.", show_default=False)] = None,
     expires: Annotated[

@@ -190,7 +190,7 @@ def reprioritise(
     queue: QueueName,
     ids: Ids = None,
     *,
-    priority: Annotated[int, typer.Option(help="0 to 9; smaller runs first.", show_default=False)],
+    priority: Annotated[int, typer.Option(help="-100 to 100; smaller runs first.", show_default=False)],
     subject: Subjects = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -201,7 +201,7 @@ def reprioritise(
     Example: penstock tasks reprioritise mail 42 --priority 0
     """
     named = check_names(ids, subject)
-    validate.whole(priority, "priority", 0, 9)
+    validate.check_priority(priority)
     with shell.connect() as penstock:
         target = penstock.queue(queue)
         apply_verb(

@@ -28,6 +28,10 @@ KeepDead = Annotated[str | None, typer.Option(help="How long dead tasks are kept
 KeepCancelled = Annotated[
     str | None, typer.Option(help="How long cancelled tasks are kept; `none`: until you purge them.")
 ]
+PriorityStep = Annotated[
+    str | None,
+    typer.Option(help="Run tasks in the order of due + priority × this; `none`: smaller priorities always come first."),
+]
 MaxPayload = Annotated[
     int | None, typer.Option(help="The largest payload that the queue accepts, in bytes.", metavar="BYTES")
 ]
@@ -39,8 +43,8 @@ MaxCrashes = Annotated[
     ),
 ]
 
-MAY_BE_NONE = ("max_attempts", "sla", "keep_done", "keep_dead", "keep_cancelled")
-LENGTHS = ("lease", "sla", "keep_done", "keep_dead", "keep_cancelled")
+MAY_BE_NONE = ("max_attempts", "sla", "keep_done", "keep_dead", "keep_cancelled", "priority_step")
+LENGTHS = ("lease", "sla", "keep_done", "keep_dead", "keep_cancelled", "priority_step")
 
 
 def check_settings(**options: str | int | None) -> dict[str, Any]:

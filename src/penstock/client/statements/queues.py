@@ -15,7 +15,7 @@ from penstock.retry import Strategy, parse
 
 SETTINGS_OF = """
     select name, lease, max_attempts, retry::text, sla, keep_done, keep_dead, keep_cancelled, paused, created,
-           penstock.largest_payload(q), settings->'notify' is distinct from 'false', max_crashes
+           penstock.largest_payload(q), settings->'notify' is distinct from 'false', max_crashes, priority_step
     from penstock.queue as q
     where %s::text is null or name = %s
     order by name
@@ -49,6 +49,7 @@ class QueueOptions(TypedDict, total=False):
     keep_done: Duration | None
     keep_dead: Duration | None
     keep_cancelled: Duration | None
+    priority_step: Duration | None
     max_payload: int
     max_crashes: int
 
@@ -81,6 +82,11 @@ def check_retention(value: Duration | None, field: str) -> timedelta | None:
     return None if value is None else validate.positive(value, field)
 
 
+def check_step(value: Duration | None, field: str) -> timedelta | None:
+    """Checks how much earlier a step of the priority makes a task; it may be None."""
+    return None if value is None else validate.positive(value, field, most=timedelta(days=365))
+
+
 def check_strategy(value: Strategy | str, _: str) -> str:
     """Checks a retry strategy and returns it as JSON."""
     found = parse(value) if isinstance(value, str) else value
@@ -105,6 +111,7 @@ CHECKS: Mapping[str, Any] = {
     "keep_done": check_retention,
     "keep_dead": check_retention,
     "keep_cancelled": check_retention,
+    "priority_step": check_step,
     "max_payload": lambda value, key: validate.whole(value, key, 2, validate.MAX_PAYLOAD),
     "max_crashes": lambda value, key: validate.whole(value, key, 1, 32767),
     "notify": lambda value, _: bool(value),

@@ -42,6 +42,9 @@ begin
         -- a session SET would leak into a settle.
         perform set_config('synchronous_commit', 'off', true);
     end if;
+    if v_queue.priority_step is not null and v_hint.task_id > 0 then
+        v_hint := null;    -- a place is of another order
+    end if;
     -- There is a second round only if none of the tasks that were found may start.
     for v_round in 1 .. 10 loop
         loop
@@ -52,7 +55,11 @@ begin
                     exit when v_picks.ids is not null;
                 end if;
             end if;
-            v_picks := penstock._pick(v_queue.id, v_hint, p_limit, p_quarantined);
+            if v_queue.priority_step is null then
+                v_picks := penstock._pick(v_queue.id, v_hint, p_limit, p_quarantined);
+            else
+                v_picks := penstock._pick_aged(v_queue, p_limit, p_quarantined);
+            end if;
             -- Rows can appear before the hint (late commits, releases, higher priority). If the claim found fewer tasks
             -- than it may take, it searches again from the start. A hint with task 0 precedes all rows: a worker that was
             -- just told of a push gives this hint, and takes what there is.
@@ -216,7 +223,7 @@ begin
         into v_picks
         from chosen as c;
     else
-        -- One priority after the other, each from its own bound.
+        -- One range of priorities after the other, each from its own bound.
         with chosen as materialized (
             select c.*
             from penstock._watermark(p_queue_id) as l
@@ -224,16 +231,16 @@ begin
                 select min(y.due) as due from penstock.early as y
                 where y.queue_id = l.queue_id and y.xid >= coalesce(l.running[1], l.xid)
             ) as e
-            cross join lateral unnest(l.first_due) with ordinality as b(due, n)
+            cross join lateral penstock._priority_ranges(l.priorities, l.first_due) as b
             cross join lateral (
                 select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.key_id, a.named
                 from penstock.agenda as a
                 where a.queue_id = p_queue_id
                   and a.pending
-                  and a.priority = (b.n - 1)::smallint
-                  and a.due >= least(b.due, e.due)
+                  and (a.priority, a.due) >= (b.first, least(b.due, e.due))
+                  and a.priority < b.next
                   and (p_quarantined or a.quarantine >= 0)
-                order by a.due, a.task_id
+                order by a.priority, a.due, a.task_id
                 limit p_limit
                 for update skip locked
             ) as c
@@ -245,6 +252,60 @@ begin
         into v_picks
         from chosen as c;
     end if;
+    return v_picks;
+end
+$$;
+
+-- Takes up to p_limit waiting tasks of a queue with a priority step, by due + priority × step. Of each priority it reads
+-- the first tasks and merges them. It locks only those that it takes; if other sessions hold some of them, it looks
+-- further.
+create or replace function penstock._pick_aged(p_queue penstock.queue, p_limit int, p_quarantined boolean)
+returns penstock.picks
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = on as $$
+declare
+    v_most  int := p_limit;    -- tasks to read of each priority
+    v_found bigint[];
+    v_picks penstock.picks;
+begin
+    for v_round in 1 .. 4 loop
+        v_found := array(
+            select c.task_id
+            from penstock._watermark(p_queue.id) as l
+            cross join lateral (
+                select min(y.due) as due from penstock.early as y
+                where y.queue_id = l.queue_id and y.xid >= coalesce(l.running[1], l.xid)
+            ) as e
+            cross join lateral penstock._priority_ranges(l.priorities, l.first_due) as b
+            cross join lateral (
+                select a.task_id, a.due + a.priority * p_queue.priority_step as rank
+                from penstock.agenda as a
+                where a.queue_id = p_queue.id
+                  and a.pending
+                  and (a.priority, a.due) >= (b.first, least(b.due, e.due))
+                  and a.priority < b.next
+                  and (p_quarantined or a.quarantine >= 0)
+                order by a.priority, a.due, a.task_id
+                limit v_most
+            ) as c
+            order by c.rank, c.task_id
+            limit v_most);
+        with chosen as materialized (
+            select a.ctid as place, a.task_id, a.due, a.attempts, a.quarantine, a.key_id, a.named
+            from unnest(v_found) with ordinality as f(id, n)
+            join penstock.agenda as a on a.task_id = f.id and a.pending
+            order by f.n
+            limit p_limit
+            for update of a skip locked
+        )
+        select array_agg(c.place), array_agg(c.task_id), array_agg(c.due), array_agg(c.attempts),
+               array_agg(c.quarantine), array_agg(c.key_id), bool_or(c.named),
+               bool_or(c.attempts > 0 or c.quarantine <> 0), max(c.key_id) > 0
+        into v_picks
+        from chosen as c;
+        exit when cardinality(v_picks.ids) = p_limit or cardinality(v_found) < v_most;
+        v_most := 4 * v_most;
+    end loop;
     return v_picks;
 end
 $$;

@@ -11,7 +11,7 @@ create or replace function penstock._document_fault(
 ) returns text
 language sql stable parallel safe
 return case
-    when p_priority not between 0 and 9 then 'priority: ' || p_priority || ' is not between 0 and 9'
+    when p_priority not between -100 and 100 then 'priority: ' || p_priority || ' is not between -100 and 100'
     when octet_length(p_kind) not between 1 and 128
         then 'kind: ' || octet_length(p_kind) || ' bytes are not between 1 and 128'
     when octet_length(p_subject) not between 1 and 512
@@ -402,8 +402,8 @@ begin
     )
     select coalesce(sum(s.rows), 0) as rows, max(s.last) as last,
            array_agg(s.metric) as metrics, array_agg(s.delta) as deltas,
-           array(select coalesce((select min(m.due) from moved as m where m.pending and m.priority = p.n), 'infinity')
-                 from generate_series(0, 9) as p(n) order by p.n) as first_due,
+           array(select coalesce((select min(m.due) from moved as m where m.pending and m.priority = p.first), 'infinity')
+                 from unnest(v_watermark.priorities) with ordinality as p(first, n) order by p.n) as first_due,
            (select min(m.due) from moved as m where not m.pending) as first_planned,
            pg_current_snapshot() as snapshot
     into v_fold
@@ -428,7 +428,7 @@ begin
         where r.xid < v_watermark.xid order by r.xid);
     update penstock.watermark as l
     set sums = v_watermark.sums, xid = v_watermark.xid, running = v_watermark.running, system = v_watermark.system,
-        until = v_watermark.until, first_due = v_watermark.first_due, first_planned = v_watermark.first_planned,
+        until = v_watermark.until, priorities = v_watermark.priorities, first_due = v_watermark.first_due, first_planned = v_watermark.first_planned,
         next_bound = v_watermark.next_bound, next_xid = v_watermark.next_xid, looked_at = v_now
     where l.queue_id = p_queue_id;
     return v_fold.rows;
@@ -466,10 +466,46 @@ create or replace function penstock._without_bounds(p_watermark penstock.waterma
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
     p_watermark.until := '-infinity';
-    p_watermark.first_due := array_fill('-infinity'::timestamptz, array[10]);
+    p_watermark.first_due := array_fill('-infinity'::timestamptz, array[cardinality(p_watermark.priorities)]);
     p_watermark.first_planned := '-infinity';
     p_watermark.next_bound := null;
     p_watermark.next_xid := null;
+    return p_watermark;
+end
+$$;
+
+-- Returns the ranges of priorities of a watermark: the first priority, the first one after the range, whether it has more
+-- than one priority, and the bound. The planner inlines it.
+create or replace function penstock._priority_ranges(p_priorities smallint[], p_first_due timestamptz[])
+returns table (first smallint, next int, many boolean, due timestamptz)
+language sql immutable parallel safe rows 3
+begin atomic
+    select r.first, coalesce(p_priorities[r.n + 1], 32768), coalesce(p_priorities[r.n + 1], 32768) - r.first > 1, r.due
+    from unnest(p_priorities, p_first_due) with ordinality as r(first, due, n);
+end;
+
+-- Gives the first priority of each range that has tasks, and more than one priority, a range of its own. A claim looks
+-- into every range, so a priority without one is only slower under a held snapshot. Ranges stay, because dead rows do.
+create or replace function penstock._split_ranges(p_watermark penstock.watermark) returns penstock.watermark
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off as $$
+begin
+    select array_agg(s.first order by s.first), array_agg(s.due order by s.first)
+    into p_watermark.priorities, p_watermark.first_due
+    from (
+        select r.first, r.due from penstock._priority_ranges(p_watermark.priorities, p_watermark.first_due) as r
+        union
+        select n.first, timestamptz '-infinity'
+        from penstock._priority_ranges(p_watermark.priorities, p_watermark.first_due) as r
+        cross join lateral (
+            select a.priority from penstock.agenda as a
+            where r.many and a.queue_id = p_watermark.queue_id and a.pending
+              and a.priority >= r.first and a.priority < r.next
+            order by a.priority limit 1
+        ) as f
+        cross join lateral (values (f.priority), (f.priority + 1)) as n(first)
+        where n.first < r.next
+    ) as s;
     return p_watermark;
 end
 $$;
@@ -485,6 +521,7 @@ create or replace function penstock._move_bounds(
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
+    p_watermark := penstock._split_ranges(p_watermark);
     if p_watermark.next_xid > pg_snapshot_xmin(p_snapshot)::text::bigint then
         return p_watermark;
     end if;
@@ -504,15 +541,16 @@ begin
     end if;
     if p_watermark.next_bound is not null then
         p_watermark.first_due := array(
-            select case when b.due >= p_watermark.next_bound then b.due else coalesce(f.due, p_watermark.next_bound) end
-            from unnest(p_watermark.first_due) with ordinality as b(due, n)
+            select case when r.many then '-infinity' when r.due >= p_watermark.next_bound then r.due
+                        else coalesce(f.due, p_watermark.next_bound) end
+            from penstock._priority_ranges(p_watermark.priorities, p_watermark.first_due) as r
             left join lateral (
                 select a.due from penstock.agenda as a
-                where a.queue_id = p_watermark.queue_id and a.pending and a.priority = (b.n - 1)::smallint
-                  and a.due >= b.due and a.due < p_watermark.next_bound
+                where not r.many and a.queue_id = p_watermark.queue_id and a.pending and a.priority = r.first
+                  and a.due >= r.due and a.due < p_watermark.next_bound
                 order by a.due, a.task_id limit 1
             ) as f on true
-            order by b.n);
+            order by r.first);
     end if;
     p_watermark.next_bound := p_now - interval '2 seconds';
     p_watermark.next_xid := pg_snapshot_xmax(p_snapshot)::text::bigint;

@@ -433,8 +433,8 @@ begin
             then array['PS400', format('subject: %s bytes are not between 1 and 512', octet_length(i.subject))]
         when octet_length(i.kind) not between 1 and 128
             then array['PS400', format('kind: %s bytes are not between 1 and 128', octet_length(i.kind))]
-        when i.priority not between 0 and 9
-            then array['PS400', format('priority: %s is not between 0 and 9', i.priority)]
+        when i.priority not between -100 and 100
+            then array['PS400', format('priority: %s is not between -100 and 100', i.priority)]
         when i.due not between v_earliest and v_latest
             then array['PS400', format('due: %s is not between %s and ten years ahead', i.due, v_earliest)]
         end as said
@@ -446,7 +446,7 @@ begin
        or i.payload not like '{%' and ltrim(i.payload, E' \t\r\n') not like '{%'
        or octet_length(i.subject) not between 1 and 512
        or octet_length(i.kind) not between 1 and 128
-       or i.priority not between 0 and 9
+       or i.priority not between -100 and 100
        or i.due not between v_earliest and v_latest
     order by i.n limit 1;
     if found then

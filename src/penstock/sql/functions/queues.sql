@@ -162,7 +162,8 @@ create or replace function penstock.create_queue(
     p_keep_cancelled interval default null,
     p_settings       jsonb default '{}',
     p_exist_ok       boolean default false,
-    p_max_crashes    int default 20
+    p_max_crashes    int default 20,
+    p_priority_step  interval default null
 ) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -180,16 +181,18 @@ begin
     v_new.keep_cancelled := p_keep_cancelled;
     v_new.settings := p_settings;
     v_new.max_crashes := p_max_crashes;
+    v_new.priority_step := p_priority_step;
     perform penstock._check_queue(v_new);
     if p_exist_ok is null then
         perform penstock.refuse('PS400', 'exist_ok: it is null');
     end if;
 
     insert into penstock.queue (name, lease, max_attempts, retry, sla, keep_done, keep_dead, keep_cancelled, settings,
-                                max_crashes)
+                                max_crashes, priority_step)
     values (p_name, penstock._in_seconds(p_lease), p_max_attempts, p_retry, penstock._in_seconds(p_sla),
             penstock._in_seconds(p_keep_done), penstock._in_seconds(p_keep_dead),
-            penstock._in_seconds(p_keep_cancelled), p_settings, p_max_crashes)
+            penstock._in_seconds(p_keep_cancelled), p_settings, p_max_crashes,
+            penstock._in_seconds(p_priority_step))
     on conflict (name) do nothing
     returning id into v_id;
 
@@ -205,7 +208,7 @@ end
 $$;
 
 -- Changes settings of a queue and returns the changed queue. p_changes is an object with any of lease, max_attempts,
--- max_crashes, retry, sla, paused, keep_done, keep_dead, keep_cancelled (lengths of time as text; null means none),
+-- max_crashes, retry, sla, paused, priority_step, keep_done, keep_dead, keep_cancelled (lengths of time as text; null means none),
 -- max_payload and notify.
 create or replace function penstock.set_queue(p_name text, p_changes jsonb) returns penstock.queue
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -225,11 +228,11 @@ begin
     end if;
     select k.key into v_bad from jsonb_object_keys(p_changes) as k(key)
     where k.key not in ('lease', 'max_attempts', 'max_crashes', 'retry', 'sla', 'paused', 'keep_done', 'keep_dead',
-                        'keep_cancelled', 'max_payload', 'notify');
+                        'keep_cancelled', 'priority_step', 'max_payload', 'notify');
     if v_bad is not null then
         perform penstock.refuse('PS400', format('changes: %L is not a setting', left(v_bad, 80)),
             'Settings are lease, max_attempts, max_crashes, retry, sla, paused, keep_done, keep_dead, '
-            'keep_cancelled, max_payload and notify.');
+            'keep_cancelled, priority_step, max_payload and notify.');
     end if;
     begin
         v_new := jsonb_populate_record(v_old, p_changes - array['max_payload', 'notify']);
@@ -244,7 +247,8 @@ begin
     set lease = penstock._in_seconds(v_new.lease), max_attempts = v_new.max_attempts, retry = v_new.retry,
         sla = penstock._in_seconds(v_new.sla), paused = v_new.paused, keep_done = penstock._in_seconds(v_new.keep_done),
         keep_dead = penstock._in_seconds(v_new.keep_dead), keep_cancelled = penstock._in_seconds(v_new.keep_cancelled),
-        settings = v_new.settings, max_crashes = v_new.max_crashes
+        priority_step = penstock._in_seconds(v_new.priority_step), settings = v_new.settings,
+        max_crashes = v_new.max_crashes
     where q.id = v_old.id
     returning * into v_new;
     perform penstock._note_audit('set', p_name, p_changes);
@@ -349,6 +353,9 @@ begin
                                                 coalesce(p_queue.max_crashes::text, 'null')));
     elsif penstock._in_seconds(p_queue.sla) not between '1 microsecond' and '3650 days' then
         perform penstock.refuse('PS400', format('sla: %s is not more than 0 and at most 3650 days', p_queue.sla));
+    elsif penstock._in_seconds(p_queue.priority_step) not between '1 microsecond' and '365 days' then
+        perform penstock.refuse('PS400',
+            format('priority_step: %s is not more than 0 and at most 365 days', p_queue.priority_step));
     elsif v_bad is not null then
         perform penstock.refuse('PS400', v_bad || ' is not between 0 and 3650 days');
     elsif p_queue.settings is null or jsonb_typeof(p_queue.settings) <> 'object' then

@@ -242,9 +242,9 @@ begin
     elsif octet_length(p_schedule.payload::text) > p_largest then
         perform penstock.refuse('PS413',
             format('payload: %s bytes are more than %s', octet_length(p_schedule.payload::text), p_largest));
-    elsif p_schedule.priority is null or p_schedule.priority not between 0 and 9 then
+    elsif p_schedule.priority is null or p_schedule.priority not between -100 and 100 then
         perform penstock.refuse('PS400',
-            format('priority: %s is not between 0 and 9', coalesce(p_schedule.priority::text, 'null')));
+            format('priority: %s is not between -100 and 100', coalesce(p_schedule.priority::text, 'null')));
     elsif p_schedule.cron is null or octet_length(p_schedule.cron) > 200
        or p_schedule.cron !~ '^[^[:space:]]+( [^[:space:]]+){4}$' then
         perform penstock.refuse('PS400',

@@ -1,6 +1,27 @@
 -- Status: exact counts in one snapshot, and whether the counters are right. These functions are STABLE: a volatile
 -- function would take a new snapshot for each inner statement.
 
+-- Returns the first pending task of each priority from p_first on and before p_next.
+create or replace function penstock._first_of_each(p_queue_id int, p_first smallint, p_next int)
+returns table (priority smallint, due timestamptz)
+language sql stable security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off as $$
+    with recursive step as (
+        (select a.priority, a.due from penstock.agenda as a
+         where a.queue_id = p_queue_id and a.pending and a.priority >= p_first and a.priority < p_next
+         order by a.priority, a.due, a.task_id limit 1)
+        union all
+        select n.priority, n.due
+        from step as s
+        cross join lateral (
+            select a.priority, a.due from penstock.agenda as a
+            where a.queue_id = p_queue_id and a.pending and a.priority > s.priority and a.priority < p_next
+            order by a.priority, a.due, a.task_id limit 1
+        ) as n
+    )
+    select s.priority, s.due from step as s
+$$;
+
 drop function if exists penstock.status(text);
 create or replace function penstock.status(p_queue text default null)
 returns table (
@@ -46,15 +67,18 @@ begin
         select min(y.due) as due from penstock.early as y
         where y.queue_id = q.id and y.xid >= coalesce(w.running[1], w.xid)
     ) as e on true
-    -- The oldest task of each priority is the first entry of the pick index: this takes ten probes for a queue of any
-    -- length.
+    -- The oldest task of each priority is the first entry of the pick index: this takes a few probes for a queue of any
+    -- length. Priorities that have no bound of their own yet are found one after the other.
     left join lateral (
         select min(f.due) as due
-        from unnest(w.first_due) with ordinality as g(due, n)
+        from penstock._priority_ranges(w.priorities, w.first_due) as g
         cross join lateral (
-            select a.due from penstock.agenda as a
-            where a.queue_id = q.id and a.pending and a.priority = (g.n - 1)::smallint and a.due >= least(g.due, e.due)
-            order by a.due, a.task_id limit 1
+            (select a.due from penstock.agenda as a
+             where not g.many and a.queue_id = q.id and a.pending and a.priority = g.first
+               and a.due >= least(g.due, e.due)
+             order by a.due, a.task_id limit 1)
+            union all
+            select x.due from penstock._first_of_each(q.id, g.first, g.next) as x where g.many
         ) as f
     ) as o on true
     -- An overdue task waits, even if it has not been promoted yet.
@@ -105,16 +129,17 @@ $$;
 create or replace function penstock._hidden_tasks(p_queue_id int) returns bigint
 language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
     with watermark as materialized (
-        select l.first_due, l.first_planned, (
+        select l.priorities, l.first_due, l.first_planned, (
             select min(y.due) from penstock.early as y
             where y.queue_id = l.queue_id and y.xid >= coalesce(l.running[1], l.xid)) as early
         from penstock.watermark as l where l.queue_id = p_queue_id
     )
-    select (select count(*) from watermark as l cross join unnest(l.first_due) with ordinality as b(due, n)
+    select (select count(*) from watermark as l
+            cross join lateral penstock._priority_ranges(l.priorities, l.first_due) as b
             cross join lateral (
                 select from penstock.agenda as a
                 where a.queue_id = p_queue_id and a.pending
-                  and a.priority = (b.n - 1)::smallint and a.due < least(b.due, l.early)
+                  and a.priority >= b.first and a.priority < b.next and a.due < least(b.due, l.early)
             ) as p)
          + (select count(*) from watermark as l
             join penstock.agenda as a
@@ -131,7 +156,7 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set e
         union all
         select w.* from penstock.agenda as w where w.queue_id = p_queue_id and not w.pending
     ) as a
-    where a.priority not between 0 and 9 or a.attempts < 0 or a.key_id < 0
+    where a.priority not between -100 and 100 or a.attempts < 0 or a.key_id < 0
     having count(*) > 0
     union all
     select 'leased in columns of different lengths', count(*)
@@ -287,8 +312,8 @@ begin
         where v.what = 'waiting before a bound, where no claim looks'
     ), reset as (
         update penstock.watermark as l
-        set (first_due, first_planned, next_bound, next_xid) = (
-            select b.first_due, b.first_planned, b.next_bound, b.next_xid from penstock._without_bounds(l) as b)
+        set (priorities, first_due, first_planned, next_bound, next_xid) = (
+            select b.priorities, b.first_due, b.first_planned, b.next_bound, b.next_xid from penstock._without_bounds(l) as b)
         from behind as b join penstock.queue as q on q.name = b.queue
         where l.queue_id = q.id
     )

@@ -249,11 +249,17 @@ create or replace function penstock._waits_since(p_queue_id int, p_before timest
 language sql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off as $$
     select exists (
-        select from generate_series(0, 9) as g(priority)
+        select from penstock._watermark(p_queue_id) as w
+        cross join lateral penstock._priority_ranges(w.priorities, w.first_due) as r
         cross join lateral (
-            select a.due from penstock.agenda as a
-            where a.queue_id = p_queue_id and a.pending and a.priority = g.priority
-            order by a.due, a.task_id limit 1
+            (select a.due from penstock.agenda as a
+             where not r.many and a.queue_id = p_queue_id and a.pending and a.priority = r.first
+             order by a.due, a.task_id limit 1)
+            union all
+            (select a.due from penstock.agenda as a
+             where r.many and a.queue_id = p_queue_id and a.pending and a.priority >= r.first and a.priority < r.next
+               and a.due <= p_before
+             limit 1)
         ) as f
         where f.due <= p_before)
 $$;

@@ -223,7 +223,7 @@ begin
                                       where k.queue_id = p_queue.id and k.kind = p_task.kind), p_queue.max_attempts),
             'last', penstock._in_short(v_last));
     end if;
-    select * into v_line from penstock._tasks_before(p_row, p_now, 10000);
+    select * into v_line from penstock._tasks_before(p_row, p_now, 10000, p_queue.priority_step);
     select * into v_fleet from penstock._fleet_of(p_queue.name, p_now);
     return jsonb_build_object(
         'reason', case when v_fleet.workers = 0 then 'no_worker' when p_row.quarantine < 0 then 'quarantined'
@@ -252,14 +252,27 @@ set enable_seqscan = off set enable_bitmapscan = off set timezone = 'UTC' as $$
           order by r.id desc limit 1), 0)
 $$;
 
+-- Returns whether a claim takes a task before the task of this row.
+create or replace function penstock._comes_before(
+    p_priority smallint, p_due timestamptz, p_id bigint, p_row penstock.agenda, p_step interval
+) returns boolean
+language sql immutable parallel safe
+return case
+    when p_step is null then (p_priority, p_due, p_id) < ((p_row).priority, (p_row).due, (p_row).task_id)
+    else (p_due + p_priority * p_step, p_id) < ((p_row).due + (p_row).priority * p_step, (p_row).task_id)
+end;
+
 -- Returns how many due tasks of its queue a claim takes before this one, counted up to p_most. Of a quarantined task
 -- these are the quarantined tasks before it. `exact` is false if there may be more.
-create or replace function penstock._tasks_before(p_row penstock.agenda, p_now timestamptz, p_most int)
+drop function if exists penstock._tasks_before(penstock.agenda, timestamptz, int);
+create or replace function penstock._tasks_before(
+    p_row penstock.agenda, p_now timestamptz, p_most int, p_step interval
+)
 returns table (tasks bigint, exact boolean)
 language sql stable security definer rows 1 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off as $$
     with watermark as materialized (    -- the search begins at the bounds, as a claim does
-        select w.first_due, w.first_planned, (
+        select w.priorities, w.first_due, w.first_planned, (
             select min(y.due) from penstock.early as y
             where y.queue_id = w.queue_id and y.xid >= coalesce(w.running[1], w.xid)) as early
         from penstock._watermark((p_row).queue_id) as w
@@ -270,16 +283,22 @@ set enable_seqscan = off set enable_bitmapscan = off as $$
         limit p_most + 1
     ), pending as materialized (
         select from watermark as w
-        cross join lateral unnest(w.first_due) with ordinality as b(due, n)
+        cross join lateral penstock._priority_ranges(w.priorities, w.first_due) as b
+        cross join lateral (    -- where the search ends
+            select (case when p_step is null then (p_row).priority when b.many then 32767 else b.first end)::smallint
+                       as priority,
+                   case when p_step is null then (p_row).due when b.many then 'infinity'
+                        else (p_row).due + ((p_row).priority - b.first) * p_step end as due
+        ) as u
         cross join lateral (
             select from penstock.agenda as a
-            where a.queue_id = (p_row).queue_id and a.pending and a.priority = (b.n - 1)::smallint
-              and a.due >= least(b.due, w.early)
-              and (a.due, a.task_id)
-                  < (case when b.n - 1 < (p_row).priority then 'infinity' else (p_row).due end, (p_row).task_id)
+            where a.queue_id = (p_row).queue_id and a.pending
+              and (a.priority, a.due) >= (b.first, least(b.due, w.early)) and a.priority < b.next
+              and (a.priority, a.due, a.task_id) < (u.priority, u.due, (p_row).task_id)
+              and (not b.many or penstock._comes_before(a.priority, a.due, a.task_id, p_row, p_step))
             limit p_most + 1
         ) as c
-        where (p_row).quarantine >= 0 and b.n - 1 <= (p_row).priority
+        where (p_row).quarantine >= 0 and (b.first <= (p_row).priority or p_step is not null)
         limit p_most + 1
     ), overdue as materialized (    -- planned tasks that are due: a claim promotes them before it takes any
         select o.priority, o.due, o.task_id from watermark as w
@@ -292,7 +311,7 @@ set enable_seqscan = off set enable_bitmapscan = off as $$
     ), counted as (
         select (select count(*) from quarantined) + (select count(*) from pending) as waiting,
                (select count(*) from overdue as o
-                where (o.priority, o.due, o.task_id) < ((p_row).priority, (p_row).due, (p_row).task_id)) as promoted,
+                where penstock._comes_before(o.priority, o.due, o.task_id, p_row, p_step)) as promoted,
                (select count(*) from overdue) as seen
     )
     select least(c.waiting + c.promoted, p_most), c.waiting + c.promoted <= p_most and c.seen <= p_most

@@ -321,9 +321,9 @@ declare
     v_waiting bigint[];
     v_taken   bigint[];
 begin
-    if p_priority is null or p_priority not between 0 and 9 then
+    if p_priority is null or p_priority not between -100 and 100 then
         perform penstock.refuse('PS400',
-            format('priority: %s is not between 0 and 9', coalesce(p_priority::text, 'null')));
+            format('priority: %s is not between -100 and 100', coalesce(p_priority::text, 'null')));
     end if;
     v_live := penstock._hold_documents(v_queue.id, v_ids);
     v_waiting := penstock._hold_waiting(v_live);

@@ -231,10 +231,10 @@ begin
     from (
         -- The search begins at the bounds, as a claim does, because it may run every second under a held snapshot.
         select q.name,
-               exists (select from unnest(b.first_due) with ordinality as f(due, n)
+               exists (select from penstock._priority_ranges(b.priorities, b.first_due) as f
                        cross join lateral (
                            select from penstock.agenda as a
-                           where a.queue_id = q.id and a.pending and a.priority = (f.n - 1)::smallint
+                           where a.queue_id = q.id and a.pending and a.priority >= f.first and a.priority < f.next
                              and a.due >= least(f.due, e.due)
                            limit 1) as a) as pending,
                least((select a.due from penstock.agenda as a

@@ -32,6 +32,7 @@ create table penstock.queue (
     retry          jsonb not null default '{"type": "exponential", "base": 5, "factor": 2, "cap": 3600, "jitter": 0.1}',
     sla            interval,
     paused         boolean not null default false,
+    priority_step  interval,
     keep_done      interval,
     keep_dead      interval,
     keep_cancelled interval,
@@ -49,6 +50,8 @@ create table penstock.queue (
 comment on column penstock.queue.max_attempts is 'null: the retry strategy alone decides when to stop';
 comment on column penstock.queue.max_crashes is
     'a task that ended its worker so often while it ran alone is dead, whatever max_attempts says';
+comment on column penstock.queue.priority_step is
+    'how much earlier a task is taken for each step of its priority; null: a smaller priority always comes first';
 comment on column penstock.queue.keep_done is 'null: a done task is deleted at settle';
 comment on column penstock.queue.follows_done is
     'a kind of the queue has on_done, so settle has to read the kinds of its tasks; set_kinds keeps it';
@@ -379,14 +382,15 @@ create table penstock.watermark (
     running          bigint[] not null default '{}',
     system           bigint not null,
     until            timestamptz not null default '-infinity',
-    first_due        timestamptz[] not null default array_fill('-infinity'::timestamptz, array[10]),
+    priorities       smallint[] not null default '{-32768, 5, 6}',
+    first_due        timestamptz[] not null default '{-infinity, -infinity, -infinity}',
     first_planned    timestamptz not null default '-infinity',
     next_bound       timestamptz,
     next_xid         bigint,
     looked_at        timestamptz not null default '-infinity',
     quarantine       text,
     quarantine_until timestamptz,
-    constraint a_bound_per_priority check (cardinality(first_due) = 10)
+    constraint a_bound_per_range check (cardinality(first_due) = cardinality(priorities))
 ) with (fillfactor = 50);
 comment on column penstock.watermark.sums is 'the rows of `counter` with this xid are valid';
 comment on column penstock.watermark.xid is
@@ -395,8 +399,11 @@ comment on column penstock.watermark.running is
     'rows of these earlier transactions are not folded either: they ran when the others were folded';
 comment on column penstock.watermark.system is 'the cluster whose transactions these are';
 comment on column penstock.watermark.until is 'no lease ends earlier';
+comment on column penstock.watermark.priorities is
+    'ranges of priorities, each by its first one and up to the next: a range of one priority for each that was seen, and '
+    'ranges of all others, between them';
 comment on column penstock.watermark.first_due is
-    'by priority, from 0: no pending task is due earlier, except those in `early`';
+    'by range: no pending task is due earlier, except those in `early`; -infinity where the range has several priorities';
 comment on column penstock.watermark.first_planned is 'no planned task is due earlier, except those in `early`';
 comment on column penstock.watermark.next_bound is
     'becomes the bound when every transaction below next_xid has ended: one of them may commit a row before it';
