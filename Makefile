@@ -20,6 +20,7 @@ demo: .venv/ready  ## from nothing: Spark loads a backlog, the scaler keeps a pr
 # Those with Spark in one process: each has a Java of its own. The report is looked at in a browser.
 SPARK = tests/spark tests/pipeline
 QUICK = "not slow and not unsampled"
+unexport PYTHONDONTWRITEBYTECODE  # pytest compiles the tests anew in each of its processes unless it may write them
 test: .venv/ready  ## all tests that run in minutes
 	@$(BIN)/pytest -m $(QUICK) $(SPARK:%=--ignore %)
 	@scripts/setup-browser >/dev/null && $(BIN)/pytest -m $(QUICK) -n 0 $(SPARK)
