@@ -43,6 +43,11 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
+def printable_lines(text: str) -> str:
+    """Returns a text of several lines without control characters."""
+    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
+
+
 class PenstockError(Exception):
     """The base class of all errors of Penstock."""
 

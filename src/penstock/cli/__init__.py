@@ -28,6 +28,7 @@ COMMANDS = {
     "psql": "psql:psql",
     "status": "status:status",
     "top": "top:top",
+    "web": "web:web",
     "why": "why:why",
     "verify": "status:verify",
     "upkeep": "status:upkeep",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 from starlette.requests import HTTPConnection
 
@@ -55,7 +55,7 @@ def check_level(value: str, field: str) -> Level:
     """Checks the name of a level."""
     if value not in LEVELS:
         raise ValidationError(f"{field}: {shown(value)} is not one of {', '.join(LEVELS)}", field=field)
-    return cast("Level", value)
+    return value
 
 
 def connect_as(database: AsyncDatabase, visitor: Visitor, *, timeout: str = PAGE_TIMEOUT) -> AsyncDatabase:

@@ -68,7 +68,7 @@ def assemble(
     hide: Hide | None = None,
     secret: bytes | None = None,
     hosts: Collection[str] = (),
-) -> ASGIApp:
+) -> Guard:
     """Returns the application, for `application` and for the standalone server, which logs in by itself."""
     rule = access if access is not None else login.visitor if login is not None else None
     assert rule is not None
@@ -119,7 +119,10 @@ async def log_in(request: Request) -> Response:
     site = site_of(request)
     if not isinstance(site.login, TokenLogin):
         return redirect(str(request.scope.get("root_path", "")) + "/")
-    return await site.login.submit(site, request)
+    try:
+        return await site.login.submit(site, request)
+    except PenstockError as error:
+        return PlainTextResponse(f"{error.message}\n", 400)
 
 
 async def show_health(request: Request) -> Response:

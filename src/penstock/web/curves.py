@@ -63,10 +63,10 @@ def fill(window: Window, samples: Sequence[Sampled]) -> list[Sampled | None]:
     """Returns a sample for each part. An idle queue has few samples: the last one holds until the next, for as long as
     an idle queue may be without one."""
     found: list[Sampled | None] = [None] * window.points
-    for one in samples:
-        found[window.part(one.at)] = one
+    for sampled in samples:
+        found[window.part(sampled.at)] = sampled
     last: Sampled | None = None
-    for n, one in enumerate(found):
+    for n, one in enumerate([*found]):
         if one is not None:
             last = one
         elif last is not None and window.moment(n) - last.at < max(IDLE_GAP, 1.5 * window.step):

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
+from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock.errors import ValidationError, shown
+
 MAX_FORM = 64 << 10  # bytes of a form's body
+MAX_FIELDS = 2000
 BODY_SECONDS = 15.0  # for a whole body: a client that sends a byte now and then is cut off
 POLICY = (
     "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'; img-src 'self'"
@@ -31,12 +35,12 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 class Guard:
     """Wraps the application. Bodies are read here, up to a limit and within a time, before a page sees the request."""
 
-    def __init__(self, app: ASGIApp, *, hosts: Collection[str] = (), max_body: int = MAX_FORM) -> None:
-        self._app, self._hosts, self._max_body = app, frozenset(hosts), max_body
+    def __init__(self, app: Starlette, *, hosts: Collection[str] = (), max_body: int = MAX_FORM) -> None:
+        self.app, self._hosts, self._max_body = app, frozenset(hosts), max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         refusal = self._refuse(scope)
         if refusal is None and scope["method"] not in SAFE_METHODS:
@@ -47,7 +51,7 @@ class Guard:
             if body is None:
                 refusal = too_large(self._max_body)
             receive = replay(body or b"", receive)
-        app = self._app if refusal is None else refusal
+        app: ASGIApp = self.app if refusal is None else refusal
         await app(scope, receive, add_headers(scope, send))
 
     def _refuse(self, scope: Scope) -> PlainTextResponse | None:
@@ -111,6 +115,18 @@ def add_headers(scope: Scope, send: Send) -> Send:
         await send(message)
 
     return with_headers
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """Reads the fields of a form; of a field that is given twice, the last."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip()
+    if kind != "application/x-www-form-urlencoded":
+        raise ValidationError(f"form: {shown(kind)} is not application/x-www-form-urlencoded", field="form")
+    try:
+        fields = parse_qsl((await request.body()).decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise ValidationError(f"form: it is not UTF-8, or has more than {MAX_FIELDS} fields", field="form") from None
+    return dict(fields)
 
 
 def is_same_origin(request: Request) -> bool:

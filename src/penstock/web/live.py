@@ -58,6 +58,7 @@ class Sampler:
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
         self._rendered: dict[str, tuple[View, bytes]] = {}
+        self._closed = False
         self.streams = 0
 
     async def view(self) -> View:
@@ -90,15 +91,18 @@ class Sampler:
             gone.cancel()
 
     async def close(self) -> None:
-        """Stops reading."""
+        """Stops reading, and ends the streams."""
+        self._closed = True
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
+        async with self._changed:
+            self._changed.notify_all()
 
     async def _send_events(self, topic: str, render: Render, send: Send, gone: asyncio.Future[None]) -> None:
         ends, seen = time.monotonic() + STREAM_SECONDS, None
-        while not gone.done() and time.monotonic() < ends:
+        while not (gone.done() or self._closed) and time.monotonic() < ends:
             view = self._view
             if view is not None and view is not seen:
                 body = self.render(topic, view, render)

@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 
 from penstock.errors import ConfigError, ValidationError
 from penstock.web.access import Level, Visitor, check_level
-from penstock.web.guard import origin_matches
+from penstock.web.guard import is_same_origin, read_form
 from penstock.web.sessions import Signer, make_cookie, new_session, read_session
 
 if TYPE_CHECKING:
@@ -118,9 +118,9 @@ class TokenLogin:
 
     async def submit(self, site: Site, request: Request) -> Response:
         """Begins a session for a token in a form."""
-        form = await request.form()
-        user = find_user(self._users, str(form.get("token", "")))
-        if user is None or not (request.headers.get("sec-fetch-site") == "same-origin" or origin_matches(request)):
+        form = await read_form(request)
+        user = find_user(self._users, form.get("token", ""))
+        if user is None or not is_same_origin(request):
             return self._show_form(request, site, 403, "This token is not valid.")
         return begin_session(site.signer, request, user, request.scope.get("root_path", "") + "/")
 

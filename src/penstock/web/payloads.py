@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from penstock.errors import printable_lines
 from penstock.web.redact import Hidden
 
 MAX_LEAVES = 2000
@@ -70,5 +71,5 @@ def make_leaf(key: str, value: Any, depth: int) -> Leaf:
     if isinstance(value, Number):
         return Leaf(depth, key, value[:MAX_TEXT], "number", max(0, len(value) - MAX_TEXT))
     if isinstance(value, str):
-        return Leaf(depth, key, value[:MAX_TEXT], "text", max(0, len(value) - MAX_TEXT))
+        return Leaf(depth, key, printable_lines(value[:MAX_TEXT]), "text", max(0, len(value) - MAX_TEXT))
     return Leaf(depth, key, {None: "null", True: "true", False: "false"}[value], "word")

@@ -14,7 +14,7 @@ from penstock.client.database_async import AsyncDatabase
 from penstock.errors import AuthError, Conflict, NotFound, PayloadTooLarge, PenstockError, Unavailable, ValidationError
 from penstock.web.access import AccessRule, Level, Visitor, connect_as, find_visitor
 from penstock.web.assets import Assets
-from penstock.web.guard import is_same_origin
+from penstock.web.guard import is_same_origin, read_form
 from penstock.web.live import Sampler, View
 from penstock.web.login import Login
 from penstock.web.redact import Redactor
@@ -74,6 +74,7 @@ class Page:
     def __init__(self, site: Site, request: Request, visitor: Visitor, session: Session) -> None:
         self.site, self.request, self.visitor, self.session = site, request, visitor, session
         self.database = connect_as(site.database, visitor)
+        self.form: dict[str, str] = {}
 
     @property
     def root(self) -> str:
@@ -145,8 +146,8 @@ async def check_form(page: Page) -> None:
     """Refuses a form that a page of another origin sent, or that lacks the token of the session."""
     if not is_same_origin(page.request):
         raise AuthError("the request comes from another origin", hint="Use the forms of this dashboard.")
-    form = await page.request.form()
-    if not page.site.signer.is_form_token(page.session, str(form.get("form_token", ""))):
+    page.form = await read_form(page.request)
+    if not page.site.signer.is_form_token(page.session, page.form.get("form_token", "")):
         raise AuthError("the form is not of this session", hint="Load the page again, and repeat what you did.")
 
 

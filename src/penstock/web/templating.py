@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from penstock.errors import printable
+from penstock.errors import printable, printable_lines
 from penstock.formatting import format_age, format_count, format_length, format_time
 from penstock.web.advice import advise
 from penstock.web.curves import draw_bar, draw_sparkline
@@ -39,6 +39,7 @@ class Templates:
             time=show_time,
             ago=show_ago,
             line=show_line,
+            lines=printable_lines,
             drawn=Markup,
         )
         self._environment.globals.update(advise=advise, bar=draw_bar, sparkline=draw_sparkline, now=time.time)

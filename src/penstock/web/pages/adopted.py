@@ -12,9 +12,8 @@ from penstock.web.site import Page
 
 ADOPTED = """
     select a.id, a.name, a.schema_name || '.' || a.table_name, a.mode, extract(epoch from a.sla)::float8,
-           a.max_attempts, a.terms::text, a.retry::text, a.tick, a.last_pass::text, a.created,
-           s.target, s.until > penstock.clock()
-    from penstock.adopted as a left join penstock.scaling as s on s.queue = a.name
+           a.max_attempts, a.terms::text, a.retry::text, a.tick, a.last_pass::text, a.created
+    from penstock.adopted as a
     order by a.name limit 200
 """
 FAILURES = """
@@ -27,6 +26,7 @@ FAILURES = """
 async def show(page: Page) -> Response:
     """Shows the adopted tables."""
     rows, failures = await page.database.rows(ADOPTED), await page.database.rows(FAILURES)
+    scaling = (await page.view()).board.scaling
     tables = [
         {
             "name": name,
@@ -39,9 +39,9 @@ async def show(page: Page) -> Response:
             "tick": tick,
             "last_pass": orjson.loads(last),
             "created": created,
-            "target": target if alive else None,
+            "scaled": scaling.get(name),
             "failures": [one[1:] for one in failures if one[0] == id_],
         }
-        for id_, name, table, mode, sla, most, terms, retry, tick, last, created, target, alive in rows
+        for id_, name, table, mode, sla, most, terms, retry, tick, last, created in rows
     ]
     return page.render("adopted.html", tables=tables)

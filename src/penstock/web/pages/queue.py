@@ -130,4 +130,5 @@ async def read_times(page: Page, name: str) -> dict[str, Any]:
     if known is None or time.monotonic() - known[0] > TIMES_SECONDS:
         known = (time.monotonic(), orjson.loads(await page.database.value(TIMES, (name,))))
         page.site.times[name] = known
-    return known[1]
+    found: dict[str, Any] = known[1]
+    return found

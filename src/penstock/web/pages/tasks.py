@@ -18,9 +18,10 @@ from penstock.web.site import Page, redirect
 PAGE_SIZE = 50
 MAX_PLACE = 400  # bytes
 LIST = "select penstock.task_page(%s, %s, %s, %s, %s, %s::jsonb, %s)::text"
-PLACES: dict[str | None, tuple[type, ...]] = {"pending": (int, str, int), "planned": (str, int)} | dict.fromkeys(
-    ("done", "dead", "cancelled"), (str, int)
-)
+PLACES: dict[str | None, tuple[type, ...]] = {
+    "pending": (int, str, int),
+    **dict.fromkeys(("planned", "done", "dead", "cancelled"), (str, int)),
+}
 ORDERS = {
     "pending": "in the order in which workers take them",
     "planned": "the next to fall due first",
