@@ -806,7 +806,7 @@ CALLS: dict[str, tuple[str, ...]] = {
         "select penstock.note_report('{uuid}', 0, '{{\"created\": 1}}')",
         "select penstock.enter_partition('work', '{job}', 0, '{other}', 1, 'x')",
         'select * from penstock.judge_payloads(\'{"{}","[]",NaN}\')',
-        "select penstock.note_rejects('work','{job}',0,'{why}','{x}','{x}','{x}','{x}','{x}','{x}','{x}','{x}')",
+        "select penstock.note_rejects('work', '{job}', 0, '{why}', '{x}', '{x}', '{x}', null, null, null, null, null)",
         "select penstock.seal_job('work', '{job}', 1, 1, 'x', '{{}}')",
         "select penstock.job_report('{job}')",
         "insert into penstock.task (queue_id, payload) values (1, '{}'), (1, '{}')",

@@ -75,6 +75,10 @@ def reasons(sql: psycopg.Connection, table: str = "penstock.reject") -> list[str
         ({"payload": t.StringType(), "due": t.DateType()}, "due"),
         ({"payload": t.StringType(), "priority": t.DoubleType()}, "priority"),
         ({"payload": t.StringType(), "priority": t.StringType()}, "priority"),
+        ({"payload": t.StringType(), "key": t.LongType()}, "key"),
+        ({"payload": t.StringType(), "meta": t.LongType()}, "meta"),
+        ({"payload": t.StringType(), "meta": t.MapType(t.LongType(), t.StringType())}, "meta"),
+        ({"payload": t.StringType(), "expires": t.DateType()}, "expires"),
         ({"subject": t.StringType()}, "payload"),
     ],
 )
@@ -174,6 +178,33 @@ def test_all_columns_arrive(queue: Queue, sql: psycopg.Connection) -> None:
     assert rows == [("s\t1", "mail", NOW, 0), (None, "other", None, 5)]
 
 
+def test_keys_meta_and_ends_arrive(queue: Queue, sql: psycopg.Connection) -> None:
+    """Of rows with a subject, which are merged, and of others, which are copied; meta is text or a map."""
+    late = NOW + timedelta(hours=1)
+    columns = {
+        "payload": ["{}"] * 3,
+        "subject": ["s", None, None],
+        "key": ["tenant:7", "ü\\t", None],
+        "expires": pa.array([late, late, None], pa.timestamp("us", "UTC")),
+    }
+    texts = pa.table(columns | {"meta": ['{"a": "\\n\\\\"}', '{"b": 1}', None]})
+    pairs = pa.array([[("a", "x")], None, [("b", "y")]], pa.map_(pa.string(), pa.string()))
+    assert written(queue, texts) == {"created": 3}
+    assert written(queue, pa.table(columns | {"subject": ["t", None, None], "meta": pairs})) == {"created": 3}
+    find = "select key, meta, expires from penstock.task where subject is {} null order by id"
+    assert sql.execute(find.format("not").encode()).fetchall() == [
+        ("tenant:7", {"a": "\n\\"}, late),
+        ("tenant:7", {"a": "x"}, late),
+    ]
+    assert sql.execute(find.format("").encode()).fetchall() == [
+        ("ü\\t", {"b": 1}, late),
+        (None, None, None),
+        ("ü\\t", None, late),
+        (None, {"b": "y"}, None),
+    ]
+    assert sql.execute("select count(*) from penstock.agenda where key_id > 0").fetchone() == (4,)
+
+
 # --- rows that cannot be tasks ---------------------------------------------------------------------------------------
 
 BAD: dict[str, tuple[str | None, str]] = {
@@ -255,8 +286,8 @@ def test_other_columns_out_of_range_are_rejected(queue: Queue, sql: psycopg.Conn
         ("t", "x" * 129, NOW, 5),
         ("t", "k", NOW + timedelta(days=3700), 5),
         ("t", "k", datetime(1, 1, 1, tzinfo=UTC), 5),
-        ("t", "k", NOW, 10),
-        ("t", "k", NOW, -1),
+        ("t", "k", NOW, 101),
+        ("t", "k", NOW, -101),
         ("t", "k", NOW, 2**40),
     ]
     subjects, kinds, dues, priorities = zip(*rows, strict=True)
@@ -274,6 +305,30 @@ def test_other_columns_out_of_range_are_rejected(queue: Queue, sql: psycopg.Conn
         "priority"
     ] * 3
     assert sql.execute("select priority from penstock.reject order by id desc limit 1").fetchone() == (str(2**40),)
+
+
+def test_bad_keys_meta_and_ends_are_rejected(queue: Queue, sql: psycopg.Connection) -> None:
+    late = NOW + timedelta(hours=1)
+    rows: list[tuple[Any, ...]] = [
+        ("k", "{}", late),
+        ("", "{}", late),
+        ("x" * 129, "{}", late),
+        ("k", "[]", late),
+        ("k", "{", late),
+        ("k", '{"a": "\\u0000"}', late),
+        ("k", '{"a": "' + "x" * 8190 + '"}', late),
+        ("k", "{}", NOW),
+        ("k", "{}", NOW + timedelta(days=2 * 3700)),
+    ]
+    keys, metas, expires = zip(*rows, strict=True)
+    ends = pa.array(expires, pa.timestamp("us", "UTC"))
+    dues = pa.array([NOW] * len(rows), pa.timestamp("us", "UTC"))
+    table = pa.table({"payload": ["{}"] * len(rows), "key": keys, "meta": metas, "expires": ends, "due": dues})
+    assert written(queue, table) == {"created": 1, "rejected": 8}
+    assert [one.split(":")[0] for one in reasons(sql)] == ["key"] * 2 + ["meta"] * 4 + ["expires"] * 2
+    kept = sql.execute("select key, meta, expires from penstock.reject order by id desc limit 2").fetchall()
+    assert [(key, meta) for key, meta, _ in kept] == [("k", "{}")] * 2
+    assert str(NOW.year) in str(kept[1][2])
 
 
 def test_bytes_that_are_no_text_are_rejected(queue: Queue, sql: psycopg.Connection) -> None:
@@ -299,7 +354,8 @@ def test_rejects_go_to_the_given_table(queue: Queue, sql: psycopg.Connection) ->
     assert row == ("work", job, 3, "payload: null is not a JSON object", None)
     sql.execute("create table own.taken (id int)")
     with pytest.raises(
-        ValidationError, match=r"rejectTable: table own\.taken cannot be used, because it has no column due, job, kind"
+        ValidationError,
+        match=r"rejectTable: table own\.taken cannot be used, because it has no column due, expires, job",
     ):
         writer_of(queue).prepare_rejects("own.taken")
 

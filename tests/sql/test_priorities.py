@@ -15,10 +15,7 @@ from conftest import Clock
 from penstock import NewTask, Penstock, Queue, ValidationError
 from shell import penstock
 
-WATERMARK = """
-    select priorities, cardinality(first_due)
-    from penstock.watermark as w join penstock.queue as q on q.id = w.queue_id
-"""
+WATERMARK = "select priorities, cardinality(first_due) from penstock.watermark"
 
 
 def squeeze(clock: Clock, sql: Connection, times: int = 1) -> None:
