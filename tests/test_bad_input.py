@@ -294,7 +294,7 @@ DUE: tuple[Act, ...] = (
 OUTSIDE = timezone(timedelta(hours=14))  # in UTC, its first day begins before the calendar does
 
 NUMBERS: dict[str, tuple[str, tuple[Act, ...], tuple[Any, ...]]] = {
-    "B34": ("priority", pushing("priority"), (2**31, 2**15, 10, -1, 10**400)),
+    "B34": ("priority", pushing("priority"), (2**31, 2**15, 101, -101, 10**400)),
     "B35": ("priority", pushing("priority"), (True, False, "5", 1.5, 5.0, None, NAN)),
     "B36": (
         "delay",
@@ -377,10 +377,10 @@ IN_SQL: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("push_many('{q}', array['{{}}', '{{' || repeat(' ', 2 << 20) || '}}'])", "PS413", "item 1: payload"),
     ),
     "B34": (
-        ("push('{q}', p_priority => 10::smallint)", "PS400", "priority"),
-        ("push('{q}', p_priority => -1::smallint)", "PS400", "priority"),
+        ("push('{q}', p_priority => 101::smallint)", "PS400", "priority"),
+        ("push('{q}', p_priority => (-101)::smallint)", "PS400", "priority"),
         ("push('{q}', p_priority => 2147483648::smallint)", "22003", "smallint"),
-        ("reprioritise('{q}', 10::smallint, array[{i}])", "PS400", "priority"),
+        ("reprioritise('{q}', 101::smallint, array[{i}])", "PS400", "priority"),
     ),
     "B36": (
         ("release('{t}', p_delay => '-1 s')", "PS400", "delay"),
@@ -904,7 +904,7 @@ def test_limits_of_the_other_verbs(line: str, queue: Queue, sql: Connection) -> 
             refusal(ValidationError, "limit", queue.redrive, limit=limit)
             refusal(ValidationError, "limit", queue.purge, "dead", limit=limit)
             refusal(ValidationError, "limit", queue.tasks, limit=limit)
-        for priority in (10, -1, True, "5", 1.5, None):
+        for priority in (101, -101, True, "5", 1.5, None):
             refusal(ValidationError, "priority", queue.reprioritise, priority, [1])
         for ids in ([0], [-1], [True], ["1"], [1, 1], [2**63]):
             for verb in (queue.cancel, queue.redrive):
@@ -1075,7 +1075,7 @@ def test_a_bad_line_is_named_and_nothing_is_written(
     bad = {
         "{broken": "not JSON",
         '{"payload": {"a": "\\u0000"}, "subject": "s"}': "payload.a",
-        '{"payload": {}, "priority": 10}': "priority",
+        '{"payload": {}, "priority": 101}': "priority",
         '{"payload": {}, "due": "2030-01-01"}': "due",
         '{"payload": {}, "subjekt": "x"}': "Did you mean subject?",
         '{"payload": {"n": 123456789012345678901234567890}}': "payload.n",

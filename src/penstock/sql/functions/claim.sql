@@ -61,8 +61,8 @@ begin
                 v_picks := penstock._pick_aged(v_queue, p_limit, p_quarantined);
             end if;
             -- Rows can appear before the hint (late commits, releases, higher priority). If the claim found fewer tasks
-            -- than it may take, it searches again from the start. A hint with task 0 precedes all rows: a worker that was
-            -- just told of a push gives this hint, and takes what there is.
+            -- than it may take, it searches again from the start. A hint with task 0 precedes all rows: a worker that
+            -- was just told of a push gives this hint, and takes what there is.
             exit when v_hint is null or cardinality(v_picks.ids) = p_limit
                       or v_hint.task_id = 0 and v_picks.ids is not null;
             v_hint := null;
@@ -256,9 +256,9 @@ begin
 end
 $$;
 
--- Takes up to p_limit waiting tasks of a queue with a priority step, by due + priority × step. Of each priority it reads
--- the first tasks and merges them. It locks only those that it takes; if other sessions hold some of them, it looks
--- further.
+-- Takes up to p_limit waiting tasks of a queue with a priority step, by due + priority × step. Of each priority it
+-- reads the first tasks and merges them. It locks only those that it takes; if other sessions hold some of them, it
+-- looks further.
 create or replace function penstock._pick_aged(p_queue penstock.queue, p_limit int, p_quarantined boolean)
 returns penstock.picks
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -310,8 +310,8 @@ begin
 end
 $$;
 
--- Returns the first of these tasks that may share a lease. After a crash a task may share it with only a few others, and
--- a quarantined task with none.
+-- Returns the first of these tasks that may share a lease. After a crash a task may share it with only a few others,
+-- and a quarantined task with none.
 create or replace function penstock._within_quarantine(p_picks penstock.picks) returns penstock.picks
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -319,7 +319,8 @@ declare
 begin
     select count(*) into v_count
     from (
-        select c.n, min(case when c.quarantine < 0 then 1 else nullif(c.quarantine, 0) end) over (order by c.n) as smallest
+        select c.n,
+               min(case when c.quarantine < 0 then 1 else nullif(c.quarantine, 0) end) over (order by c.n) as smallest
         from unnest(p_picks.quarantines) with ordinality as c(quarantine, n)
     ) as s
     where s.n <= coalesce(s.smallest, s.n);
@@ -333,8 +334,8 @@ begin
 end
 $$;
 
--- Returns those of these tasks that may start. Some of the others have no live document, because it was removed by hand:
--- they leave the agenda and are counted, and verify reports them. The others have expired, and end.
+-- Returns those of these tasks that may start. Some of the others have no live document, because it was removed by
+-- hand: they leave the agenda and are counted, and verify reports them. The others have expired, and end.
 create or replace function penstock._without_unstartable(p_queue_id int, p_picks penstock.picks, p_now timestamptz)
 returns penstock.picks
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -346,7 +347,8 @@ declare
     v_orphans constant int := v_all - cardinality(v_live);
 begin
     if v_orphans > 0 then
-        delete from penstock.agenda as a where a.task_id = any(array(select unnest(p_picks.ids) except select unnest(v_live)));
+        delete from penstock.agenda as a
+        where a.task_id = any(array(select unnest(p_picks.ids) except select unnest(v_live)));
         insert into penstock.counter_log (queue_id, metric, delta) values (p_queue_id, 'orphaned_total', v_orphans);
     end if;
     select array_agg(h.place), array_agg(h.id), array_agg(h.due), array_agg(h.attempts), array_agg(h.quarantine),

@@ -181,7 +181,8 @@ begin
         insert into penstock.counter_log (queue_id, metric, delta)
         select c.queue_id, m.metric, sum(c.delta)
         from (
-            select n.queue_id, coalesce(n.ended, case when n.waits_for > 0 then 'waiting' end) as ended, count(*) as delta
+            select n.queue_id, coalesce(n.ended, case when n.waits_for > 0 then 'waiting' end) as ended,
+                   count(*) as delta
             from arrived as n group by 1, 2
             union all
             select o.queue_id, coalesce(o.ended, case when o.waits_for > 0 then 'waiting' end), -count(*)
@@ -402,7 +403,8 @@ begin
     )
     select coalesce(sum(s.rows), 0) as rows, max(s.last) as last,
            array_agg(s.metric) as metrics, array_agg(s.delta) as deltas,
-           array(select coalesce((select min(m.due) from moved as m where m.pending and m.priority = p.first), 'infinity')
+           array(select coalesce(
+                     (select min(m.due) from moved as m where m.pending and m.priority = p.first), 'infinity')
                  from unnest(v_watermark.priorities) with ordinality as p(first, n) order by p.n) as first_due,
            (select min(m.due) from moved as m where not m.pending) as first_planned,
            pg_current_snapshot() as snapshot
@@ -428,7 +430,8 @@ begin
         where r.xid < v_watermark.xid order by r.xid);
     update penstock.watermark as l
     set sums = v_watermark.sums, xid = v_watermark.xid, running = v_watermark.running, system = v_watermark.system,
-        until = v_watermark.until, priorities = v_watermark.priorities, first_due = v_watermark.first_due, first_planned = v_watermark.first_planned,
+        until = v_watermark.until, priorities = v_watermark.priorities,
+        first_due = v_watermark.first_due, first_planned = v_watermark.first_planned,
         next_bound = v_watermark.next_bound, next_xid = v_watermark.next_xid, looked_at = v_now
     where l.queue_id = p_queue_id;
     return v_fold.rows;
@@ -474,8 +477,8 @@ begin
 end
 $$;
 
--- Returns the ranges of priorities of a watermark: the first priority, the first one after the range, whether it has more
--- than one priority, and the bound. The planner inlines it.
+-- Returns the ranges of priorities of a watermark: the first priority, the first one after the range, whether it has
+-- more than one priority, and the bound. The planner inlines it.
 create or replace function penstock._priority_ranges(p_priorities smallint[], p_first_due timestamptz[])
 returns table (first smallint, next int, many boolean, due timestamptz)
 language sql immutable parallel safe rows 3

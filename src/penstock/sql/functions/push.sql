@@ -239,7 +239,8 @@ begin
         delete from penstock.agenda as a where a.task_id = any(p_which) returning a.*
     )
     insert into penstock.agenda (task_id, due, queue_id, key_id, priority, attempts, quarantine, pending, named)
-    select o.task_id, coalesce(g.due, o.due), o.queue_id, coalesce(g.key_id, o.key_id), coalesce(g.priority, o.priority),
+    select o.task_id, coalesce(g.due, o.due), o.queue_id, coalesce(g.key_id, o.key_id),
+           coalesce(g.priority, o.priority),
            o.attempts, o.quarantine, o.pending and g.due is null, o.named
     from gone as o
     join unnest(p_ids, p_dues, p_priorities, p_key_ids) as g(id, due, priority, key_id) on g.id = o.task_id;

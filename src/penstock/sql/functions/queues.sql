@@ -208,8 +208,8 @@ end
 $$;
 
 -- Changes settings of a queue and returns the changed queue. p_changes is an object with any of lease, max_attempts,
--- max_crashes, retry, sla, paused, priority_step, keep_done, keep_dead, keep_cancelled (lengths of time as text; null means none),
--- max_payload and notify.
+-- max_crashes, retry, sla, paused, priority_step, keep_done, keep_dead, keep_cancelled (lengths of time as text; null
+-- means none), max_payload and notify.
 create or replace function penstock.set_queue(p_name text, p_changes jsonb) returns penstock.queue
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
