@@ -24,7 +24,8 @@ from penstock.client.workers import set_kinds
 from penstock.model import Json
 from shell import penstock
 
-ROLES = ("producer", "worker", "reader", "admin")
+ROLES = ("producer", "worker", "reader", "operator", "admin")
+READERS = ("reader", "operator", "admin")  # roles that may read everything
 OUTSIDER = "outsider"  # may connect, but has none of our roles
 LATER = datetime.now(UTC) + timedelta(days=1)
 
@@ -392,7 +393,7 @@ def test_a_push_of_one_task_draws_at_most_six_ids(world: World) -> None:
 
 # --- what roles may not do: B90 ---------------------------------------------------------------------------------------
 
-ALL_ROLES = {"producer", "worker", "reader", "admin"}
+ALL_ROLES = {"producer", "worker", "reader", "operator", "admin"}
 VERBS: dict[str, tuple[set[str], Callable[[Penstock, Queue], object]]] = {
     "push": ({"producer", "admin"}, lambda _, queue: queue.push()),
     "push, update": ({"producer", "admin"}, lambda _, queue: queue.push(subject="s", on_conflict="update")),
@@ -407,26 +408,27 @@ VERBS: dict[str, tuple[set[str], Callable[[Penstock, Queue], object]]] = {
     "beat": ({"worker", "admin"}, lambda app, _: app.beat("w", ["work"])),
     "set_schedule": ({"worker", "admin"}, lambda app, _: app.set_schedule("s", "0 6 * * *", queue="work")),
     "run_schedules": ({"worker", "admin"}, lambda app, _: app.run_schedules()),
-    "schedules": ({"worker", "reader", "admin"}, lambda app, _: app.schedules()),
-    "pause_schedule": ({"admin"}, lambda app, _: app.pause_schedule("s")),
-    "resume_schedule": ({"admin"}, lambda app, _: app.resume_schedule("s")),
+    "schedules": ({"worker", "reader", "operator", "admin"}, lambda app, _: app.schedules()),
+    "pause_schedule": ({"operator", "admin"}, lambda app, _: app.pause_schedule("s")),
+    "resume_schedule": ({"operator", "admin"}, lambda app, _: app.resume_schedule("s")),
     "drop_schedule": ({"admin"}, lambda app, _: app.drop_schedule("s")),
     "status": (ALL_ROLES, lambda _, queue: queue.status()),
-    "verify": ({"reader", "admin"}, lambda app, _: app.verify()),
-    "tasks": ({"reader", "admin"}, lambda _, queue: queue.tasks()),
-    "task": ({"reader", "admin"}, lambda _, queue: queue.task(1)),
-    "attempts": ({"reader", "admin"}, lambda _, queue: queue.attempts(1)),
-    "why": ({"reader", "admin"}, lambda _, queue: queue.why(1)),
-    "queues": ({"reader", "admin"}, lambda app, _: app.queues()),
+    "verify": ({"reader", "operator", "admin"}, lambda app, _: app.verify()),
+    "tasks": ({"reader", "operator", "admin"}, lambda _, queue: queue.tasks()),
+    "task": ({"reader", "operator", "admin"}, lambda _, queue: queue.task(1)),
+    "attempts": ({"reader", "operator", "admin"}, lambda _, queue: queue.attempts(1)),
+    "why": ({"reader", "operator", "admin"}, lambda _, queue: queue.why(1)),
+    "queues": ({"reader", "operator", "admin"}, lambda app, _: app.queues()),
     "create_queue": ({"admin"}, lambda app, _: app.create_queue("new", exist_ok=True)),
     "set": ({"admin"}, lambda _, queue: queue.set(paused=False)),
-    "cancel": ({"admin"}, lambda _, queue: queue.cancel([1])),
-    "redrive": ({"admin"}, lambda _, queue: queue.redrive()),
-    "reschedule": ({"admin"}, lambda _, queue: queue.reschedule(LATER, [1])),
-    "reprioritise": ({"admin"}, lambda _, queue: queue.reprioritise(1, [1])),
+    "resume": ({"operator", "admin"}, lambda _, queue: queue.resume()),
+    "cancel": ({"operator", "admin"}, lambda _, queue: queue.cancel([1])),
+    "redrive": ({"operator", "admin"}, lambda _, queue: queue.redrive()),
+    "reschedule": ({"operator", "admin"}, lambda _, queue: queue.reschedule(LATER, [1])),
+    "reprioritise": ({"operator", "admin"}, lambda _, queue: queue.reprioritise(1, [1])),
     "purge": ({"admin"}, lambda _, queue: queue.purge("dead")),
     "repair": ({"admin"}, lambda app, _: app.repair()),
-    "retentions": ({"reader", "admin"}, lambda app, _: app.retentions()),
+    "retentions": ({"reader", "operator", "admin"}, lambda app, _: app.retentions()),
     "set_retention": ({"admin"}, lambda app, _: app.set_retention("history", "30d")),
     "drop": ({"admin"}, lambda _, queue: queue.drop(force=True)),
 }
@@ -471,17 +473,20 @@ FUNCTIONS = {
     "reader": {
         "board", "check_mark", "check_window", "clock", "contract", "decisions", "find_branch", "history_between",
         "history_horizon", "history_spans", "history_sums", "largest_payload", "mentions", "metrics", "note_horizon",
-        "attempts", "find_progress", "find_removed", "oldest_client", "places_of", "profiles", "queues_named",
+        "attempts", "failed_ids", "failures", "find_progress", "find_removed", "note_reveal", "oldest_client",
+        "places_of", "profiles", "queues_named", "recent_times", "sample_series", "task_page",
         "refuse", "retry_delay", "retry_spread", "revision", "running_times", "sample_days", "scalers", "schedules",
         "start_latencies", "status", "target_age", "target_workers",
         "the_queue", "timeline", "upkeep_pace", "verify", "why",
     },
     "outsider": set[str](),
 }  # fmt: skip
+FUNCTIONS["operator"] = FUNCTIONS["reader"] | {
+    "cancel", "pause_schedule", "redrive", "reprioritise", "reschedule", "resume_schedule", "set_paused",
+}  # fmt: skip
 FUNCTIONS["admin"] = set().union(*FUNCTIONS.values()) | {
-    "abandon", "adopt", "cancel", "create_queue",
-    "drop_queue", "drop_schedule", "forget_reader", "pause_schedule", "purge", "rebase_history",
-    "redrive", "release_day", "repair", "reprioritise", "reschedule", "resume_schedule", "set_queue", "set_retention",
+    "abandon", "adopt", "create_queue", "drop_queue", "drop_schedule", "forget_reader", "purge", "rebase_history",
+    "release_day", "repair", "set_queue", "set_retention",
 }  # fmt: skip
 
 
@@ -538,7 +543,7 @@ def test_exactly_these_tables_can_be_touched(world: World, role: str, users: dic
                 " and relkind in ('r', 'p', 'v') and not relispartition"
             )
         }
-        readable = {(name, "select") for name in tables} if role in ("reader", "admin") else set()
+        readable = {(name, "select") for name in tables} if role in READERS else set()
         if role == "worker":
             readable = {(name, "select") for name in ("adopted", "adopted_record", "adopted_failure")}
         producing = role in ("producer", "admin")
@@ -624,7 +629,7 @@ def test_no_role_can_go_round_the_verbs(world: World, role: str, way: str) -> No
     with world.sql(role if way == "login" else "owner") as sql:
         if way == "set role":
             sql.execute(f"set role penstock_{role}")
-        for statement in (*calls, *WRITES, *(READS if role not in ("reader", "admin") else ())):
+        for statement in (*calls, *WRITES, *(READS if role not in READERS else ())):
             with pytest.raises(psycopg.Error) as refused, sql.transaction():
                 sql.execute(statement.encode())
             assert refused.value.sqlstate == "42501", (statement, refused.value)
@@ -842,6 +847,16 @@ CALLS: dict[str, tuple[str, ...]] = {
         "select * from penstock.history_sums('2030-01-01', 0, 10, 100, true)",
         "select * from penstock.sample_days(0, 100)",
         "select * from penstock.places_of(1)",
+    ),
+    "operator": (
+        "select * from penstock.cancel('work', '{leased}')",
+        "select * from penstock.redrive('work', p_subjects => '{s}')",
+        "select * from penstock.reschedule('work', '2030-01-01', p_subjects => '{s}')",
+        "select * from penstock.reprioritise('work', 1::pg_catalog.int2, p_subjects => '{s}')",
+        "select penstock.set_paused('work', true)",
+        "select penstock.set_paused('work', false)",
+        "select * from penstock.task_page('work')",
+        "select * from penstock.failures('work')",
     ),
     "admin": (
         "select penstock.create_queue('more', '1 minute', 3, '{\"type\": \"fixed\", \"delay\": 1}')",

@@ -32,7 +32,7 @@ from penstock.cli.terminal.removal import remove
 from penstock.client.queue import Queue
 from penstock.errors import Conflict, ValidationError
 from penstock.formatting import format_count, format_length
-from penstock.model import GAUGES
+from penstock.model import GAUGES, QueueSettings
 from penstock.validate import queue_name
 
 app = typer.Typer(help="Create, list, change and remove queues.", no_args_is_help=True)
@@ -264,11 +264,19 @@ def drop(
     shell.answer(answer, f"queue {queue} with {format_count(tasks)} {'would be dropped' if dry_run else 'dropped'}")
 
 
+def set_settings(queue: Queue, changes: dict[str, Any]) -> QueueSettings:
+    """Changes settings of a queue. To pause and to resume have verbs of their own, which operators may call."""
+    if changes.keys() == {"paused"}:
+        (queue.pause if changes["paused"] else queue.resume)()
+        return queue.settings()
+    return queue.set(**changes)
+
+
 def change_settings(shell: Shell, queue: str, changes: dict[str, Any], *, dry_run: bool) -> None:
     with shell.connect() as penstock:
         target = penstock.queue(queue)
         before = target.settings()
-        after = apply_changes(before, changes) if dry_run else target.set(**changes)
+        after = apply_changes(before, changes) if dry_run else set_settings(target, changes)
     old, new = format_settings(before), format_settings(after)
     changed = ", ".join(f"{name} {old[name]} -> {new[name]}" for name in new if new[name] != old[name])
     said = f"queue {queue}{' would be' if dry_run else ''}: {changed or 'as it was'}"
