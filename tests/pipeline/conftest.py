@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conftest import Clock
+from local_spark import start_session
 from made_lake import World, make_lake, usual
 from penstock import LeaseLost, NewTask, Outcome, Penstock, Queue
-from penstock import spark as ours
 from penstock.pipeline.lake import Lake
 from penstock.retry import Exponential
 
@@ -33,13 +33,7 @@ ERRORS = (
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    settings = {
-        "spark.ui.enabled": False,
-        "spark.ui.showConsoleProgress": False,
-        "spark.sql.shuffle.partitions": 2,
-        "spark.log.level": "OFF",
-    }
-    session = ours.session("tests", master="local[2,4]", **settings)
+    session = start_session()
     yield session
     session.stop()
 

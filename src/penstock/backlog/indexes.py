@@ -22,7 +22,8 @@ State = Literal["proposed", "made", "exists"]
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """`steps`: the statements that build it. `replaces`: an index of this name exists, but for other terms."""
+    """An index of an adopted table. `steps` are the statements that build it. `replaces` is set if an index of this
+    name exists, but for other terms."""
 
     name: str
     columns: tuple[str, ...]

@@ -18,7 +18,7 @@ LIBPQ_VARIABLES = {
 
 
 def check_dsn(inspection: Inspection) -> list[Finding]:
-    """Which database this is: libpq takes from the environment what a DSN leaves out."""
+    """Checks which database this is: libpq takes from the environment what a DSN leaves out."""
     info, given = inspection.connection.info, parse_dsn(inspection.database.dsn)
     libpq = {name: part for name, part in LIBPQ_VARIABLES.items() if inspection.environ.get(name)}
     beside = [name for name, part in libpq.items() if given and part not in given]

@@ -99,7 +99,7 @@ def report_expired_leases(queue: str, count: int, tasks: int, seconds: float | N
 
 
 def check_overdue(inspection: Inspection) -> list[Finding]:
-    """Planned tasks that are due and not promoted."""
+    """Looks for planned tasks that are due and not promoted."""
     query = """
         select q.name, count(*), extract(epoch from (select penstock.clock()) - min(a.due))::float8
         from penstock.agenda as a join penstock.queue as q on q.id = a.queue_id

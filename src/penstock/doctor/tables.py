@@ -140,7 +140,8 @@ class ReaderRow(NamedTuple):
 
 
 def check_readers(inspection: Inspection) -> list[Finding]:
-    """Upkeep drops no day that a reader of history has not read: a reader that never returns fills the disk."""
+    """Looks for readers of history that do not return: upkeep drops no day that one of them has not read, so the disk
+    fills."""
     query = """
         select r.name, extract(epoch from penstock.clock() - r.seen)::float8, (r.seen at time zone 'UTC')::date,
                b.timeline, penstock.timeline()

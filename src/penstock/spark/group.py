@@ -47,7 +47,7 @@ class Group:
 
     @property
     def held(self) -> GroupHold:
-        """What every call needs. Raises an error if another process has taken the group over."""
+        """The hold of the group, for every call. Raises an error if another process has taken the group over."""
         if self._lost is not None:
             raise self._lost
         return self._held

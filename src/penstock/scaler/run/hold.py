@@ -31,7 +31,7 @@ class Hold:
         return held
 
     def _take(self) -> dict[str, ScalingHold]:
-        """It does not wait for the hold of a scaler that was killed on this machine."""
+        """Takes the queues of the plan. It does not wait for a scaler that was killed on this machine."""
         wanted = [*self._plan.limits]
         held = {one.holder for one in scaling.list_scalers(self._database, wanted)}
         dead = sorted(one for one in held if is_dead(one))

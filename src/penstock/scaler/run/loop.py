@@ -222,7 +222,7 @@ class Scaler:
         return self._background.call(lambda: scaling.scaler_snapshot(self._database, requests), ANSWER_TIMEOUT)
 
     def _excuse_outage(self, snapshot: ScalerSnapshot) -> ScalerSnapshot:
-        """After an outage, or a pause of this process, silent workers count for a moment longer: they could not
+        """Lets silent workers count for a moment longer after an outage or a pause of this process: they could not
         report."""
         now, before = time.monotonic(), self._looked_at
         paused = before is not None and now - before > ANSWER_TIMEOUT + 2 * self._plan.interval
