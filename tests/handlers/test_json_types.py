@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
-from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, Flag, IntEnum
-from typing import Any, NotRequired, TypedDict
+from typing import Annotated, Any, NamedTuple, NewType, NotRequired, TypedDict
 from uuid import UUID
 
 import pytest
@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg import Connection
 from pydantic import BaseModel, Field
+from typing_extensions import TypeAliasType
 
 from conftest import Clock
 from penstock import ConfigError, Context, NewTask, Penstock, Queue, Task, ValidationError
@@ -81,6 +82,16 @@ class Hidden:
     salt: InitVar[int]
 
 
+class Point(NamedTuple):
+    x: int
+    y: Decimal = Decimal(0)
+
+
+CustomerId = NewType("CustomerId", int)
+OrderId = NewType("OrderId", UUID)
+Dates = TypeAliasType("Dates", list[date])  # what `type Dates = list[date]` makes
+
+
 class Parcel(BaseModel):
     weight: Decimal = Field(gt=0)
     sent: datetime | None = None
@@ -122,6 +133,36 @@ FORMS: list[tuple[Any, Any, Any]] = [
     (Line, LINE, {"article": str(ID), "price": "12.50", "count": 3}),
     (Order, ORDER, ORDER_JSON),
     (Parcel, PARCEL, PARCEL_JSON),
+    (time, time(9, 30), "09:30:00"),
+    (time, time(9, 30, 0, 500_000, tzinfo=UTC), "09:30:00.500000+00:00"),
+    (timedelta, timedelta(days=1, hours=1, minutes=30), "P1DT5400S"),
+    (timedelta, timedelta(), "PT0S"),
+    (timedelta, timedelta(days=-2), "-P2D"),
+    (timedelta, timedelta(microseconds=-1_500_000), "-PT1.5S"),
+    (bytes, b"hello", "aGVsbG8="),
+    (bytes, b"", ""),
+    (tuple, (1, "a"), [1, "a"]),
+    (tuple[int, str], (1, "a"), [1, "a"]),
+    (tuple[date, ...], (date(2030, 1, 31),), ["2030-01-31"]),
+    (tuple[int, ...], (), []),
+    (tuple[()], (), []),
+    (set[int], {10, 9, 1}, [1, 9, 10]),
+    (set[UUID | None], {ID}, [str(ID)]),
+    (frozenset[Channel], frozenset({Channel.POST, Channel.MAIL}), ["mail", "post"]),
+    (set[tuple[int, date]], {(2, date(2030, 1, 31))}, [[2, "2030-01-31"]]),
+    (frozenset, frozenset({"b", "a"}), ["a", "b"]),
+    (dict[int, date], {7: date(2030, 1, 31), -1: date(2030, 2, 1)}, {"7": "2030-01-31", "-1": "2030-02-01"}),
+    (dict[UUID, int], {ID: 1}, {str(ID): 1}),
+    (dict[Channel, int], {Channel.MAIL: 1}, {"mail": 1}),
+    (dict[Priority, list[bytes]], {Priority.HIGH: [b"x"]}, {"2": ["eA=="]}),
+    (Point, Point(1, Decimal("0.5")), {"x": 1, "y": "0.5"}),
+    (list[Point], [Point(1)], [{"x": 1, "y": "0"}]),
+    (Sequence[date], [date(2030, 1, 31)], ["2030-01-31"]),
+    (Mapping[int, Sequence[int]], {1: [2]}, {"1": [2]}),
+    (CustomerId, 7, 7),
+    (list[OrderId], [ID], [str(ID)]),
+    (Dates, [date(2030, 1, 31)], ["2030-01-31"]),
+    (Annotated[date, "of birth"] | None, date(2030, 1, 31), "2030-01-31"),
     (datetime | None, None, None),
     (datetime | None, MOMENT, "2030-01-31T09:00:00+01:00"),
     (int | UUID, 7, 7),
@@ -160,6 +201,14 @@ def test_a_value_in_its_json_form_is_pushed_as_it_is(annotation: Any, value: Any
         st.tuples(st.just(UUID), st.uuids()),
         st.tuples(st.just(Decimal), st.decimals(allow_nan=False, allow_infinity=False)),
         st.tuples(st.just(Channel), st.sampled_from(Channel)),
+        st.tuples(st.just(time), st.times()),
+        st.tuples(st.just(timedelta), st.timedeltas()),
+        st.tuples(st.just(bytes), st.binary()),
+        st.tuples(st.just(set[int]), st.sets(st.integers(-(2**63), 2**63 - 1))),
+        st.tuples(st.just(set[str | bool | None]), st.sets(st.text() | st.booleans() | st.none())),
+        st.tuples(st.just(tuple[date, str]), st.tuples(st.dates(), st.text())),
+        st.tuples(st.just(dict[int, time]), st.dictionaries(st.integers(-(2**63), 2**63 - 1), st.times())),
+        st.tuples(st.just(dict[timedelta, int]), st.dictionaries(st.timedeltas(), st.integers(0, 9))),
     )
 )
 def test_every_value_comes_back_as_it_was(pair: tuple[Any, Any]) -> None:
@@ -188,6 +237,33 @@ def test_every_value_comes_back_as_it_was(pair: tuple[Any, Any]) -> None:
         (list[date], [date(2030, 1, 1), "x"], "x[1]: 'x' is not a date"),
         (dict[str, Channel], {"a": 1}, "x.a: 1 is not a value of Channel"),
         (datetime | None, "soon", "x: 'soon' is not datetime.datetime | None"),
+        (time, "25:00", "x: '25:00' is not a time of day, such as 09:30:00"),
+        (time, MOMENT, "x: datetime.datetime("),
+        (timedelta, "5m", "x: '5m' is not a length of time, such as P1DT5400S"),
+        (timedelta, "P", "x: 'P' is not a length of time"),
+        (timedelta, "PT", "x: 'PT' is not a length of time"),
+        (timedelta, "P1M", "x: 'P1M' is not a length of time"),
+        (timedelta, "P9999999999D", "x: 'P9999999999D' is not a length of time"),
+        (timedelta, 300, "x: 300 is not a length of time"),
+        (bytes, "hello", "x: 'hello' is not bytes in base64"),
+        (bytes, "é", "x: '\\xe9' is not bytes in base64"),
+        (tuple[int, str], (1,), "x: 1 items are not 2"),
+        (tuple[int, str], [1, 2], "x[1]: 2 is not text"),
+        (tuple[int, ...], {1: 2}, "x: {1: 2} is not a list"),
+        (tuple[int, ...], "ab", "x: 'ab' is not a list"),
+        (set[int], [1, "a"], "x[1]: 'a' is not a whole number"),
+        (set, [[1]], "x: a set has no lists or objects in it"),
+        (set[date], {date(2030, 1, 1): 1}, "x: {datetime.date(2030, 1, 1): 1} is not a list"),
+        (dict[int, int], {"07": 1}, "x: '07' is not a whole number as text"),
+        (dict[int, int], {True: 1}, "x: True is not a whole number"),
+        (dict[int, int], {7: 1, "7": 2}, "x: two of its keys are equal in JSON"),
+        (dict[UUID, int], {"a": 1}, "x: 'a' is not a UUID"),
+        (dict[Priority, int], {3: 1}, "x: 3 is not a value of Priority"),
+        (dict[int, date], {7: "x"}, "x.7: 'x' is not a date"),
+        (Point, {"x": 1, "z": 1}, "x: 'z' is not one of its keys"),
+        (Point, {"y": "1"}, "x: 'x' is missing"),
+        (Point, (1, 2), "x: (1, 2) is not an object"),
+        (CustomerId, "7", "x: '7' is not a whole number"),
         (Visit, {"note": "x"}, "x: 'at' is missing"),
         (Visit, {"at": MOMENT, "size": 1}, "x: 'size' is not one of its keys"),
         (Line, {"article": str(ID)}, "x: 'price' is missing"),
@@ -218,7 +294,24 @@ def test_a_payload_that_sql_pushed_is_checked_when_it_runs(annotation: Any, form
         taking(annotation).call(task({"x": form}), None)
 
 
-@pytest.mark.parametrize("annotation", [Rights, Odd, Hidden, list[Hidden], timedelta, Decimal | bytes], ids=str)
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        Rights,
+        Odd,
+        Hidden,
+        list[Hidden],
+        complex,
+        Decimal | bytearray,
+        set[list[int]],
+        set[Line],
+        dict[float, int],
+        dict[tuple[int, int], int],
+        dict[Odd, int],
+        tuple[Rights, ...],
+    ],
+    ids=str,
+)
 def test_a_type_without_a_json_form_is_refused_at_decoration(annotation: Any) -> None:
     with pytest.raises(ConfigError, match="does not travel as JSON"):
         taking(annotation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -315,7 +315,7 @@ def test_a_batch_handler_takes_a_list_of_tasks(handler: Callable[..., Any]) -> N
 def of_numbers(tasks: list[int]) -> None: ...
 
 
-def of_a_sequence(tasks: Sequence[Task]) -> None: ...
+def of_a_tuple(tasks: tuple[Task, ...]) -> None: ...
 
 
 def with_more(tasks: list[Task], n: int = 0) -> None: ...
@@ -327,7 +327,7 @@ def with_its_context(tasks: list[Task], context: Context) -> None: ...
 def with_nothing() -> None: ...
 
 
-@pytest.mark.parametrize("handler", [of_numbers, of_a_sequence, with_more, with_its_context, with_nothing, send])
+@pytest.mark.parametrize("handler", [of_numbers, of_a_tuple, with_more, with_its_context, with_nothing, send])
 def test_a_function_without_a_list_of_tasks_is_no_batch_handler(handler: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match="a batch handler takes one list of tasks"):
         spec(handler, batch=50)

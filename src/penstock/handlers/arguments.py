@@ -211,8 +211,8 @@ def check_parameter(function: Callable[..., Any], one: inspect.Parameter, annota
     if not travels(annotation):
         raise ConfigError(
             f"{where}: {spelt(annotation)} does not travel as JSON",
-            hint="Use int, float, str, bool, None, list, dict, Literal, TypedDict, datetime, date, UUID, Decimal, "
-            "Enum, dataclasses, Pydantic models, unions of them, or Any.",
+            hint="Use int, float, str, bool, None, list, dict, tuple, set, Literal, TypedDict, datetime, date, time, "
+            "timedelta, UUID, Decimal, bytes, Enum, dataclasses, NamedTuple, Pydantic models, unions of them, or Any.",
         )
 
 

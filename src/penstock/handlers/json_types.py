@@ -1,8 +1,8 @@
 """The types that arguments can have: which of them JSON can carry, their JSON form, and what is wrong with a value.
 
-JSON carries int, float, str, bool, None, list, dict, Literal and TypedDict as they are. Moments, dates, UUIDs, decimal
-numbers, enums, dataclasses and Pydantic models are converted, wherever they stand: to their JSON form at push, and back
-when the task runs.
+JSON carries int, float, str, bool, None, list, dict, Literal and TypedDict as they are. All other types are converted,
+wherever they stand: to their JSON form at push, and back when the task runs. They are those with a form as text, enums,
+tuples, sets, dicts with other keys than text, dataclasses, named tuples and Pydantic models.
 """
 
 from __future__ import annotations
@@ -11,74 +11,23 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import date, datetime
-from decimal import Decimal, InvalidOperation
 from enum import Enum, Flag
 from typing import Any, Literal, Union, get_args, get_origin, is_typeddict
-from uuid import UUID
 
 from penstock.errors import shown
-from penstock.handlers.annotations import hints_of, is_dataclass, keys_of, spelt
+from penstock.handlers.annotations import hints_of, is_dataclass, is_namedtuple, keys_of, spelt
+from penstock.handlers.text_forms import TEXTS
 from penstock.validate import shown_path
 
 PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
 ANYTHING = (Any, object)
+GROUPS = (tuple, set, frozenset)  # a list in JSON
 Leaf = Callable[[Any, Any, str], Any]  # converts a value of an annotation; the path says where it stands
 
 
 class Unfit(Exception):
     """A value does not fit its annotation. The message says why, and where in the payload it stands."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextForm:
-    """How a type is written as text in a payload. `write` and `read` raise ValueError for a value that has no form."""
-
-    words: str  # what the type is called in an error message
-    write: Callable[[Any], str]
-    read: Callable[[str], Any]
-
-
-def write_moment(moment: datetime) -> str:
-    """Writes a moment; without a time zone it would mean something else on another machine."""
-    if moment.utcoffset() is None:
-        raise ValueError
-    return moment.isoformat()
-
-
-def read_moment(text: str) -> datetime:
-    """Reads a moment, which must have a time zone."""
-    moment = datetime.fromisoformat(text)
-    if moment.utcoffset() is None:
-        raise ValueError
-    return moment
-
-
-def write_decimal(number: Decimal) -> str:
-    """Writes a number with all of its digits."""
-    if not number.is_finite():
-        raise ValueError
-    return str(number)
-
-
-def read_decimal(text: str) -> Decimal:
-    """Reads a number with all of its digits."""
-    try:
-        number = Decimal(text)
-    except InvalidOperation as error:
-        raise ValueError from error
-    if not number.is_finite():
-        raise ValueError
-    return number
-
-
-TEXTS: dict[type, TextForm] = {
-    datetime: TextForm("a moment with a time zone, such as 2030-01-31T09:00:00+01:00", write_moment, read_moment),
-    date: TextForm("a date, such as 2030-01-31", date.isoformat, date.fromisoformat),
-    UUID: TextForm("a UUID", str, UUID),
-    Decimal: TextForm("a decimal number as text, such as '12.50'", write_decimal, read_decimal),
-}
 
 
 # --- which types a payload can carry ----------------------------------------------------------------------------------
@@ -89,18 +38,40 @@ def travels(annotation: Any, above: tuple[Any, ...] = ()) -> bool:
 
     `above` holds the enclosing classes: a TypedDict or a dataclass may contain itself.
     """
-    if annotation in (*ANYTHING, *PLAIN, None, list, dict, *TEXTS, *above) or is_model(annotation):
+    if annotation in (*ANYTHING, *PLAIN, None, list, dict, *GROUPS, *TEXTS, *above) or is_model(annotation):
         return True
     if is_enum(annotation):
         return not issubclass(annotation, Flag) and all(type(member.value) in PLAIN for member in annotation)
-    if is_typeddict(annotation) or is_dataclass(annotation):
+    if is_typeddict(annotation) or is_dataclass(annotation) or is_namedtuple(annotation):
         return all(travels(one, (*above, annotation)) for one in hints_of(annotation).values())
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin in (Union, types.UnionType, list):
-        return all(travels(one, above) for one in inner)
+    return parts_travel(get_origin(annotation), get_args(annotation), above)
+
+
+def parts_travel(origin: Any, inner: tuple[Any, ...], above: tuple[Any, ...]) -> bool:
+    """Returns whether a payload can carry a type that is made of others."""
+    if origin is Literal:
+        return all(type(one) in PLAIN for one in inner)
     if origin is dict:
-        return inner[0] is str and travels(inner[1], above)
-    return origin is Literal and all(type(one) in PLAIN for one in inner)
+        return is_key(inner[0]) and travels(inner[1], above)
+    if origin in (set, frozenset) and not can_be_member(inner[0]):
+        return False
+    made = origin in (Union, types.UnionType, list, *GROUPS)
+    return made and all(travels(one, above) for one in inner if one is not ...)
+
+
+def is_key(annotation: Any) -> bool:
+    """Returns whether a dict with keys of this type can be a JSON object, whose keys are text."""
+    if is_enum(annotation):
+        return travels(annotation) and {type(member.value) for member in annotation} in ({str}, {int})
+    return annotation in (str, int, *TEXTS)
+
+
+def can_be_member(annotation: Any) -> bool:
+    """Returns whether all values of this type can be members of a set."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType, tuple):
+        return all(can_be_member(one) for one in inner if one is not ...)
+    return annotation in (*PLAIN, None, *TEXTS) or is_enum(annotation) or origin is Literal
 
 
 def takes_object(annotation: Any) -> bool:
@@ -108,7 +79,7 @@ def takes_object(annotation: Any) -> bool:
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return any(map(takes_object, inner))
-    if is_typeddict(annotation) or is_dataclass(annotation) or is_model(annotation):
+    if is_typeddict(annotation) or is_dataclass(annotation) or is_namedtuple(annotation) or is_model(annotation):
         return True
     return annotation in (*ANYTHING, dict) or origin is dict
 
@@ -137,8 +108,11 @@ def contains_converted(annotation: Any, above: tuple[Any, ...]) -> bool:
     if is_typeddict(annotation):
         hints = hints_of(annotation)
         return annotation not in above and any(contains_converted(one, (*above, annotation)) for one in hints.values())
-    if get_origin(annotation) is Literal:
+    origin = get_origin(annotation) or annotation
+    if origin is Literal:
         return False
+    if origin in GROUPS or (origin is dict and get_args(annotation) and get_args(annotation)[0] is not str):
+        return True
     return any(contains_converted(one, above) for one in get_args(annotation))
 
 
@@ -146,7 +120,9 @@ def is_leaf(annotation: Any) -> bool:
     """Returns whether values of this type are converted as a whole."""
     if not isinstance(annotation, type):
         return False
-    return annotation in TEXTS or is_enum(annotation) or is_dataclass(annotation) or is_model(annotation)
+    if annotation in TEXTS or is_enum(annotation) or is_model(annotation):
+        return True
+    return is_dataclass(annotation) or is_namedtuple(annotation)
 
 
 # --- to JSON and back -------------------------------------------------------------------------------------------------
@@ -169,18 +145,104 @@ def convert(value: Any, annotation: Any, path: str, leaf: Leaf) -> Any:
         return value
     if is_leaf(annotation):
         return leaf(value, annotation, path)
-    if is_typeddict(annotation):
-        hints, required = keys_of(annotation)
-        refuse_if(mismatch_of_keys(value, hints, required, path))
-        return {key: convert(item, hints[key], f"{path}.{key}", leaf) for key, item in value.items()}
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is list:
-        refuse_if(mismatch_of_items(value, (), path))
-        return [convert(item, inner[0], f"{path}[{n}]", leaf) for n, item in enumerate(value)]
-    if origin is dict:
-        refuse_if(mismatch_of_values(value, (), path))
-        return {key: convert(item, inner[1], f"{path}.{key}", leaf) for key, item in value.items()}
-    return convert_by_first(value, annotation, path, leaf)
+    by_type = convert_keys if is_typeddict(annotation) else CONTAINERS.get(get_origin(annotation) or annotation)
+    return (by_type or convert_by_first)(value, annotation, path, leaf)
+
+
+def convert_keys(value: Any, annotation: Any, path: str, leaf: Leaf) -> Any:
+    """Converts a TypedDict."""
+    hints, required = keys_of(annotation)
+    refuse_if(mismatch_of_keys(value, hints, required, path))
+    return {key: convert(item, hints[key], f"{path}.{key}", leaf) for key, item in value.items()}
+
+
+def convert_list(value: Any, annotation: Any, path: str, leaf: Leaf) -> Any:
+    """Converts a list."""
+    refuse_if(mismatch_of_items(value, (), path))
+    return [convert(item, get_args(annotation)[0], f"{path}[{n}]", leaf) for n, item in enumerate(value)]
+
+
+def convert_group(value: Any, annotation: Any, path: str, leaf: Leaf) -> Any:
+    """Converts a tuple or a set, which is a list in JSON. The members of a set are written in their order."""
+    origin = get_origin(annotation) or annotation
+    writes = leaf is write_leaf
+    if type(value) is not list and not (writes and type(value) in GROUPS):
+        raise Unfit(unlike(value, "a list", path))
+    items = [*value]
+    hints = hints_of_items(annotation, len(items), path)
+    found = [convert(item, hint, f"{path}[{n}]", leaf) for n, (item, hint) in enumerate(zip(items, hints, strict=True))]
+    if not writes:
+        return make_group(found, origin, path)
+    return found if origin is tuple else sorted(found, key=order_of)
+
+
+def hints_of_items(annotation: Any, count: int, path: str) -> list[Any]:
+    """Returns the annotations of the items of a tuple or a set. A tuple of another length is refused."""
+    inner = get_args(annotation)
+    if annotation in GROUPS:
+        return [Any] * count
+    if get_origin(annotation) is not tuple or inner[1:] == (...,):
+        return [inner[0]] * count
+    if count != len(inner):
+        raise Unfit(f"{shown_path(path)}: {count} items are not {len(inner)}")
+    return [*inner]
+
+
+def make_group(items: list[Any], origin: Any, path: str) -> Any:
+    """Returns a tuple or a set of these items."""
+    try:
+        return origin(items)
+    except TypeError:  # a set without an annotation of its members
+        raise Unfit(f"{shown_path(path)}: a set has no lists or objects in it") from None
+
+
+def order_of(item: Any) -> tuple[str, str]:
+    """Returns the place of a member among those of a set, so that equal sets have equal payloads."""
+    return type(item).__name__, f"{item:030}" if type(item) is int and item >= 0 else str(item)
+
+
+def convert_dict(value: Any, annotation: Any, path: str, leaf: Leaf) -> Any:
+    """Converts a dict: its values, and its keys if they are not text."""
+    refuse_if(mismatch_of_values(value, (), path))
+    of_keys, of_values = get_args(annotation)
+    keys = {key: convert_key(key, of_keys, path, leaf) for key in value}
+    if len({*keys.values()}) < len(keys):
+        raise Unfit(f"{shown_path(path)}: two of its keys are equal in JSON")
+    return {keys[key]: convert(item, of_values, f"{path}.{key}", leaf) for key, item in value.items()}
+
+
+def convert_key(key: Any, annotation: Any, path: str, leaf: Leaf) -> Any:
+    """Converts a key of a dict, which is text in JSON."""
+    if annotation is str:
+        return key
+    if leaf is not write_leaf:
+        return read_key(key, annotation, path)
+    if type(key) is not str:
+        return write_key(key, annotation, path)
+    read_key(key, annotation, path)
+    return key
+
+
+def write_key(key: Any, annotation: Any, path: str) -> str:
+    """Returns the text of a key."""
+    if annotation is not int:
+        return str(write_leaf(key, annotation, path))
+    if type(key) is not int:
+        raise Unfit(unlike(key, "a whole number", path))
+    return str(key)
+
+
+def read_key(key: str, annotation: Any, path: str) -> Any:
+    """Returns the key that a text stands for."""
+    if annotation is not int and not (is_enum(annotation) and all(type(one.value) is int for one in annotation)):
+        return read_leaf(key, annotation, path)
+    try:
+        number = int(key)
+    except ValueError:
+        number = None
+    if number is None or str(number) != key:
+        raise Unfit(unlike(key, "a whole number as text", path))
+    return number if annotation is int else read_leaf(number, annotation, path)
 
 
 def convert_by_first(value: Any, annotation: Any, path: str, leaf: Leaf) -> Any:
@@ -193,6 +255,13 @@ def convert_by_first(value: Any, annotation: Any, path: str, leaf: Leaf) -> Any:
     raise Unfit(unlike(value, spelt(annotation), path))
 
 
+CONTAINERS: dict[Any, Callable[[Any, Any, str, Leaf], Any]] = {
+    list: convert_list,
+    dict: convert_dict,
+    **dict.fromkeys(GROUPS, convert_group),
+}
+
+
 def write_leaf(value: Any, annotation: Any, path: str) -> Any:
     """Returns the JSON form of a value that is converted as a whole."""
     if not isinstance(value, annotation) or (annotation is date and isinstance(value, datetime)):
@@ -202,7 +271,7 @@ def write_leaf(value: Any, annotation: Any, path: str) -> Any:
         return value.value
     if is_model(annotation):
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
-    if is_dataclass(annotation):
+    if is_dataclass(annotation) or is_namedtuple(annotation):
         hints, _ = fields_of(annotation)
         return {name: to_json(getattr(value, name), hint, f"{path}.{name}") for name, hint in hints.items()}
     form = TEXTS[annotation]
@@ -218,8 +287,8 @@ def read_leaf(value: Any, annotation: Any, path: str) -> Any:
         return read_member(value, annotation, path)
     if is_model(annotation):
         return read_model(value, annotation, path)
-    if is_dataclass(annotation):
-        return read_dataclass(value, annotation, path)
+    if is_dataclass(annotation) or is_namedtuple(annotation):
+        return read_fields(value, annotation, path)
     form = TEXTS[annotation]
     try:
         if type(value) is str:
@@ -249,8 +318,8 @@ def read_model(value: Any, annotation: Any, path: str) -> Any:
         raise Unfit(f"{shown_path(where)}: {first['msg']}") from None
 
 
-def read_dataclass(value: Any, annotation: Any, path: str) -> Any:
-    """Returns a dataclass. A field that is not in the payload gets its default."""
+def read_fields(value: Any, annotation: Any, path: str) -> Any:
+    """Returns a dataclass or a named tuple. A field that is not in the payload gets its default."""
     hints, required = fields_of(annotation)
     refuse_if(mismatch_of_keys(value, hints, required, path))
     fields = {name: from_json(item, hints[name], f"{path}.{name}") for name, item in value.items()}
@@ -262,9 +331,12 @@ def read_dataclass(value: Any, annotation: Any, path: str) -> Any:
 
 @functools.cache
 def fields_of(annotation: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """Returns the annotations of the fields of a dataclass that a call of it takes, and the names of the required
-    ones."""
+    """Returns the annotations of the fields of a dataclass or a named tuple that a call of it takes, and the names of
+    the required ones."""
     hints = hints_of(annotation)
+    if is_namedtuple(annotation):
+        found = {name: hints.get(name, Any) for name in annotation._fields}
+        return found, frozenset(found.keys() - annotation._field_defaults.keys())
     fields = [field for field in dataclasses.fields(annotation) if field.init]
     optional = {
         field.name

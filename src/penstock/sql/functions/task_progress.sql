@@ -1,10 +1,10 @@
 -- Progress: what handlers say of their tasks while they run. It is kept beside the tasks, so that no row of the queue
 -- grows, and no settle looks at it.
 
--- Stores what handlers said of tasks of a lease: [{"id", "part", "text", "ago", "lines": [[n, ago, text], …]}, …],
--- where `ago` is in seconds. A null part leaves the last part and text. n numbers the lines of a run, so that lines
--- that are sent again are stored once. Of each task the last 100 lines are kept, and of each text 200 characters. Tasks
--- that this lease does not hold, or no longer, are left out. Returns how many tasks are noted.
+-- Stores what handlers said of tasks of a lease: [{"id", "part", "text", "ago", "lines": [[n, ago, text], …]}, …]. The
+-- `ago` are seconds. A null part leaves the last part and text. n numbers the lines of a run, so that lines that are
+-- sent again are stored once. Of each task the last 100 lines are kept, and of each text 200 characters. Tasks that
+-- this lease does not hold, or no longer, are left out. Returns how many tasks are noted.
 create or replace function penstock.note_progress(p_token uuid, p_notes jsonb) returns int
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set timezone = 'UTC' as $$
