@@ -459,6 +459,7 @@ VARIABLES = {
     "DATABASE_URL": "the same, if there is no PENSTOCK_DSN",
     "PENSTOCK_HOME": "the directory of the embedded server; default `./.penstock`",
     "PENSTOCK_PG_BIN": "programs of another PostgreSQL for the embedded server",
+    "PENSTOCK_WEB_SECRET": "signs the sessions of `penstock web`; at least 16 bytes",
     "JAVA_HOME": "which Java Spark runs on",
 }
 GIVEN = {

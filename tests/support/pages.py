@@ -63,7 +63,7 @@ lasting() {
 penstock() {
     case "$*" in
         *--until-empty*|*--help*) command penstock "$@" ;;
-        work\ *|backlog\ run\ *|scale\ *:*) lasting "$@" ;;
+        web\ *|web|work\ *|backlog\ run\ *|scale\ *:*) lasting "$@" ;;
         *) command penstock "$@" ;;
     esac
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import secrets
+import signal
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import h11
@@ -75,6 +76,11 @@ class DashboardServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, sampler: Sampler) -> None:
         super().__init__(config)
         self._sampler = sampler
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        if sig == signal.SIGTERM:  # uvicorn would raise it again after the shutdown, and the exit code would not be 0
+            self._captured_signals.remove(sig)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._sampler.close()
@@ -154,7 +160,7 @@ def serve(app: Penstock, options: Options, announce: Callable[[str], None]) -> N
         timeout_graceful_shutdown=3,
     )
     announce(make_address(options, listener.getsockname()[1], token))
-    with listener, suppress(KeyboardInterrupt):
+    with listener:
         DashboardServer(config, application.app.state.site.sampler).run(sockets=[listener])
 
 
