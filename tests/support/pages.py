@@ -63,7 +63,7 @@ lasting() {
 penstock() {
     case "$*" in
         *--until-empty*|*--help*) command penstock "$@" ;;
-        work\ *|backlog\ run\ *|scale\ *:*) lasting "$@" ;;
+        work\ *|backlog\ run\ *|scale\ *:*|*--listen*) lasting "$@" ;;
         *) command penstock "$@" ;;
     esac
 }

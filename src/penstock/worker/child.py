@@ -11,6 +11,7 @@ import os
 import socket
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -63,6 +64,7 @@ class JobServer:
         logs.set_up(config.log_format, quiet=config.quiet, tracebacks=config.dev)
         explain_breakpoints()
         self._registry: Registry = load(config.target, config.handler_of, tracebacks=config.tracebacks)[0]
+        self._registry.starting.append(partial(logs.correlate, config.log_format))
         self._database = Database(config.dsn, max_connections=2, deadline=DEADLINE)
         self._leases = config.leases
 
