@@ -63,7 +63,7 @@ lasting() {
 penstock() {
     case "$*" in
         *--until-empty*|*--help*) command penstock "$@" ;;
-        web\ *|web|work\ *|backlog\ run\ *|scale\ *:*) lasting "$@" ;;
+        web\ *|web|work\ *|backlog\ run\ *|scale\ *:*|*--listen*) lasting "$@" ;;
         *) command penstock "$@" ;;
     esac
 }

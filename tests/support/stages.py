@@ -181,6 +181,11 @@ STAGES: dict[str, Stage] = {
         files={"myproject/__init__.py": "", "myproject/tasks.py": APPLICATION},
     ),
     "docs/watch.md": Stage(parsed=True),
+    "docs/metrics.md": Stage(
+        python=queues("mail"),
+        files={"shop/__init__.py": "", "shop/tasks.py": APPLICATION},
+        instead={"/etc/prometheus/": "", "--listen 9187": "--listen 0", "--health 9188": "--health 0"},
+    ),
     "docs/backtest.md": Stage(parsed=True),
     "docs/pipeline.md": Stage(python=queues("mail") + SOME_HISTORY, instead={"/srv/lake": "lake", "2026-11-15": TODAY}),
     "docs/adopt.md": Stage(

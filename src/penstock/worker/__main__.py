@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import traceback
+from functools import partial
 
 from penstock.errors import PenstockError
 from penstock.worker import logs
@@ -33,6 +34,7 @@ async def serve(end: socket.socket) -> int:
     explain_breakpoints()
     try:
         registry, _ = load(config.target, config.handler_of, tracebacks=config.tracebacks)
+        registry.starting.append(partial(logs.correlate, config.log_format))  # after the hooks of the application
         calm_the_collector()
         runner = Runner(config, registry, pipe)
         await runner.run()

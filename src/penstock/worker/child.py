@@ -12,6 +12,7 @@ import socket
 import threading
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -66,6 +67,7 @@ class JobServer:
         logs.set_up(config.log_format, quiet=config.quiet, tracebacks=config.dev)
         explain_breakpoints()
         self._registry: Registry = load(config.target, config.handler_of, tracebacks=config.tracebacks)[0]
+        self._registry.starting.append(partial(logs.correlate, config.log_format))
         self._database = Database(config.dsn, max_connections=2, deadline=DEADLINE)
         self._leases = config.leases
         self._sending = threading.Lock()

@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import traceback
 from datetime import UTC, datetime
+from typing import Any
 
 from penstock.errors import printable
 from penstock.handlers.tracebacks import SUMMARY, message_of, summarize, traceback_lines
+from penstock.worker.task_log import NAMES, add_to_handlers
 
 DETAILS = "traceback"  # the fact below a line, as SUMMARY is the one at its end
 PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -30,11 +33,14 @@ class Facts(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Returns the line of a record."""
         facts = {key: value for key, value in vars(record).items() if key not in PLAIN}
+        if not record.name.startswith("penstock"):
+            facts = facts_of_application(record, facts)
         at = datetime.fromtimestamp(record.created, UTC)
         level, event = record.levelname.lower(), record.getMessage()
         summary = facts.pop(SUMMARY, None)
         if self._as_json:
-            return json.dumps({"at": at.isoformat(timespec="milliseconds"), "level": level, "event": event, **facts})
+            line = {"at": at.isoformat(timespec="milliseconds"), "level": level, "event": event, **facts}
+            return json.dumps(line, default=str)
         details = facts.pop(DETAILS, None)
         if not self._messages:
             summary = None
@@ -44,6 +50,25 @@ class Facts(logging.Formatter):
         end = f" {printable(summary)}" if summary else ""
         below = "".join(f"\n  {printable(line)}" for line in (details or "").splitlines())
         return f"{at:%H:%M:%S} {level} {event}{said}{end}{below}"
+
+
+def facts_of_application(record: logging.LogRecord, facts: dict[str, Any]) -> dict[str, Any]:
+    """Returns the facts of a record of the application: its logger, its task, and the traceback that it asks for."""
+    known = {key: value for key, value in facts.items() if value is not None or key not in NAMES}
+    if record.exc_info and record.exc_info[1] is not None:
+        known[DETAILS] = "".join(traceback.format_exception(record.exc_info[1])).rstrip()
+    return {"logger": record.name, **known}
+
+
+def correlate(log_format: str) -> None:
+    """Lets the records that handlers log say which task they belong to.
+
+    If the application has not set up logging, its warnings and errors are written as our own records are.
+    """
+    add_to_handlers()
+    if logging.lastResort is not None:
+        as_json = log_format == "json"
+        logging.lastResort.setFormatter(Facts(as_json=as_json, messages=True, tracebacks=True))
 
 
 def set_up_by_default(log_format: str, *, in_process: bool = False) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from penstock.client.database import Database
@@ -18,6 +19,7 @@ from penstock.handlers.registry import Hook
 from penstock.model import Outcome, Task
 from penstock.worker import execution
 from penstock.worker.execution import Caught
+from penstock.worker.task_log import RUNNING
 
 T = TypeVar("T")
 
@@ -28,9 +30,10 @@ def perform(
     """Runs a handler in this thread. An async handler gets its own loop."""
     if spec.mode == "async":
         return run_on_own_loop(run_on_new_loop(spec, tasks, held, queue, caught))
-    if spec.batch is not None:
-        return execution.run_batch(spec, tasks, caught)
-    return {task.id: execution.run(spec, task, Context(task, held, queue), caught) for task in tasks}
+    with restored():
+        if spec.batch is not None:
+            return execution.run_batch(spec, tasks, caught)
+        return {task.id: execution.run(spec, task, Context(task, held, queue), caught) for task in tasks}
 
 
 async def perform_async(
@@ -39,9 +42,20 @@ async def perform_async(
     """Runs a handler on this loop. A sync handler runs in a thread."""
     if spec.mode != "async":
         return await asyncio.to_thread(run_in_new_thread, spec, tasks, held, queue, caught)
-    if spec.batch is not None:
-        return await perform_batch_async(spec, tasks, caught)
-    return {task.id: await perform_one_async(spec, task, AsyncContext(task, held, queue), caught) for task in tasks}
+    with restored():
+        if spec.batch is not None:
+            return await perform_batch_async(spec, tasks, caught)
+        return {task.id: await perform_one_async(spec, task, AsyncContext(task, held, queue), caught) for task in tasks}
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Lets the records of the caller belong to the same task after the block as before it."""
+    token = RUNNING.set(RUNNING.get())
+    try:
+        yield
+    finally:
+        RUNNING.reset(token)
 
 
 async def perform_one_async(spec: Spec, task: Task, context: AsyncContext, caught: Caught | None) -> Outcome:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Callable
 
 from penstock.errors import PenstockError
 from penstock.worker.member import Members
@@ -20,10 +21,13 @@ class Shutdown:
     A supervisor that does not own its process leaves signals and the process alone.
     """
 
-    def __init__(self, grace: float, members: Members, *, owns_process: bool) -> None:
+    def __init__(
+        self, grace: float, members: Members, *, owns_process: bool, begun: Callable[[], None] = lambda: None
+    ) -> None:
         self._grace = grace
         self._members = members
         self._owns_process = owns_process
+        self._begun = begun  # called when the first stop begins
         self.stopping = False
         self.signal: int | None = None
         self.error: PenstockError | None = None
@@ -53,6 +57,8 @@ class Shutdown:
         if self._owns_process and (not self.stopping or grace is not None):
             # Even if something hangs, such as a server that does not answer, this process ends later.
             asyncio.get_running_loop().call_later(allowed + 25, lambda: os._exit(self.late_code))
+        if not self.stopping:
+            self._begun()
         self.stopping = True
         self._members.beat_now.set()  # so that this worker is no longer counted
         for member in self._members.present:

@@ -16,6 +16,7 @@ from penstock.client import queues_async, schedules_async, workers_async
 from penstock.client.database_async import AsyncDatabase
 from penstock.errors import PenstockError
 from penstock.handlers import Registry
+from penstock.service_manager import ServiceManager
 from penstock.worker import health
 from penstock.worker.beats import BEATING, LOOKING, Beats
 from penstock.worker.duties import Problems
@@ -55,16 +56,20 @@ class Supervisor:
         *,
         spawn: Spawn = spawn_process,
         owns_process: bool = True,
+        manager: ServiceManager | None = None,
     ) -> None:
         self._plan = plan
         self._registry = registry
         self._spawn = spawn
+        self._manager = manager or ServiceManager()
         self._leases: dict[str, float] = {}  # of the queues, in seconds
         self._crashes = 0
         self._database = database = AsyncDatabase(plan.dsn, max_connections=4, timeout=2.0, deadline=DEADLINE)
         self._members = members = Members(plan.concurrency)
         self._problems = problems = Problems(database)
-        self.shutdown = shutdown = Shutdown(plan.grace, members, owns_process=owns_process)
+        self.shutdown = shutdown = Shutdown(
+            plan.grace, members, owns_process=owns_process, begun=self._manager.stopping
+        )
         self.progress = WorkProgress(
             [*plan.queues], database, members, shutdown=shutdown, problems=problems, show=progress
         )
@@ -112,6 +117,8 @@ class Supervisor:
         ]
         if self._plan.until_empty:
             duties.append(self.progress.watch())
+        if self._manager.interval is not None:
+            duties.append(self._give_signs_of_life(self._manager.interval))
         if self._plan.health is not None:
             duties.append(health.serve(self._plan.health, self._probe, self._render_metrics))
         return duties
@@ -175,6 +182,13 @@ class Supervisor:
             "database": reachable,
             "stopping": self.shutdown.stopping,
         }
+
+    async def _give_signs_of_life(self, interval: float) -> None:
+        """Tells the service manager that the worker lives, as long as its probe succeeds."""
+        while True:
+            if self._probe()["ok"]:
+                self._manager.alive()
+            await asyncio.sleep(interval)
 
     def _render_metrics(self) -> str:
         measured = [member.measures for member in self._members.present]
@@ -267,6 +281,8 @@ class Supervisor:
             self._keepalive.note(member.leases)
         elif "ready" in message or "listening" in message:
             self._members.beat_now.set()
+            if "ready" in message:
+                self._manager.ready()
         elif "failed" in message:
             self._handle_failure(member, message)
         elif "measured" in message:

@@ -18,16 +18,20 @@ from penstock.client.conninfo import describe_dsn
 from penstock.client.database_async import AsyncDatabase
 from penstock.client.sqlstate import first_line
 from penstock.errors import Unavailable
+from penstock.service_manager import ServiceManager
 from penstock.worker import health
 
 LOG = logging.getLogger("penstock.worker")
 LONGEST_TRY = 15.0  # seconds without an answer after which an attempt has failed
 SAY_AGAIN = 60.0  # seconds after which the same reason is logged again
 SAY_OTHER = 5.0  # seconds after which another reason is logged
+ASK_FOR_TIME = 5.0  # seconds between two requests for time to the service manager
 QUICK = 1.0  # seconds in which the first attempt usually ends; the probe is not served before
 
 
-async def wait_for_primary(dsn: str, *, at_most: float = math.inf, probe_at: str | None = None) -> int | None:
+async def wait_for_primary(
+    dsn: str, *, at_most: float = math.inf, probe_at: str | None = None, manager: ServiceManager | None = None
+) -> int | None:
     """Returns None when PostgreSQL accepts writes, or the signal that ended the waiting.
 
     Raises `Unavailable` after `at_most` seconds. Raises at once the errors that waiting does not solve: a wrong
@@ -43,6 +47,8 @@ async def wait_for_primary(dsn: str, *, at_most: float = math.inf, probe_at: str
         await asyncio.wait(running, timeout=QUICK, return_when=asyncio.FIRST_COMPLETED)
         if probe_at is not None and not any(one.done() for one in running):
             running.append(asyncio.ensure_future(health.serve(probe_at, probe)))
+        if manager is not None and not any(one.done() for one in running):
+            running.append(asyncio.ensure_future(ask_for_time(manager)))
         done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         if stopped in done:
             return stopped.result()
@@ -53,6 +59,13 @@ async def wait_for_primary(dsn: str, *, at_most: float = math.inf, probe_at: str
         for one in running:
             one.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+async def ask_for_time(manager: ServiceManager) -> None:
+    """Tells the service manager why the worker is not ready yet, so that it does not give up the start."""
+    while True:
+        manager.waiting("waiting for PostgreSQL")
+        await asyncio.sleep(ASK_FOR_TIME)
 
 
 def resolve_once(future: asyncio.Future[int], number: int) -> None:

@@ -23,6 +23,7 @@ from penstock.scaler.run.fleet import Recipe
 from penstock.scaler.run.plan import QueueDecision
 from penstock.scaler.run.settings import START_LATENCY, ScalerSettings
 from penstock.scaler.run.start import scale
+from penstock.service_manager import ServiceManager
 from penstock.worker import loading, logs
 from penstock.worker.plan import check_log_format
 from penstock.worker.start import wait_for_primary
@@ -141,20 +142,27 @@ def run(
     registry, own = loading.load(app)
     recipe = Recipe(app, choose_dsn(shell, own), concurrency, log, shell.quiet)
     logs.set_up(log, quiet=shell.quiet)
-    wait_or_exit(recipe.dsn, patience)
+    manager = ServiceManager.take(os.environ)
+    wait_or_exit(recipe.dsn, patience, manager)
     chosen = None if queues is None else [name.strip() for name in queues.split(",")]
-    run_scaler(shell, settings, recipe, registry, chosen)
+    run_scaler(shell, settings, recipe, registry, chosen, manager=manager)
 
 
-def wait_or_exit(dsn: str, patience: float | None) -> None:
+def wait_or_exit(dsn: str, patience: float | None, manager: ServiceManager) -> None:
     """Waits for a primary, as long as `patience` says. Exits if a signal ends the wait."""
-    ended = None if patience is None else wait_for_primary(dsn, patience)
+    ended = None if patience is None else wait_for_primary(dsn, patience, manager=manager)
     if ended is not None:
         raise typer.Exit(130 if ended == signal.SIGINT else 0)
 
 
 def run_scaler(
-    shell: Shell, settings: ScalerSettings, recipe: Recipe, registry: Registry, queues: list[str] | None
+    shell: Shell,
+    settings: ScalerSettings,
+    recipe: Recipe,
+    registry: Registry,
+    queues: list[str] | None,
+    *,
+    manager: ServiceManager,
 ) -> None:
     """Runs the scaler until a signal stops it."""
     ended = scale(
@@ -165,6 +173,7 @@ def run_scaler(
         queues=queues,
         say=lambda one: print_decided(shell, one),
         tell=lambda event: print_event(shell, event),
+        manager=manager,
     )
     if ended == signal.SIGINT:
         raise typer.Exit(130)

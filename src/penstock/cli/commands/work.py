@@ -28,6 +28,7 @@ from penstock.errors import ValidationError, shown
 from penstock.formatting import format_count
 from penstock.handlers import Registry
 from penstock.model import QueueStatus
+from penstock.service_manager import ServiceManager
 from penstock.worker import loading, logs, start
 from penstock.worker.plan import SILENCE, Plan, WorkerOptions, WorkerReport, parse_weights
 from penstock.worker.progress import Progress
@@ -241,7 +242,8 @@ def run_worker(
             print_line(f"{count} × {plan.concurrency} for {queues}", quiet=shell.quiet)
 
     logs.set_up(plan.log_format, quiet=plan.quiet, tracebacks=plan.dev)
-    return start.work(plan, registry, patience=patience, progress=progress, begun=begun)
+    manager = ServiceManager.take(os.environ)
+    return start.work(plan, registry, patience=patience, progress=progress, begun=begun, manager=manager)
 
 
 @contextmanager

@@ -31,8 +31,10 @@ from penstock.scaler.run.record import Recorder
 from penstock.scaler.run.sharing import BudgetSharing
 from penstock.scaler.run.shutdown import finish_commands, inherited_names, local_children, wait_for_children
 from penstock.scaler.run.upkeep import ScalerUpkeep
+from penstock.service_manager import ServiceManager
 
 LOG = logging.getLogger("penstock.scaler")
+HUNG_AFTER = 60.0  # seconds: longer than all calls of a tick may take together
 EXCUSED = 5.0  # seconds after an outage in which workers that are silent still count
 Fleets = dict[str, Fleet]
 
@@ -51,6 +53,7 @@ class Scaler:
         tell: Tell,
         backlogs: Backlogs = tuple,
         note: Note | None = None,
+        manager: ServiceManager | None = None,
     ) -> None:
         self._plan, self._database, self._workers = plan, database, workers
         self._holder, self._say, self._tell, self._note = holder, say, tell, note
@@ -66,6 +69,8 @@ class Scaler:
         self._gap = 0.0  # seconds for which PostgreSQL, or this process, was away
         self._back_at: float | None = None
         self._reported_errors: set[str] = set()
+        self._manager = manager or ServiceManager()
+        self._seen_at = time.monotonic()  # when the loop last came round
         self._stop = threading.Event()
         self._signals: list[int] = []
 
@@ -74,6 +79,7 @@ class Scaler:
     def run(self) -> int | None:
         """Scales until it is told to stop. Returns the signal that stopped it."""
         with self._handle_signals():
+            self._manager.watch(self._is_well)
             try:
                 if self.take():
                     self._run_ticks()
@@ -84,7 +90,7 @@ class Scaler:
     def _run_ticks(self) -> None:
         """Runs a tick per interval. An error of a tick leaves the fleet as it is, unless the scaler runs only once."""
         while not self._stop.is_set():
-            began = time.monotonic()
+            began = self._seen_at = time.monotonic()
             try:
                 self.tick()
             except Unavailable as error:
@@ -119,6 +125,7 @@ class Scaler:
             return True
         waiting = False
         while not self._stop.is_set():
+            self._seen_at = time.monotonic()
             try:
                 self._begin()
             except Conflict as error:
@@ -127,16 +134,22 @@ class Scaler:
                 if not waiting:
                     self._tell(f"standing by: {error.message}")
                 waiting = True
+                self._manager.ready()  # a standby does its work while it waits
             except Unavailable as error:
                 if not waiting:
                     raise
                 self._reconnect(error)
             else:
+                self._manager.ready()
                 if waiting:
                     self._tell("took over")
                 return True
             self._stop.wait(min(1.0, self._plan.lease / 5))
         return False
+
+    def _is_well(self) -> bool:
+        """Whether the loop goes round. While PostgreSQL is away it does, and a new process could do no more."""
+        return self._stop.is_set() or time.monotonic() - self._seen_at < self._plan.interval + HUNG_AFTER
 
     def _begin(self) -> None:
         held = self._hold.take(4 * ANSWER_TIMEOUT)
@@ -295,6 +308,7 @@ class Scaler:
     def stop(self) -> None:
         """Stops all workers. They finish their tasks within the grace; tasks that still run then go back without a used
         attempt."""
+        self._manager.stopping()
         children = local_children(self._workers)
         for child in children:
             if not child.stopping:  # a second signal would mean: at once

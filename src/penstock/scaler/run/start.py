@@ -27,6 +27,7 @@ from penstock.scaler.run.hold import new_holder
 from penstock.scaler.run.loop import Scaler
 from penstock.scaler.run.plan import Note, QueueDecision, Say, ScalingPlan, Tell
 from penstock.scaler.run.settings import ScalerSettings
+from penstock.service_manager import ServiceManager
 
 
 class Tables(Protocol):
@@ -48,11 +49,12 @@ def scale(
     queues: Sequence[str] | None = None,
     say: Say,
     tell: Tell,
+    manager: ServiceManager | None = None,
 ) -> int | None:
     """Runs a scaler until it is told to stop, or once if the settings say so. Returns the signal that stopped it.
 
     `queues` are the queues to scale; None means all that have handlers and an SLA. `say` reports a decision that
-    changed, and `tell` an event.
+    changed, and `tell` an event. `manager` is told how it goes on.
     """
     budget = settings.budget_for(registry)
     with closing(Database(recipe.dsn, max_connections=4, timeout=5.0, deadline=DEADLINE)) as database:
@@ -80,6 +82,7 @@ def scale(
                 tell=tell,
                 backlogs=lambda: tables.count(plan.adopted),
                 note=note,
+                manager=manager,
             )
             most = format_count(budget.max_workers, "worker")
             tell(f"scaling {', '.join(plan.limits)} by {plan.policy.name}, at most {most}")
