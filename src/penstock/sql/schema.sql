@@ -39,7 +39,7 @@ COMMENT ON COLUMN penstock.watermark.xid IS 'rows of counter_log and `early` wit
 COMMENT ON COLUMN penstock.watermark.running IS 'rows of these earlier transactions are not folded either: they ran when the others were folded';
 COMMENT ON COLUMN penstock.watermark.system IS 'the cluster whose transactions these are';
 COMMENT ON COLUMN penstock.watermark.until IS 'no lease ends earlier';
-COMMENT ON COLUMN penstock.watermark.priorities IS 'ranges of priorities, each by its first one and up to the next: a range of one priority for each that was seen, and ranges of all others, between them';
+COMMENT ON COLUMN penstock.watermark.priorities IS 'ranges of priorities, each by its first one and up to the next: one range for each priority that was seen, and ranges of all others between them';
 COMMENT ON COLUMN penstock.watermark.first_due IS 'by range: no pending task is due earlier, except those in `early`; -infinity where the range has several priorities';
 COMMENT ON COLUMN penstock.watermark.first_planned IS 'no planned task is due earlier, except those in `early`';
 COMMENT ON COLUMN penstock.watermark.next_bound IS 'becomes the bound when every transaction below next_xid has ended: one of them may commit a row before it';
@@ -655,7 +655,8 @@ begin
             format('backfill: %s is not none, last or all',
                    coalesce(quote_literal(left(p_schedule.backfill, 80)), 'null')));
     elsif octet_length(p_schedule.key) not between 1 and 128 then
-        perform penstock.refuse('PS400', format('key: %s bytes are not between 1 and 128', octet_length(p_schedule.key)));
+        perform penstock.refuse('PS400',
+            format('key: %s bytes are not between 1 and 128', octet_length(p_schedule.key)));
     elsif p_schedule.expires not between '1 microsecond' and '3650 days' then
         perform penstock.refuse('PS400',
             format('expires: %s is not more than 0 and at most 3650 days', p_schedule.expires));
@@ -1261,7 +1262,8 @@ begin
         insert into penstock.counter_log (queue_id, metric, delta)
         select c.queue_id, m.metric, sum(c.delta)
         from (
-            select n.queue_id, coalesce(n.ended, case when n.waits_for > 0 then 'waiting' end) as ended, count(*) as delta
+            select n.queue_id, coalesce(n.ended, case when n.waits_for > 0 then 'waiting' end) as ended,
+                   count(*) as delta
             from arrived as n group by 1, 2
             union all
             select o.queue_id, coalesce(o.ended, case when o.waits_for > 0 then 'waiting' end), -count(*)
@@ -2997,8 +2999,8 @@ begin
         delete from penstock.agenda as a where a.task_id = any(p_which) returning a.*
     )
     insert into penstock.agenda (task_id, due, queue_id, key_id, priority, attempts, quarantine, pending, named)
-    select o.task_id, coalesce(g.due, o.due), o.queue_id, coalesce(g.key_id, o.key_id), coalesce(g.priority, o.priority),
-           o.attempts, o.quarantine, o.pending and g.due is null, o.named
+    select o.task_id, coalesce(g.due, o.due), o.queue_id, coalesce(g.key_id, o.key_id),
+           coalesce(g.priority, o.priority), o.attempts, o.quarantine, o.pending and g.due is null, o.named
     from gone as o
     join unnest(p_ids, p_dues, p_priorities, p_key_ids) as g(id, due, priority, key_id) on g.id = o.task_id;
 end
@@ -3335,7 +3337,8 @@ begin
     )
     select coalesce(sum(s.rows), 0) as rows, max(s.last) as last,
            array_agg(s.metric) as metrics, array_agg(s.delta) as deltas,
-           array(select coalesce((select min(m.due) from moved as m where m.pending and m.priority = p.first), 'infinity')
+           array(select coalesce(
+                     (select min(m.due) from moved as m where m.pending and m.priority = p.first), 'infinity')
                  from unnest(v_watermark.priorities) with ordinality as p(first, n) order by p.n) as first_due,
            (select min(m.due) from moved as m where not m.pending) as first_planned,
            pg_current_snapshot() as snapshot
@@ -3360,7 +3363,8 @@ begin
         where r.xid < v_watermark.xid order by r.xid);
     update penstock.watermark as l
     set sums = v_watermark.sums, xid = v_watermark.xid, running = v_watermark.running, system = v_watermark.system,
-        until = v_watermark.until, priorities = v_watermark.priorities, first_due = v_watermark.first_due, first_planned = v_watermark.first_planned,
+        until = v_watermark.until, priorities = v_watermark.priorities, first_due = v_watermark.first_due,
+        first_planned = v_watermark.first_planned,
         next_bound = v_watermark.next_bound, next_xid = v_watermark.next_xid, looked_at = v_now
     where l.queue_id = p_queue_id;
     return v_fold.rows;
@@ -3733,7 +3737,8 @@ declare
 begin
     select count(*) into v_count
     from (
-        select c.n, min(case when c.quarantine < 0 then 1 else nullif(c.quarantine, 0) end) over (order by c.n) as smallest
+        select c.n, min(case when c.quarantine < 0 then 1 else nullif(c.quarantine, 0) end) over (order by c.n)
+                    as smallest
         from unnest(p_picks.quarantines) with ordinality as c(quarantine, n)
     ) as s
     where s.n <= coalesce(s.smallest, s.n);
@@ -3773,7 +3778,8 @@ declare
     v_orphans constant int := v_all - cardinality(v_live);
 begin
     if v_orphans > 0 then
-        delete from penstock.agenda as a where a.task_id = any(array(select unnest(p_picks.ids) except select unnest(v_live)));
+        delete from penstock.agenda as a
+        where a.task_id = any(array(select unnest(p_picks.ids) except select unnest(v_live)));
         insert into penstock.counter_log (queue_id, metric, delta) values (p_queue_id, 'orphaned_total', v_orphans);
     end if;
     select array_agg(h.place), array_agg(h.id), array_agg(h.due), array_agg(h.attempts), array_agg(h.quarantine),
@@ -4269,8 +4275,8 @@ begin
                 v_picks := penstock._pick_aged(v_queue, p_limit, p_quarantined);
             end if;
             -- Rows can appear before the hint (late commits, releases, higher priority). If the claim found fewer tasks
-            -- than it may take, it searches again from the start. A hint with task 0 precedes all rows: a worker that was
-            -- just told of a push gives this hint, and takes what there is.
+            -- than it may take, it searches again from the start. A hint with task 0 precedes all rows: a worker that
+            -- was just told of a push gives this hint, and takes what there is.
             exit when v_hint is null or cardinality(v_picks.ids) = p_limit
                       or v_hint.task_id = 0 and v_picks.ids is not null;
             v_hint := null;
@@ -5258,7 +5264,8 @@ declare
     v_queue constant penstock.queue := penstock.the_queue(p_queue);
     v_count bigint;
 begin
-    insert into penstock.reject (job, partition, queue, reason, payload, subject, kind, due, priority, key, meta, expires)
+    insert into penstock.reject (job, partition, queue, reason, payload, subject, kind, due, priority, key, meta,
+                                 expires)
     select p_job, p_partition, v_queue.name, r.reason, r.payload, r.subject, r.kind, r.due, r.priority, r.key, r.meta,
            r.expires
     from unnest(p_reasons, p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_keys, p_metas, p_expires)
@@ -5391,7 +5398,8 @@ begin
     if p_ids is not null then
         select t.id into v_active from penstock.task as t
         where t.id = any(penstock._asked_ids(v_queue.id, p_ids, null)) and t.queue_id = v_queue.id and t.ended is null
-          and coalesce(t.waits_for, 0) = 0 and not exists (select from penstock.agenda as a where a.task_id = t.id) limit 1;
+          and coalesce(t.waits_for, 0) = 0
+          and not exists (select from penstock.agenda as a where a.task_id = t.id) limit 1;
         if v_active is not null then
             perform penstock.refuse('PS409', format('id: %s is active; active tasks are not purged', v_active),
                 'Cancel it first.');
@@ -5840,7 +5848,8 @@ begin
     ), reset as (
         update penstock.watermark as l
         set (priorities, first_due, first_planned, next_bound, next_xid) = (
-            select b.priorities, b.first_due, b.first_planned, b.next_bound, b.next_xid from penstock._without_bounds(l) as b)
+            select b.priorities, b.first_due, b.first_planned, b.next_bound, b.next_xid
+            from penstock._without_bounds(l) as b)
         from behind as b join penstock.queue as q on q.name = b.queue
         where l.queue_id = q.id
     )
@@ -5974,7 +5983,8 @@ begin
     perform penstock._check_push(array['{}'], null, null, array[p_due], null, 2);
     v_live := penstock._hold_documents(v_queue.id, v_ids);
     v_waiting := penstock._hold_waiting(v_live);
-    perform penstock._replace_waiting(v_waiting, v_waiting, array_fill(p_due, array[cardinality(v_waiting)]), null, null);
+    perform penstock._replace_waiting(v_waiting, v_waiting, array_fill(p_due, array[cardinality(v_waiting)]), null,
+                                      null);
     v_waiting := v_waiting || penstock._blocked(v_live);
     update penstock.task as t set due = p_due where t.id = any(v_waiting);
     if v_waiting <> '{}' then
@@ -6072,7 +6082,7 @@ CREATE FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) RETURNS
     RETURN ((mod(((mod(abs(p_seed), '2147483648'::bigint) * '2654435761'::bigint) + ((p_failures)::bigint * 1013904223)), '4294967296'::bigint))::double precision / (4294967296.0)::double precision);
 CREATE FUNCTION penstock.revision() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 6;
+    RETURN 7;
 CREATE FUNCTION penstock.running_times() RETURNS TABLE(queue text, kind text, bucket integer, tasks bigint, seconds double precision)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -6340,8 +6350,8 @@ begin
             v_now, v_now, v_now, v_now, session_user, p_key, v_new.expires, p_until_next)
     on conflict (name) do update
     set queue_id = excluded.queue_id, kind = excluded.kind, payload = excluded.payload, priority = excluded.priority,
-        cron = excluded.cron, tz = excluded.tz, backfill = excluded.backfill, key = excluded.key, expires = excluded.expires,
-        until_next = excluded.until_next, updated = v_now, who = session_user,
+        cron = excluded.cron, tz = excluded.tz, backfill = excluded.backfill, key = excluded.key,
+        expires = excluded.expires, until_next = excluded.until_next, updated = v_now, who = session_user,
         mark = case when (s.cron, s.tz) = (excluded.cron, excluded.tz) then s.mark else greatest(s.mark, v_now) end,
         next_at = case when (s.cron, s.tz) = (excluded.cron, excluded.tz) then s.next_at else v_now end
     where (s.queue_id, s.kind, s.payload, s.priority, s.cron, s.tz, s.backfill, s.key, s.expires, s.until_next)
@@ -6669,7 +6679,8 @@ CREATE FUNCTION penstock.upkeep_pace() RETURNS TABLE(part text, every interval)
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
     values ('squeezed', interval '8 seconds'), ('expired', '8 seconds'), ('promoted', '8 seconds'),
-           ('unstarted tasks ended', '8 seconds'), ('sampled', '8 seconds'), ('history noted', '8 seconds'), ('ended tasks retired', '8 seconds'),
+           ('unstarted tasks ended', '8 seconds'), ('sampled', '8 seconds'), ('history noted', '8 seconds'),
+           ('ended tasks retired', '8 seconds'),
            ('idle workers forgotten', '8 seconds'),
            ('workers forgotten', '1 minute'),
            ('history days made', '1 minute'),
@@ -6795,7 +6806,8 @@ begin
             v_facts := penstock._why_waiting(v_queue, v_task, v_row, v_now)
                 || jsonb_build_object('expires', v_task.expires);
         elsif v_task.waits_for > 0 then
-            v_facts := jsonb_build_object('reason', 'waiting', 'waits_for', v_task.waits_for, 'expires', v_task.expires);
+            v_facts := jsonb_build_object('reason', 'waiting', 'waits_for', v_task.waits_for,
+                                          'expires', v_task.expires);
         else
             select * into v_lease from penstock._lease_of(v_queue.id, p_id);
             v_facts := case when v_lease.until is null then jsonb_build_object('reason', 'stray')

@@ -121,7 +121,8 @@ declare
     v_queue constant penstock.queue := penstock.the_queue(p_queue);
     v_count bigint;
 begin
-    insert into penstock.reject (job, partition, queue, reason, payload, subject, kind, due, priority, key, meta, expires)
+    insert into penstock.reject (job, partition, queue, reason, payload, subject, kind, due, priority, key, meta,
+                                 expires)
     select p_job, p_partition, v_queue.name, r.reason, r.payload, r.subject, r.kind, r.due, r.priority, r.key, r.meta,
            r.expires
     from unnest(p_reasons, p_payloads, p_subjects, p_kinds, p_dues, p_priorities, p_keys, p_metas, p_expires)

@@ -1,7 +1,7 @@
 -- Keys: whose a task is. The agenda has the number of a key, and the document its text.
 
--- Returns the numbers of these keys of these queues, and gives numbers to new ones, in one order. A new key that another
--- open transaction is adding makes this one wait for that transaction, like a subject that both push.
+-- Returns the numbers of these keys of these queues, and gives numbers to new ones, in one order. A new key that
+-- another open transaction is adding makes this one wait for that transaction, like a subject that both push.
 create or replace function penstock._note_keys(p_queue_ids int[], p_keys text[])
 returns table (queue_id int, key text, id int)
 language plpgsql security definer set search_path = pg_catalog, pg_temp

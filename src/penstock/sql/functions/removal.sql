@@ -33,7 +33,8 @@ begin
     if p_ids is not null then
         select t.id into v_active from penstock.task as t
         where t.id = any(penstock._asked_ids(v_queue.id, p_ids, null)) and t.queue_id = v_queue.id and t.ended is null
-          and coalesce(t.waits_for, 0) = 0 and not exists (select from penstock.agenda as a where a.task_id = t.id) limit 1;
+          and coalesce(t.waits_for, 0) = 0
+          and not exists (select from penstock.agenda as a where a.task_id = t.id) limit 1;
         if v_active is not null then
             perform penstock.refuse('PS409', format('id: %s is active; active tasks are not purged', v_active),
                 'Cancel it first.');

@@ -84,8 +84,8 @@ begin
             v_now, v_now, v_now, v_now, session_user, p_key, v_new.expires, p_until_next)
     on conflict (name) do update
     set queue_id = excluded.queue_id, kind = excluded.kind, payload = excluded.payload, priority = excluded.priority,
-        cron = excluded.cron, tz = excluded.tz, backfill = excluded.backfill, key = excluded.key, expires = excluded.expires,
-        until_next = excluded.until_next, updated = v_now, who = session_user,
+        cron = excluded.cron, tz = excluded.tz, backfill = excluded.backfill, key = excluded.key,
+        expires = excluded.expires, until_next = excluded.until_next, updated = v_now, who = session_user,
         mark = case when (s.cron, s.tz) = (excluded.cron, excluded.tz) then s.mark else greatest(s.mark, v_now) end,
         next_at = case when (s.cron, s.tz) = (excluded.cron, excluded.tz) then s.next_at else v_now end
     where (s.queue_id, s.kind, s.payload, s.priority, s.cron, s.tz, s.backfill, s.key, s.expires, s.until_next)
@@ -254,7 +254,8 @@ begin
             format('backfill: %s is not none, last or all',
                    coalesce(quote_literal(left(p_schedule.backfill, 80)), 'null')));
     elsif octet_length(p_schedule.key) not between 1 and 128 then
-        perform penstock.refuse('PS400', format('key: %s bytes are not between 1 and 128', octet_length(p_schedule.key)));
+        perform penstock.refuse('PS400',
+            format('key: %s bytes are not between 1 and 128', octet_length(p_schedule.key)));
     elsif p_schedule.expires not between '1 microsecond' and '3650 days' then
         perform penstock.refuse('PS400',
             format('expires: %s is not more than 0 and at most 3650 days', p_schedule.expires));

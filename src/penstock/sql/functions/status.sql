@@ -25,8 +25,8 @@ $$;
 drop function if exists penstock.status(text);
 create or replace function penstock.status(p_queue text default null)
 returns table (
-    queue text, paused boolean, sla interval, waiting bigint, planned bigint, pending bigint, active bigint, done bigint,
-    dead bigint, cancelled bigint, oldest_pending_age interval, totals jsonb, at timestamptz
+    queue text, paused boolean, sla interval, waiting bigint, planned bigint, pending bigint, active bigint,
+    done bigint, dead bigint, cancelled bigint, oldest_pending_age interval, totals jsonb, at timestamptz
 )
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan as $$
@@ -313,7 +313,8 @@ begin
     ), reset as (
         update penstock.watermark as l
         set (priorities, first_due, first_planned, next_bound, next_xid) = (
-            select b.priorities, b.first_due, b.first_planned, b.next_bound, b.next_xid from penstock._without_bounds(l) as b)
+            select b.priorities, b.first_due, b.first_planned, b.next_bound, b.next_xid
+            from penstock._without_bounds(l) as b)
         from behind as b join penstock.queue as q on q.name = b.queue
         where l.queue_id = q.id
     )

@@ -120,7 +120,8 @@ $$;
 -- Returns why a task of a queue does not run, that it runs, or how it ended: an object with the `reason`, a word for
 -- programs, and the facts that belong to it. Clients write the sentence. The reasons are unknown, other_queue, removed,
 -- done, dead and cancelled; running and lease_ended; expired; waiting (for other tasks); paused, planned and
--- unknown_kind (it is due later); no_worker, quarantined, behind, busy and next (it is due); and stray (it is in no place, which verify reports).
+-- unknown_kind (it is due later); no_worker, quarantined, behind, busy and next (it is due); and stray (it is in no
+-- place, which verify reports).
 --
 -- The first reason that holds is told. A new one belongs where nothing after it could let the task run.
 create or replace function penstock.why(p_queue text, p_id bigint) returns jsonb
@@ -152,7 +153,8 @@ begin
             v_facts := penstock._why_waiting(v_queue, v_task, v_row, v_now)
                 || jsonb_build_object('expires', v_task.expires);
         elsif v_task.waits_for > 0 then
-            v_facts := jsonb_build_object('reason', 'waiting', 'waits_for', v_task.waits_for, 'expires', v_task.expires);
+            v_facts := jsonb_build_object('reason', 'waiting', 'waits_for', v_task.waits_for,
+                                          'expires', v_task.expires);
         else
             select * into v_lease from penstock._lease_of(v_queue.id, p_id);
             v_facts := case when v_lease.until is null then jsonb_build_object('reason', 'stray')

@@ -1,9 +1,9 @@
 -- Tasks that expire: a push may say until when a task may start. One that has not started by then is cancelled.
 
--- Ends the tasks of a queue that have expired before they were started, and returns how many. Claims, promote and upkeep
--- call it. A task that runs has started in time. It skips what another session has locked. A caller may hold rows of the
--- agenda, and then it must not wait for a document, which SKIP LOCKED may do (decision 38): after 50 ms it leaves the
--- tasks to the next call.
+-- Ends the tasks of a queue that have expired before they were started, and returns how many. Claims, promote and
+-- upkeep call it. A task that runs has started in time. It skips what another session has locked. A caller may hold
+-- rows of the agenda, and then it must not wait for a document, which SKIP LOCKED may do (decision 38): after 50 ms it
+-- leaves the tasks to the next call.
 create or replace function penstock._end_unstarted(p_queue_id int, p_limit int default 1000) returns int
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set lock_timeout = '50ms' as $$

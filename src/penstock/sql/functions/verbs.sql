@@ -205,8 +205,8 @@ end
 $$;
 
 -- Redrives dead tasks: they run again. Tasks are chosen by id or subject (cancelled ones too), or all dead tasks of a
--- kind, with an error text, since a moment. Attempts, crashes and age begin anew, and the tasks no longer expire. The results are redriven | live |
--- busy | unknown.
+-- kind, with an error text, since a moment. Attempts, crashes and age begin anew, and the tasks no longer expire. The
+-- results are redriven | live | busy | unknown.
 create or replace function penstock.redrive(
     p_queue text, p_ids bigint[] default null, p_subjects text[] default null, p_kind text default null,
     p_error text default null, p_since timestamptz default null, p_limit int default 10000
@@ -287,7 +287,8 @@ begin
     perform penstock._check_push(array['{}'], null, null, array[p_due], null, 2);
     v_live := penstock._hold_documents(v_queue.id, v_ids);
     v_waiting := penstock._hold_waiting(v_live);
-    perform penstock._replace_waiting(v_waiting, v_waiting, array_fill(p_due, array[cardinality(v_waiting)]), null, null);
+    perform penstock._replace_waiting(v_waiting, v_waiting, array_fill(p_due, array[cardinality(v_waiting)]), null,
+                                      null);
     v_waiting := v_waiting || penstock._blocked(v_live);
     update penstock.task as t set due = p_due where t.id = any(v_waiting);
     if v_waiting <> '{}' then

@@ -160,8 +160,8 @@ create table penstock.agenda (
     pending  boolean not null,
     named    boolean not null default false
 ) with (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
--- A row has 32 bytes of values. The record of an insert in the WAL is padded to a multiple of 8: with two bytes more each
--- task would cost 8.
+-- A row has 32 bytes of values. The record of an insert in the WAL is padded to a multiple of 8: with two bytes more
+-- each task would cost 8.
 comment on column penstock.agenda.key_id is 'of its key in penstock.key; 0: it has none';
 comment on column penstock.agenda.quarantine is
     '0: it may share a lease with any tasks; above 0: the size of the largest lease that it may be in after a crash; '
@@ -368,10 +368,11 @@ comment on column penstock.watermark.running is
 comment on column penstock.watermark.system is 'the cluster whose transactions these are';
 comment on column penstock.watermark.until is 'no lease ends earlier';
 comment on column penstock.watermark.priorities is
-    'ranges of priorities, each by its first one and up to the next: a range of one priority for each that was seen, and '
-    'ranges of all others, between them';
+    'ranges of priorities, each by its first one and up to the next: one range for each priority that was seen, and '
+    'ranges of all others between them';
 comment on column penstock.watermark.first_due is
-    'by range: no pending task is due earlier, except those in `early`; -infinity where the range has several priorities';
+    'by range: no pending task is due earlier, except those in `early`; '
+    '-infinity where the range has several priorities';
 comment on column penstock.watermark.first_planned is 'no planned task is due earlier, except those in `early`';
 comment on column penstock.watermark.next_bound is
     'becomes the bound when every transaction below next_xid has ended: one of them may commit a row before it';
