@@ -101,8 +101,8 @@ begin
 
     -- A producer may COPY documents in: it may write these columns, and none that says what became of a task. The
     -- agenda row and the counters come from the trigger, which runs as the owner.
-    grant insert (id, queue_id, priority, kind, subject, payload, due, key, meta, expires) on penstock.task
-        to penstock_producer;
+    grant insert (id, queue_id, priority, kind, subject, payload, due, key, meta, expires)
+        on penstock.task to penstock_producer;
     grant usage on sequence penstock.task_id_seq to penstock_producer;
 end
 $$;

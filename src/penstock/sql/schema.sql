@@ -39,7 +39,7 @@ COMMENT ON COLUMN penstock.watermark.xid IS 'rows of counter_log and `early` wit
 COMMENT ON COLUMN penstock.watermark.running IS 'rows of these earlier transactions are not folded either: they ran when the others were folded';
 COMMENT ON COLUMN penstock.watermark.system IS 'the cluster whose transactions these are';
 COMMENT ON COLUMN penstock.watermark.until IS 'no lease ends earlier';
-COMMENT ON COLUMN penstock.watermark.priorities IS 'ranges of priorities, each by its first one and up to the next: a range of one priority for each that was seen, and ranges of all others, between them';
+COMMENT ON COLUMN penstock.watermark.priorities IS 'ranges of priorities, each by its first one and up to the next: one range for each priority that was seen, and ranges of all others between them';
 COMMENT ON COLUMN penstock.watermark.first_due IS 'by range: no pending task is due earlier, except those in `early`; -infinity where the range has several priorities';
 COMMENT ON COLUMN penstock.watermark.first_planned IS 'no planned task is due earlier, except those in `early`';
 COMMENT ON COLUMN penstock.watermark.next_bound IS 'becomes the bound when every transaction below next_xid has ended: one of them may commit a row before it';
@@ -3256,8 +3256,7 @@ begin
     )
     insert into penstock.agenda (task_id, due, queue_id, key_id, priority, attempts, quarantine, pending, named)
     select o.task_id, coalesce(g.due, o.due), o.queue_id, coalesce(g.key_id, o.key_id),
-           coalesce(g.priority, o.priority),
-           o.attempts, o.quarantine, o.pending and g.due is null, o.named
+           coalesce(g.priority, o.priority), o.attempts, o.quarantine, o.pending and g.due is null, o.named
     from gone as o
     join unnest(p_ids, p_dues, p_priorities, p_key_ids) as g(id, due, priority, key_id) on g.id = o.task_id;
 end
@@ -3616,8 +3615,8 @@ begin
         where r.xid < v_watermark.xid order by r.xid);
     update penstock.watermark as l
     set sums = v_watermark.sums, xid = v_watermark.xid, running = v_watermark.running, system = v_watermark.system,
-        until = v_watermark.until, priorities = v_watermark.priorities,
-        first_due = v_watermark.first_due, first_planned = v_watermark.first_planned,
+        until = v_watermark.until, priorities = v_watermark.priorities, first_due = v_watermark.first_due,
+        first_planned = v_watermark.first_planned,
         next_bound = v_watermark.next_bound, next_xid = v_watermark.next_xid, looked_at = v_now
     where l.queue_id = p_queue_id;
     return v_fold.rows;
@@ -3993,8 +3992,8 @@ declare
 begin
     select count(*) into v_count
     from (
-        select c.n,
-               min(case when c.quarantine < 0 then 1 else nullif(c.quarantine, 0) end) over (order by c.n) as smallest
+        select c.n, min(case when c.quarantine < 0 then 1 else nullif(c.quarantine, 0) end) over (order by c.n)
+                    as smallest
         from unnest(p_picks.quarantines) with ordinality as c(quarantine, n)
     ) as s
     where s.n <= coalesce(s.smallest, s.n);
@@ -6476,8 +6475,8 @@ begin
     perform penstock._check_push(array['{}'], null, null, array[p_due], null, 2);
     v_live := penstock._hold_documents(v_queue.id, v_ids);
     v_waiting := penstock._hold_waiting(v_live);
-    perform penstock._replace_waiting(
-        v_waiting, v_waiting, array_fill(p_due, array[cardinality(v_waiting)]), null, null);
+    perform penstock._replace_waiting(v_waiting, v_waiting, array_fill(p_due, array[cardinality(v_waiting)]), null,
+                                      null);
     v_waiting := v_waiting || penstock._blocked(v_live);
     update penstock.task as t set due = p_due where t.id = any(v_waiting);
     if v_waiting <> '{}' then
@@ -6575,7 +6574,7 @@ CREATE FUNCTION penstock.retry_spread(p_seed bigint, p_failures integer) RETURNS
     RETURN ((mod(((mod(abs(p_seed), '2147483648'::bigint) * '2654435761'::bigint) + ((p_failures)::bigint * 1013904223)), '4294967296'::bigint))::double precision / (4294967296.0)::double precision);
 CREATE FUNCTION penstock.revision() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN 13;
+    RETURN 14;
 CREATE FUNCTION penstock.running_times() RETURNS TABLE(queue text, kind text, bucket integer, tasks bigint, seconds double precision)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -6909,8 +6908,7 @@ begin
     on conflict (name) do update
     set queue_id = excluded.queue_id, kind = excluded.kind, payload = excluded.payload, priority = excluded.priority,
         cron = excluded.cron, tz = excluded.tz, backfill = excluded.backfill, key = excluded.key,
-        expires = excluded.expires,
-        until_next = excluded.until_next, updated = v_now, who = session_user,
+        expires = excluded.expires, until_next = excluded.until_next, updated = v_now, who = session_user,
         mark = case when (s.cron, s.tz) = (excluded.cron, excluded.tz) then s.mark else greatest(s.mark, v_now) end,
         next_at = case when (s.cron, s.tz) = (excluded.cron, excluded.tz) then s.next_at else v_now end
     where (s.queue_id, s.kind, s.payload, s.priority, s.cron, s.tz, s.backfill, s.key, s.expires, s.until_next)
@@ -7436,8 +7434,8 @@ begin
             v_facts := penstock._why_waiting(v_queue, v_task, v_row, v_now)
                 || jsonb_build_object('expires', v_task.expires);
         elsif v_task.waits_for > 0 then
-            v_facts := jsonb_build_object(
-                'reason', 'waiting', 'waits_for', v_task.waits_for, 'expires', v_task.expires);
+            v_facts := jsonb_build_object('reason', 'waiting', 'waits_for', v_task.waits_for,
+                                          'expires', v_task.expires);
         else
             select * into v_lease from penstock._lease_of(v_queue.id, p_id);
             v_facts := case when v_lease.until is null then jsonb_build_object('reason', 'stray')

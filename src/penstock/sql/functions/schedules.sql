@@ -85,8 +85,7 @@ begin
     on conflict (name) do update
     set queue_id = excluded.queue_id, kind = excluded.kind, payload = excluded.payload, priority = excluded.priority,
         cron = excluded.cron, tz = excluded.tz, backfill = excluded.backfill, key = excluded.key,
-        expires = excluded.expires,
-        until_next = excluded.until_next, updated = v_now, who = session_user,
+        expires = excluded.expires, until_next = excluded.until_next, updated = v_now, who = session_user,
         mark = case when (s.cron, s.tz) = (excluded.cron, excluded.tz) then s.mark else greatest(s.mark, v_now) end,
         next_at = case when (s.cron, s.tz) = (excluded.cron, excluded.tz) then s.next_at else v_now end
     where (s.queue_id, s.kind, s.payload, s.priority, s.cron, s.tz, s.backfill, s.key, s.expires, s.until_next)

@@ -26,8 +26,7 @@ drop function if exists penstock.status(text);
 create or replace function penstock.status(p_queue text default null)
 returns table (
     queue text, paused boolean, sla interval, waiting bigint, planned bigint, pending bigint, active bigint,
-    done bigint,
-    dead bigint, cancelled bigint, oldest_pending_age interval, totals jsonb, at timestamptz
+    done bigint, dead bigint, cancelled bigint, oldest_pending_age interval, totals jsonb, at timestamptz
 )
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan as $$

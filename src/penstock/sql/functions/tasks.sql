@@ -153,8 +153,8 @@ begin
             v_facts := penstock._why_waiting(v_queue, v_task, v_row, v_now)
                 || jsonb_build_object('expires', v_task.expires);
         elsif v_task.waits_for > 0 then
-            v_facts := jsonb_build_object(
-                'reason', 'waiting', 'waits_for', v_task.waits_for, 'expires', v_task.expires);
+            v_facts := jsonb_build_object('reason', 'waiting', 'waits_for', v_task.waits_for,
+                                          'expires', v_task.expires);
         else
             select * into v_lease from penstock._lease_of(v_queue.id, p_id);
             v_facts := case when v_lease.until is null then jsonb_build_object('reason', 'stray')

@@ -256,12 +256,12 @@ $$;
 create or replace function penstock._idle_between(p_one penstock.sample, p_next penstock.sample) returns boolean
 language sql immutable parallel safe set search_path = pg_catalog, pg_temp
 return (p_one).oldest_age is null and (p_next).oldest_age is null
-   and ((p_one).waiting, (p_one).planned, (p_one).pending, (p_one).active, (p_one).done, (p_one).dead,
-        (p_one).cancelled,
+   and ((p_one).waiting,
+        (p_one).planned, (p_one).pending, (p_one).active, (p_one).done, (p_one).dead, (p_one).cancelled,
         (p_one).sla, (p_one).workers, (p_one).totals)
    is not distinct from
-       ((p_next).waiting, (p_next).planned, (p_next).pending, (p_next).active, (p_next).done, (p_next).dead,
-        (p_next).cancelled,
+       ((p_next).waiting,
+        (p_next).planned, (p_next).pending, (p_next).active, (p_next).done, (p_next).dead, (p_next).cancelled,
         (p_next).sla, (p_next).workers, (p_next).totals);
 
 -- Writes a sample of each queue that is not idle. An idle queue gets one every ten minutes, and the first of each UTC

@@ -292,8 +292,8 @@ begin
     perform penstock._check_push(array['{}'], null, null, array[p_due], null, 2);
     v_live := penstock._hold_documents(v_queue.id, v_ids);
     v_waiting := penstock._hold_waiting(v_live);
-    perform penstock._replace_waiting(
-        v_waiting, v_waiting, array_fill(p_due, array[cardinality(v_waiting)]), null, null);
+    perform penstock._replace_waiting(v_waiting, v_waiting, array_fill(p_due, array[cardinality(v_waiting)]), null,
+                                      null);
     v_waiting := v_waiting || penstock._blocked(v_live);
     update penstock.task as t set due = p_due where t.id = any(v_waiting);
     if v_waiting <> '{}' then

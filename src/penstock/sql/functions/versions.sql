@@ -17,4 +17,4 @@ return 6;
 -- functions by those of an earlier revision. `make schema` raises it.
 create or replace function penstock.revision() returns int
 language sql immutable parallel safe
-return 13;
+return 14;

@@ -400,8 +400,8 @@ comment on column penstock.watermark.running is
 comment on column penstock.watermark.system is 'the cluster whose transactions these are';
 comment on column penstock.watermark.until is 'no lease ends earlier';
 comment on column penstock.watermark.priorities is
-    'ranges of priorities, each by its first one and up to the next: a range of one priority for each that was seen, '
-    'and ranges of all others, between them';
+    'ranges of priorities, each by its first one and up to the next: one range for each priority that was seen, and '
+    'ranges of all others between them';
 comment on column penstock.watermark.first_due is
     'by range: no pending task is due earlier, except those in `early`; '
     '-infinity where the range has several priorities';
