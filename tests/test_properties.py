@@ -1221,11 +1221,12 @@ def machine(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[QueueMach
 
 
 @pytest.mark.usefixtures("machine")
-def test_the_queue_does_what_the_model_does() -> None:
+@pytest.mark.parametrize("examples", [12, pytest.param(30, marks=pytest.mark.unsampled)])
+def test_the_queue_does_what_the_model_does(examples: int) -> None:
     run_state_machine_as_test(
         QueueMachine,
         settings=settings(
-            max_examples=30,
+            max_examples=examples,
             stateful_step_count=40,
             deadline=None,
             print_blob=True,

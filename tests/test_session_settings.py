@@ -363,6 +363,7 @@ def fail(name: str) -> None:
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("bundle", BUNDLES, ids=["settings", "names"])
 def test_workers_and_the_shell_behave_the_same(
     bundle: list[Hostile], as_set: Callable[..., str], sql: Connection, tmp_path: Path

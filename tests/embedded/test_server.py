@@ -279,6 +279,7 @@ def test_a_start_cut_short_is_begun_anew(start: Start, home: Path) -> None:
     assert not (home / "data.new").exists()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["long" * 40, "a, b", 'it\'s $(touch x) "quoted" \\ ünï'])
 def test_any_path_will_do(tmp_path: Path, name: str, tidy: Callable[[Path], Path]) -> None:
     home = tidy(tmp_path / name / "home")

@@ -104,7 +104,6 @@ MUTANTS = (
         function="_refresh",
         changes=(("set renew = coalesce(g.due, v_now)", "set renew = null"),),
         mix=UPSERTS,
-        quick=True,
     ),
     Mutant(
         "an upsert is reported updated, and nothing was written",

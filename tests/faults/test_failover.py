@@ -140,6 +140,7 @@ def calling(dsn: str) -> Iterator[list[Caller]]:
 HARM = ("killed", "stopped", "frozen", "frozen a moment before", "back as a standby")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("harm", HARM)
 def test_clients_go_on_at_the_new_primary(harm: str, pair: ReplicatedPair, dsn: str) -> None:
     with Penstock(dsn) as app:
@@ -228,6 +229,7 @@ def job(name: str) -> None:
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("at_once", [False, True], ids=["a while before", "a moment before"])
 def test_workers_leave_a_frozen_primary(at_once: bool, pair: ReplicatedPair, dsn: str, tmp_path: Path) -> None:
     """Their last claims, beats and extensions of leases are never answered."""
@@ -264,6 +266,7 @@ def pushed(app: Penstock, name: str) -> bool:
 # --- the scaler -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("harm", ["killed", "frozen"])
 def test_the_scaler_decides_again(harm: str, pair: ReplicatedPair, dsn: str, tmp_path: Path) -> None:
     with Penstock(dsn) as app:

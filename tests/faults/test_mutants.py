@@ -84,6 +84,7 @@ def test_a_mutant_is_found(make_database: Callable[..., str], tmp_path: Path, mu
     assert any(verdict.counts[name] for name in mutant.caught_by), f"{mutant.name}: not found: {verdict}"
 
 
+@pytest.mark.slow
 def test_without_a_mutant_nothing_is_found(make_database: Callable[..., str], tmp_path: Path) -> None:
     verdict = find(make_database(), tmp_path, EVERYTHING, limit=0, patience=MINUTE)
     assert verdict.ok, verdict

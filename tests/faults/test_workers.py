@@ -199,6 +199,7 @@ def test_a_handler_that_holds_the_interpreter_past_the_lease(tmp_path: Path) -> 
         assert verdict.ok, f"{verdict}\n{arena.tail()}"
 
 
+@pytest.mark.slow  # tests/worker/test_crashes.py is a first look
 def test_a_poison_task_is_found_and_the_others_live(tmp_path: Path) -> None:
     with start_arena(tmp_path, SEED) as arena:
         arena.push("quick", 50)

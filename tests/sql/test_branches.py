@@ -180,6 +180,7 @@ def test_a_promotion_that_lost_something(tmp_path: Path) -> None:
             assert app.verify().ok
 
 
+@pytest.mark.slow  # tests/pipeline/test_failover.py has one too
 def test_a_promotion_that_lost_nothing(tmp_path: Path) -> None:
     with replicated_pair(tmp_path, synchronous=True) as pair, prepared(pair.dsn) as (app, database):
         finish(app)

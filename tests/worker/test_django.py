@@ -58,6 +58,7 @@ def shop(tmp_path: Path, server: Server) -> Iterator[Callable[..., Worker]]:
 
 
 # With and without health checks: if connections are kept for ever, a query finds out that one is broken.
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("env", [{}, {"KEEP_CONNECTIONS": "1"}], ids=["health checks", "kept for ever"])
 def test_orders_are_shipped_after_a_restart_of_postgresql(
     server: Server, tmp_path: Path, shop: Callable[..., Worker], env: dict[str, str]
@@ -101,6 +102,7 @@ def plain(record: dict, transaction) -> None:
 
 
 # Connections are kept for ever: a pass uses one for all its records, and only an error shows that it is broken.
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("handler", ["registered", "plain"])
 def test_records_of_an_adopted_table_are_handled_after_a_restart(server: Server, tmp_path: Path, handler: str) -> None:
     shutil.copy(EXAMPLE, tmp_path / "django_shop.py")

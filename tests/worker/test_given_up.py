@@ -39,6 +39,7 @@ def given_up(worker: Worker) -> set[tuple[str, str]]:
     return {(one["duty"], one["error"]) for one in worker.events if one["event"] == text}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [

@@ -189,6 +189,7 @@ def tell() -> None:
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["step", "step_async"])
 def test_tiny_tasks_run_inside_it_each_once(
     dsn: str, app: Penstock, queue: Queue, sql: Connection, tmp_path: Path, kind: str

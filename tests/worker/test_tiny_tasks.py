@@ -89,6 +89,7 @@ def fewer_than(queue: Queue, left: int) -> bool:
     return queue.status().pending < left
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["counted", "counted_async"])
 def test_a_stop_in_the_middle_loses_nothing(
     dsn: str, app: Penstock, queue: Queue, sql: Connection, tmp_path: Path, kind: str
