@@ -28,6 +28,7 @@ from penstock import (
 )
 from penstock.client import history, profiles, scaling, workers
 from penstock.client.database import Database
+from penstock.client.progress import note_progress
 from penstock.client.statements import history as statements
 from penstock.model import QueueQuestion, Window
 from penstock.spark.options import Address
@@ -169,6 +170,9 @@ def settles(queue: Queue, database: Database) -> Iterator[object]:
     yield claim.tasks
     yield queue.extend(claim, lease=timedelta(seconds=2.5))
     yield [*workers.extend_leases(database, [claim.token or ""], lease="1m").values()]
+    said = {"id": claim.ids[0], "part": 0.25, "text": ODD, "ago": 1.5, "lines": [[1, 2.5, ODD]]}
+    yield note_progress(database, str(claim.token), [said])
+    yield queue.progress(claim.ids[0])
     outcomes = [
         Outcome.done(),
         Outcome.again(LATER, payload={"name": ODD}),
@@ -199,7 +203,8 @@ def reports(app: Penstock, queue: Queue) -> Iterator[object]:
     yield queue.set(sla="90m", keep_done="36h", keep_dead="1d", retry="fibonacci:90s")
     yield queue.settings()
     database = Database(app.dsn)
-    yield workers.set_kinds(database, "work", [{"kind": "k0", "max_attempts": 2, "timeout": "1 day 2 hours"}])
+    kind = {"kind": "k0", "max_attempts": 2, "timeout": "1 day 2 hours", "on_dead": "work:k1", "on_done": "work:k2"}
+    yield workers.set_kinds(database, "work", [kind])
     yield app.set_schedule("nightly", "*/5 6 * * 1-5", queue="work", tz="Europe/Rome", payload={"name": ODD})
     yield app.set_schedule("often", "* * * * *", queue="work", backfill="all")
     yield app.pause_schedule("nightly")
