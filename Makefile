@@ -85,11 +85,12 @@ reference: .venv/ready  ## docs/reference, from the code
 docs: reference  ## the site, in build/site, with its reference written anew
 	@$(BIN)/mkdocs build --strict --quiet
 
-bench: .venv/ready  ## all benchmarks: the queue, its workers, fleets of them, the scaler; results in bench/results/
+bench: .venv/ready  ## all benchmarks: the queue, its workers, fleets of them, the scaler, metrics; results in bench/results/
 	@$(BIN)/python bench/queue.py all
 	@$(BIN)/python bench/worker.py all
 	@$(BIN)/python bench/scale.py all
 	@$(BIN)/python bench/scaler.py
+	@$(BIN)/python bench/metrics.py all
 	@$(BIN)/python bench/adopt.py all
 	@$(BIN)/python bench/spark.py all
 

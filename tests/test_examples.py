@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import psycopg
 import pytest
@@ -22,13 +26,13 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 
 
-def run(dsn: str, *words: str) -> str:
+def run(dsn: str, *words: str, env: Mapping[str, str] | None = None) -> str:
     done = subprocess.run(
         [sys.executable, *words],
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"PENSTOCK_DSN": dsn},
+        env=os.environ | {"PENSTOCK_DSN": dsn} | dict(env or {}),
         timeout=120,
         check=False,
     )
@@ -79,6 +83,44 @@ def test_the_web_app_has_an_order_and_its_task_or_neither(app: Penstock, dsn: st
     assert sql.execute("select subject from penstock.tasks").fetchall() == [("receipt:1",)]
     said = run(dsn, "-m", "penstock.cli", "work", "examples.webapp:app", "--until-empty")
     assert "receipt for order 1\n" in said
+
+
+class Sentry(BaseHTTPRequestHandler):
+    """The part of Sentry that receives what its SDK sends: the events of each envelope."""
+
+    events: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        text = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+        self.events += [one for one in map(json.loads, text.splitlines()) if "exception" in one]
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_errors_of_handlers_come_to_sentry_with_their_task(app: Penstock, dsn: str) -> None:
+    Sentry.events.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Sentry) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        run(dsn, str(EXAMPLES / "sentry.py"))
+        ids = {task.kind: task.id for task in app.queue("shop").tasks()}
+        there = {"SENTRY_DSN": f"http://key@127.0.0.1:{server.server_port}/1", "SENTRY_ENVIRONMENT": "tests"}
+        run(dsn, "-m", "penstock.cli", "work", "examples.sentry:app", "--until-empty", env=there)
+        server.shutdown()
+    found = {one["exception"]["values"][-1]["type"]: one for one in Sentry.events}
+    assert len(Sentry.events) == len(found) == 2, "the task that succeeded is not reported"
+    for error, kind in (("LookupError", "charge"), ("ConnectionError", "ask_the_bank")):
+        event = found[error]
+        assert event["tags"] == {"penstock.kind": kind, "penstock.attempt": 1} | event["tags"]
+        assert event["transaction"] == kind
+        assert event["contexts"]["penstock"]["task"] == ids[kind]
+    assert "4222" not in json.dumps(Sentry.events), "no payload leaves the machine"
+    status = app.queue("shop").status()
+    assert (status.totals["done"], status.totals["failed"], status.planned) == (1, 2, 2)
 
 
 def test_the_crawler_comes_to_each_address_once(app: Penstock, dsn: str) -> None:
