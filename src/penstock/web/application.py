@@ -21,6 +21,7 @@ from penstock.web.guard import Guard
 from penstock.web.live import Sampler
 from penstock.web.login import Login, TokenLogin
 from penstock.web.pages import (
+    acts,
     adopted,
     audit,
     doctor,
@@ -101,6 +102,12 @@ def list_routes(site: Site) -> list[Route]:
         Route("/tasks", screen(tasks.show), name="tasks"),
         Route("/tasks/{id:int}", screen(task.show), name="task"),
         Route("/tasks/{id:int}/reveal", screen(task.reveal), name="reveal", methods=["POST"]),
+        Route("/tasks/{id:int}/{act}", screen(acts.change_task), name="change_task", methods=["POST"]),
+        Route("/plans", screen(acts.make_plan), name="make_plan", methods=["POST"]),
+        Route("/plans/{plan}", screen(acts.show_plan), name="plan"),
+        Route("/plans/{plan}/apply", screen(acts.apply_plan), name="apply", methods=["POST"]),
+        Route("/queues/{queue}/{change}", screen(acts.pause_queue), name="pause_queue", methods=["POST"]),
+        Route("/schedules/{change}", screen(acts.pause_schedule), name="pause_schedule", methods=["POST"]),
         Route("/failures", screen(failures.show), name="failures"),
         Route("/workers", screen(workers.show), name="workers"),
         Route("/schedules", screen(schedules.show), name="schedules"),

@@ -64,9 +64,14 @@ class Sampler:
     async def view(self) -> View:
         """Returns what was read within the last second, or reads it now. Requests at the same moment share a read."""
         async with self._reading:
-            if self._view is None or self._view.error or time.time() - self._view.read_at > INTERVAL:
-                self._view = await self._read()
-        return self._view
+            view = self._view
+            if view is None or view.error or time.time() - view.read_at > INTERVAL:
+                view = self._view = await self._read()
+        return view
+
+    def forget(self) -> None:
+        """Makes the next page read anew, because something was changed here."""
+        self._view = None
 
     def render(self, topic: str, view: View, render: Render) -> bytes:
         """Renders a topic once for all streams that show it."""

@@ -17,6 +17,7 @@ from penstock.web.assets import Assets
 from penstock.web.guard import is_same_origin, read_form
 from penstock.web.live import Sampler, View
 from penstock.web.login import Login
+from penstock.web.plans import Plans
 from penstock.web.redact import Redactor
 from penstock.web.sessions import Session, Signer, make_cookie, new_session, read_session
 from penstock.web.templating import Templates
@@ -56,6 +57,7 @@ class Site:
     assets: Assets = field(default_factory=Assets)
     templates: Templates = field(default_factory=Templates)
     times: dict[str, tuple[float, Any]] = field(default_factory=dict)
+    plans: Plans = field(default_factory=Plans)
 
     @property
     def name(self) -> str:

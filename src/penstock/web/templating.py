@@ -38,6 +38,7 @@ class Templates:
             seconds=format_seconds,
             time=show_time,
             ago=show_ago,
+            count_of=len,
             line=show_line,
             lines=printable_lines,
             drawn=Markup,

@@ -28,8 +28,8 @@ async def reveal(page: Page) -> Response:
     return await render(page, True)
 
 
-async def render(page: Page, open_payload: bool) -> Response:
-    """Renders one task, with or without its payload."""
+async def render(page: Page, open_payload: bool, said: str = "") -> Response:
+    """Renders one task, with or without its payload. `said` is the answer to an act."""
     id_ = page.request.path_params["id"]
     found = await queues_async.find_task(page.database, id_)
     attempts = await read_attempts(page, id_)
@@ -46,7 +46,7 @@ async def render(page: Page, open_payload: bool) -> Response:
         events=list_events(found, attempts),
         leaves=None if leaves is None else leaves[:MAX_LEAVES],
         cut=leaves is not None and len(leaves) > MAX_LEAVES,
-        open_payload=open_payload,
+        said=said,
         cut_attempts=len(attempts) == MAX_ATTEMPTS,
     )
 
