@@ -110,7 +110,7 @@ def test_a_bad_item_names_its_index_and_nothing_is_written(queue: Queue, dsn: st
         with pytest.raises(PayloadError, match=r"^item 123: payload\.bad"):
             await work.push_many(broken())
         with pytest.raises(ValidationError, match=r"^item 1: priority"):
-            await work.upsert_many([NewTask(), NewTask(priority=11)])
+            await work.upsert_many([NewTask(), NewTask(priority=101)])
         with pytest.raises(ZeroDivisionError):
             await work.push_many(failing())
 

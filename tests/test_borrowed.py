@@ -717,7 +717,7 @@ def test_our_own_checks_come_before_anything_is_sent(mine: None, queue: Queue, d
             ("on_conflict", partial(loan.push, on_conflict="replace")),
             ("on_conflict", partial(loan.push_many, [{}], on_conflict="replace")),
             ("item 10500: kind", partial(loan.push_many, [{}] * 10_500 + [NewTask(kind="")])),
-            ("item 1: priority", partial(loan.upsert_many, [NewTask(), NewTask(priority=10)])),
+            ("item 1: priority", partial(loan.upsert_many, [NewTask(), NewTask(priority=101)])),
             ("batch_id", partial(loan.push_many, [{}], batch_id="x")),
         ]
         for field, push in cases:

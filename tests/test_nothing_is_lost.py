@@ -103,7 +103,7 @@ ONE_STATEMENT = """
     ) returns table (
         token uuid, until timestamptz, id bigint, kind text, subject text, payload jsonb, priority smallint,
         due timestamptz, attempt int, iterations int, created timestamptz,
-        since timestamptz, alone boolean
+        since timestamptz, alone boolean, key text, meta jsonb
     ) language sql as $$
         with paused as materialized (
             select pg_sleep(0.004)
@@ -120,7 +120,7 @@ ONE_STATEMENT = """
             returning token, until
         )
         select l.token, l.until, t.id, t.kind, t.subject, t.payload, t.priority, c.due, 1, t.iterations, t.created,
-               t.since, false
+               t.since, false, t.key, t.meta
         from chosen as c join penstock.task as t on t.id = c.task_id, leased as l
     $$
 """

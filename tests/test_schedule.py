@@ -293,7 +293,7 @@ def test_the_next_run_is_the_first_that_is_not_decided() -> None:
         ({"name": "x" * 201}, "name"),
         ({"queue": "No Queue"}, "queue"),
         ({"kind": ""}, "kind"),
-        ({"priority": 10}, "priority"),
+        ({"priority": 101}, "priority"),
         ({"backfill": "some"}, "backfill"),
         ({"payload": {"when": moment("2026-01-01")}}, "payload"),
         ({"payload": [1]}, "payload"),

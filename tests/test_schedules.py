@@ -351,7 +351,7 @@ def test_sql_alone_may_set_a_schedule(app: Penstock, queue: Queue, sql: Connecti
         ("'s', 'work', '0 * * * *', 'UTC', ''", "PS400"),
         ("'s', 'work', '0 * * * *', 'UTC', 'k', '[]'", "PS422"),
         ("'s', 'work', '0 * * * *', 'UTC', 'k', null", "PS422"),
-        ("'s', 'work', '0 * * * *', 'UTC', 'k', '{}', 10::smallint", "PS400"),
+        ("'s', 'work', '0 * * * *', 'UTC', 'k', '{}', 101::smallint", "PS400"),
         ("'s', 'work', '0 * * * *', 'UTC', 'k', '{}', 5::smallint, 'some'", "PS400"),
     ],
 )

@@ -186,12 +186,12 @@ def test_reprioritise(dsn: str, queue: Queue) -> None:
     with nothing_changes(queue):
         dry, wrong, none = each(
             ("tasks", "reprioritise", "work", str(one), str(ended), "--priority", "0", "--dry-run"),
-            ("tasks", "reprioritise", "work", str(one), "--priority", "10"),
+            ("tasks", "reprioritise", "work", str(one), "--priority", "101"),
             ("tasks", "reprioritise", "work", str(one)),
             dsn=dsn,
         )
     assert (dry.code, dry.out) == (1, f"would be: 1 ended, 1 reprioritised\n  {ended}: ended\n")
-    refused(wrong, "priority: 10")
+    refused(wrong, "priority: 101")
     refused(none, "--priority")
     ran = penstock("tasks", "reprioritise", "work", str(one), "--priority", "0", "--json", dsn=dsn)
     assert (ran.code, ran.json["tasks"]) == (0, {str(one): "reprioritised"})

@@ -294,7 +294,7 @@ def set_command_line(words: Sequence[str]) -> None:
     """Shows these words in the process list, as far as there is room."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = (int(field) for field in fields[45:47])
-    text = b"".join(word.encode() + b"\0" for word in words)[: end - begin - 1]
+    text = b"".join(os.fsencode(word) + b"\0" for word in words)[: end - begin - 1]
     ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 

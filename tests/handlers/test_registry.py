@@ -232,7 +232,7 @@ def test_a_queue_without_handlers_is_named_with_the_nearest(idle: Penstock) -> N
 
 OUT_OF_RANGE: dict[str, list[Any]] = {
     "max_attempts": [0, -1, 32768, True, "3", 1.5],
-    "priority": [-1, 10, True, "5", None],
+    "priority": [-101, 101, True, "5", None],
     "batch": [0, -1, 10_001, True, "3"],
     "timeout": [0, -1, "0s", "soon", True, float("nan"), "3651d", 0.0009, "999us", []],
 }

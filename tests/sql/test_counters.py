@@ -203,7 +203,7 @@ def test_verify_finds_what_is_off(queue: Queue, app: Penstock, sql: Connection) 
             lambda: app.verify().orphans,
         ),
         (
-            "update penstock.agenda set priority = 10 where task_id = (select min(task_id) from penstock.agenda)",
+            "update penstock.agenda set priority = 101 where task_id = (select min(task_id) from penstock.agenda)",
             "orphans",
             lambda: app.verify().orphans,
         ),

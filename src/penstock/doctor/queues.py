@@ -205,9 +205,9 @@ def report_lost_follow_up(kind: str, field: str, queue: str, exists: bool) -> Fi
 def check_crashes(inspection: Inspection) -> list[Finding]:
     """Tasks that ended their workers while they ran alone."""
     query = """
-        select q.name, count(*), max(a.crashes), q.max_crashes
+        select q.name, count(*), -1 - min(a.quarantine), q.max_crashes
         from penstock.agenda as a join penstock.queue as q on q.id = a.queue_id
-        where a.crashes > 0 group by q.id order by q.name limit %s
+        where a.quarantine < -1 group by q.id order by q.name limit %s
     """
     found = [
         Finding(
