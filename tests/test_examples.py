@@ -93,7 +93,7 @@ class Sentry(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         text = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
-        self.events.extend(one for one in map(json.loads, text.splitlines()) if "exception" in one)
+        Sentry.events += [one for one in map(json.loads, text.splitlines()) if "exception" in one]
         self.send_response(200)
         self.send_header("Content-Length", "2")
         self.end_headers()

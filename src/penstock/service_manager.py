@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Self
 
 VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+SENT_WITHIN = 0.5  # seconds that a message may wait while the manager has many others to read
 PATIENCE = 30.0  # seconds that the manager is asked for while a process waits before it is ready
 
 
@@ -74,5 +75,5 @@ class ServiceManager:
         # A first @ stands for the null byte of an abstract socket.
         address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:  # the work is more important
-            end.setblocking(False)
+            end.settimeout(SENT_WITHIN)
             end.sendto(message.encode(), address)

@@ -63,7 +63,8 @@ def address(app: Penstock, dsn: str, sql: psycopg.Connection) -> Iterator[str]:
     app.beat(HOSTILE, ["mail"], slots=2, busy=1)
     app.set_schedule(HOSTILE, "0 6 * * *", queue="mail", kind=HOSTILE)
     sql.execute(
-        "insert into penstock.sample (queue_id, at, planned, pending, active, done, dead, cancelled, oldest_age, sla, workers, totals)"
+        "insert into penstock.sample (queue_id, at, planned, pending, active, done, dead, cancelled, oldest_age, sla,"
+        " workers, totals)"
         " select q.id, date_bin('10 s', now(), 'epoch') - n * interval '10 s', 0, 5 + n, 1,"
         " 0, 0, 0, make_interval(secs => n), q.sla, 2, '{}' from generate_series(0, 300) as n, penstock.queue as q"
     )

@@ -7,9 +7,9 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -33,24 +33,25 @@ class Manager:
         self.address = address
         self._end = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._end.bind(f"\0{address[1:]}" if address.startswith("@") else address)
-        self._end.setblocking(False)
         self.heard: list[str] = []
+        self._listening = threading.Thread(target=self._listen, daemon=True)
+        self._listening.start()
 
-    def listen(self) -> list[str]:
-        """Everything that was said so far, line by line."""
-        with suppress(BlockingIOError):
-            while message := self._end.recv(4096).decode():
-                self.heard += message.splitlines()
-        return self.heard
+    def _listen(self) -> None:
+        """Reads at once, as systemd does: a socket that is not read takes ten messages."""
+        while (message := self._end.recv(4096).decode()) != "over":
+            self.heard += message.splitlines()
 
     def forget(self) -> None:
-        self.listen()
         self.heard.clear()
 
     def environment(self, **more: str) -> dict[str, str]:
         return {"NOTIFY_SOCKET": self.address, "WATCHDOG_USEC": WATCHDOG, **more}
 
     def close(self) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+            end.sendto(b"over", self._end.getsockname())
+        self._listening.join()
         self._end.close()
 
 
@@ -67,24 +68,26 @@ def test_a_worker_says_that_it_is_ready_lives_and_stops(
 ) -> None:
     port = free_port()
     with working(tmp_path, dsn, JOBS, "--health", str(port), env=manager.environment()) as worker:
-        eventually(lambda: manager.listen().count("WATCHDOG=1") >= 3)
+        eventually(lambda: "READY=1" in manager.heard)
+        eventually(lambda: manager.heard.count("WATCHDOG=1") >= 3)
         assert manager.heard.count("READY=1") == 1
         assert "STOPPING=1" not in manager.heard
 
         (runner,) = worker.runners
         os.kill(runner, signal.SIGSTOP)
         eventually(lambda: probe(port)[0] == 503)
+        time.sleep(int(WATCHDOG) / 1e6)
         manager.forget()
         time.sleep(3 * int(WATCHDOG) / 1e6)
-        assert manager.listen() == [], "a worker that cannot work gives no sign of life"
+        assert manager.heard == [], "a worker that cannot work gives no sign of life"
         os.kill(runner, signal.SIGCONT)
-        eventually(lambda: "WATCHDOG=1" in manager.listen())
+        eventually(lambda: "WATCHDOG=1" in manager.heard)
 
         queue.push(kind="tell")
         eventually(lambda: worker.noted)
         assert worker.noted == ["told"], "programs that handlers start cannot speak for the worker"
         assert worker.stop() == 0
-    assert "STOPPING=1" in manager.listen()
+    eventually(lambda: "STOPPING=1" in manager.heard)
 
 
 def test_a_worker_that_waits_for_its_database_asks_for_time(manager: Manager, tmp_path: Path) -> None:
@@ -96,7 +99,7 @@ def test_a_worker_that_waits_for_its_database_asks_for_time(manager: Manager, tm
             command, cwd=tmp_path, env=environment(nowhere, manager.environment()), stdout=said, stderr=said
         )
     try:
-        eventually(lambda: "EXTEND_TIMEOUT_USEC=30000000" in manager.listen())
+        eventually(lambda: "EXTEND_TIMEOUT_USEC=30000000" in manager.heard)
         assert "STATUS=waiting for PostgreSQL" in manager.heard
         assert "READY=1" not in manager.heard
         process.terminate()
@@ -110,9 +113,9 @@ def test_a_watchdog_of_another_process_is_none_of_ours(
     queue: Queue, dsn: str, manager: Manager, tmp_path: Path
 ) -> None:
     with working(tmp_path, dsn, JOBS, env=manager.environment(WATCHDOG_PID="1")) as worker:
-        eventually(lambda: "READY=1" in manager.listen())
+        eventually(lambda: "READY=1" in manager.heard)
         time.sleep(2 * int(WATCHDOG) / 1e6)
-        assert "WATCHDOG=1" not in manager.listen()
+        assert "WATCHDOG=1" not in manager.heard
         assert worker.stop() == 0
 
 
@@ -127,21 +130,23 @@ def test_a_scaler_says_that_it_is_ready_lives_and_stops(
             command, cwd=tmp_path, env=environment(dsn, manager.environment()), stdout=said, stderr=said
         )
     try:
-        eventually(lambda: manager.listen().count("WATCHDOG=1") >= 3)
+        eventually(lambda: "READY=1" in manager.heard)
+        eventually(lambda: manager.heard.count("WATCHDOG=1") >= 3)
         queue.push(kind="tell")
         eventually((tmp_path / "effects").exists)  # a worker of the scaler has begun
-        assert manager.listen().count("READY=1") == 1, "its workers do not speak for it"
+        assert manager.heard.count("READY=1") == 1, "its workers do not speak for it"
         assert "NOTIFY" not in (tmp_path / "effects").read_text()
         assert "STOPPING=1" not in manager.heard
         process.send_signal(signal.SIGSTOP)
+        time.sleep(int(WATCHDOG) / 1e6)
         manager.forget()
         time.sleep(3 * int(WATCHDOG) / 1e6)
-        assert manager.listen() == []
+        assert manager.heard == []
         process.send_signal(signal.SIGCONT)
-        eventually(lambda: "WATCHDOG=1" in manager.listen())
+        eventually(lambda: "WATCHDOG=1" in manager.heard)
         process.terminate()
         assert process.wait(40) == 0, (tmp_path / "said").read_text()
-        assert "STOPPING=1" in manager.listen()
+        eventually(lambda: "STOPPING=1" in manager.heard)
     finally:
         process.kill()
         process.wait()
