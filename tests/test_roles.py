@@ -23,7 +23,7 @@ from penstock.client.database import Database
 from penstock.model import Json
 from shell import penstock
 
-ROLES = ("producer", "worker", "reader", "admin")
+ROLES = ("producer", "worker", "reader", "operator", "admin")
 OUTSIDER = "outsider"  # may connect, but has none of our roles
 LATER = datetime.now(UTC) + timedelta(days=1)
 
@@ -359,7 +359,7 @@ def test_a_push_of_one_task_draws_at_most_six_ids(world: World) -> None:
 
 # --- what roles may not do: B90 ---------------------------------------------------------------------------------------
 
-ALL_ROLES = {"producer", "worker", "reader", "admin"}
+ALL_ROLES = {"producer", "worker", "reader", "operator", "admin"}
 VERBS: dict[str, tuple[set[str], Callable[[Penstock, Queue], object]]] = {
     "push": ({"producer", "admin"}, lambda _, queue: queue.push()),
     "push, update": ({"producer", "admin"}, lambda _, queue: queue.push(subject="s", on_conflict="update")),
@@ -374,26 +374,28 @@ VERBS: dict[str, tuple[set[str], Callable[[Penstock, Queue], object]]] = {
     "beat": ({"worker", "admin"}, lambda app, _: app.beat("w", ["work"])),
     "set_schedule": ({"worker", "admin"}, lambda app, _: app.set_schedule("s", "0 6 * * *", queue="work")),
     "run_schedules": ({"worker", "admin"}, lambda app, _: app.run_schedules()),
-    "schedules": ({"worker", "reader", "admin"}, lambda app, _: app.schedules()),
-    "pause_schedule": ({"admin"}, lambda app, _: app.pause_schedule("s")),
-    "resume_schedule": ({"admin"}, lambda app, _: app.resume_schedule("s")),
+    "schedules": ({"worker", "reader", "operator", "admin"}, lambda app, _: app.schedules()),
+    "pause_schedule": ({"operator", "admin"}, lambda app, _: app.pause_schedule("s")),
+    "resume_schedule": ({"operator", "admin"}, lambda app, _: app.resume_schedule("s")),
     "drop_schedule": ({"admin"}, lambda app, _: app.drop_schedule("s")),
     "status": (ALL_ROLES, lambda _, queue: queue.status()),
-    "verify": ({"reader", "admin"}, lambda app, _: app.verify()),
-    "tasks": ({"reader", "admin"}, lambda _, queue: queue.tasks()),
-    "task": ({"reader", "admin"}, lambda _, queue: queue.task(1)),
-    "attempts": ({"reader", "admin"}, lambda _, queue: queue.attempts(1)),
-    "why": ({"reader", "admin"}, lambda _, queue: queue.why(1)),
-    "queues": ({"reader", "admin"}, lambda app, _: app.queues()),
+    "verify": ({"reader", "operator", "admin"}, lambda app, _: app.verify()),
+    "tasks": ({"reader", "operator", "admin"}, lambda _, queue: queue.tasks()),
+    "task": ({"reader", "operator", "admin"}, lambda _, queue: queue.task(1)),
+    "attempts": ({"reader", "operator", "admin"}, lambda _, queue: queue.attempts(1)),
+    "why": ({"reader", "operator", "admin"}, lambda _, queue: queue.why(1)),
+    "queues": ({"reader", "operator", "admin"}, lambda app, _: app.queues()),
     "create_queue": ({"admin"}, lambda app, _: app.create_queue("new", exist_ok=True)),
     "set": ({"admin"}, lambda _, queue: queue.set(paused=False)),
-    "cancel": ({"admin"}, lambda _, queue: queue.cancel([1])),
-    "redrive": ({"admin"}, lambda _, queue: queue.redrive()),
-    "reschedule": ({"admin"}, lambda _, queue: queue.reschedule(LATER, [1])),
-    "reprioritise": ({"admin"}, lambda _, queue: queue.reprioritise(1, [1])),
+    "cancel": ({"operator", "admin"}, lambda _, queue: queue.cancel([1])),
+    "redrive": ({"operator", "admin"}, lambda _, queue: queue.redrive()),
+    "reschedule": ({"operator", "admin"}, lambda _, queue: queue.reschedule(LATER, [1])),
+    "reprioritise": ({"operator", "admin"}, lambda _, queue: queue.reprioritise(1, [1])),
+    "pause": ({"operator", "admin"}, lambda _, queue: queue.pause()),
+    "resume": ({"operator", "admin"}, lambda _, queue: queue.resume()),
     "purge": ({"admin"}, lambda _, queue: queue.purge("dead")),
     "repair": ({"admin"}, lambda app, _: app.repair()),
-    "retentions": ({"reader", "admin"}, lambda app, _: app.retentions()),
+    "retentions": ({"reader", "operator", "admin"}, lambda app, _: app.retentions()),
     "set_retention": ({"admin"}, lambda app, _: app.set_retention("history", "30d")),
     "drop": ({"admin"}, lambda _, queue: queue.drop(force=True)),
 }
@@ -441,13 +443,16 @@ FUNCTIONS = {
         "refuse", "retry_delay", "retry_spread", "revision", "running_times", "sample_days", "scalers", "schedules",
         "start_latencies", "status", "target_age", "target_workers",
         "the_queue", "timeline", "upkeep_pace", "verify", "why",
+        "failed_ids", "failures", "note_reveal", "recent_times", "sample_series", "task_page",
     },
     "outsider": set[str](),
 }  # fmt: skip
+FUNCTIONS["operator"] = FUNCTIONS["reader"] | {
+    "cancel", "pause_schedule", "redrive", "reprioritise", "reschedule", "resume_schedule", "set_paused",
+}  # fmt: skip
 FUNCTIONS["admin"] = set().union(*FUNCTIONS.values()) | {
-    "abandon", "adopt", "cancel", "create_queue",
-    "drop_queue", "drop_schedule", "forget_reader", "pause_schedule", "purge", "rebase_history",
-    "redrive", "release_day", "repair", "reprioritise", "reschedule", "resume_schedule", "set_queue", "set_retention",
+    "abandon", "adopt", "create_queue", "drop_queue", "drop_schedule", "forget_reader", "purge", "rebase_history",
+    "release_day", "repair", "set_queue", "set_retention",
 }  # fmt: skip
 
 
@@ -504,7 +509,7 @@ def test_exactly_these_tables_can_be_touched(world: World, role: str, users: dic
                 " and relkind in ('r', 'p', 'v') and not relispartition"
             )
         }
-        readable = {(name, "select") for name in tables} if role in ("reader", "admin") else set()
+        readable = {(name, "select") for name in tables} if role in ("reader", "operator", "admin") else set()
         if role == "worker":
             readable = {(name, "select") for name in ("adopted", "adopted_record", "adopted_failure")}
         producing = role in ("producer", "admin")

@@ -63,7 +63,8 @@ lasting() {
 penstock() {
     case "$*" in
         *--until-empty*|*--help*) command penstock "$@" ;;
-        web\ *|web|work\ *|backlog\ run\ *|scale\ *:*) lasting "$@" ;;
+        web|web\ *) lasting "$@" --port 0 ;;
+        work\ *|backlog\ run\ *|scale\ *:*) lasting "$@" ;;
         *) command penstock "$@" ;;
     esac
 }
