@@ -421,6 +421,7 @@ VERBS: dict[str, tuple[set[str], Callable[[Penstock, Queue], object]]] = {
     "queues": ({"reader", "operator", "admin"}, lambda app, _: app.queues()),
     "create_queue": ({"admin"}, lambda app, _: app.create_queue("new", exist_ok=True)),
     "set": ({"admin"}, lambda _, queue: queue.set(paused=False)),
+    "pause": ({"operator", "admin"}, lambda _, queue: queue.pause()),
     "resume": ({"operator", "admin"}, lambda _, queue: queue.resume()),
     "cancel": ({"operator", "admin"}, lambda _, queue: queue.cancel([1])),
     "redrive": ({"operator", "admin"}, lambda _, queue: queue.redrive()),

@@ -18,6 +18,7 @@ import typer
 from penstock import embedded
 from penstock.app import Penstock
 from penstock.cli.commands.demo import load
+from penstock.cli.commands.demo.dashboard import serve_dashboard
 from penstock.cli.commands.demo.load import QUEUE
 from penstock.cli.commands.demo.stage import DemoProgress, DemoRun, start_scaler
 from penstock.cli.commands.demo.view import Viewer
@@ -65,8 +66,8 @@ def demo(  # noqa: PLR0917 - one for each option
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 - read by main
 ) -> None:
-    """Run a demo: PostgreSQL starts, Spark loads a backlog, a scaler starts workers and keeps the promise, a second
-    wave arrives, a worker is killed, and the pipeline writes a lake and a report.
+    """Run a demo: PostgreSQL starts, Spark loads a backlog, a scaler starts workers and keeps the promise, a dashboard
+    shows it in a browser, a second wave arrives, a worker is killed, and the pipeline writes a lake and a report.
 
     Example: penstock demo --tasks 20000
     """
@@ -95,6 +96,7 @@ def run_demo(
     penstock = stack.enter_context(Penstock(server.dsn))
     penstock.init()
     create_fresh_queue(penstock)
+    stack.enter_context(serve_dashboard(server.dsn, viewer))
     directory = home / "demo"
     directory.mkdir(exist_ok=True)
     session = start_spark(viewer, stack) if spark else None
