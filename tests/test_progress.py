@@ -354,7 +354,7 @@ def test_a_worker_that_stops_stores_what_was_said(talking: tuple[Worker, Queue, 
     eventually(lambda: all(queue.progress(id_) for id_ in ids.values()))
     worker.stop()
     assert {kind: lines(queue, id_) for kind, id_ in ids.items()} == {kind: [f"{kind} begins"] for kind in KINDS}
-    assert queue.status().waiting == 3
+    assert queue.status().queued == 3
 
 
 # --- shown ------------------------------------------------------------------------------------------------------------

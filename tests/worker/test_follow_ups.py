@@ -84,7 +84,7 @@ def test_each_end_has_exactly_one_follow_up(
 
         def over() -> bool:
             status = queue.status()
-            return not status.waiting and not status.active
+            return not status.queued and not status.active
 
         eventually(over, within=60 + tasks / 20)
     assert sql.execute(DIFFERENCE).fetchall() == []
