@@ -27,6 +27,7 @@ from penstock.worker.config import DEADLINE, RunnerConfig
 from penstock.worker.debugging import explain_breakpoints
 from penstock.worker.executors.base import call_hooks
 from penstock.worker.loading import load
+from penstock.worker.task_log import restored
 
 Json = dict[str, Any]
 
@@ -73,7 +74,9 @@ class JobServer:
         asyncio.run(call_hooks(self._registry.starting))
         self._say(ready=True)
         while message := self._next():
-            self._say(outcomes={id_: outcome_to_json(one) for id_, one in self._run(message["job"]).items()})
+            with restored():
+                outcomes = self._run(message["job"])
+            self._say(outcomes={id_: outcome_to_json(one) for id_, one in outcomes.items()})
         asyncio.run(call_hooks(self._registry.stopping))
 
     def _next(self) -> Json:
