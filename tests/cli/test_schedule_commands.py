@@ -72,7 +72,7 @@ def test_ls(app: Penstock, dsn: str, queue: Queue, sql: Connection, clock: Clock
     assert (first["name"], first["last_tick"]) == ("hourly", "2026-11-15T18:00:00+00:00")
     assert set(first) == {
         "name", "queue", "kind", "payload", "priority", "cron", "tz", "backfill", "paused", "mark", "next_at",
-        "last_tick", "created", "updated", "who", "at",
+        "last_tick", "created", "updated", "who", "at", "key", "expires", "until_next",
     }  # fmt: skip
     assert quiet.out == ""
 

@@ -23,7 +23,7 @@ from penstock.cli import tree
 from penstock.embedded import Server
 from shell import COMMAND, each, environment, interrupted_demo, is_one_block, penstock
 
-GAUGES = ("planned", "pending", "active", "done", "dead", "cancelled")
+GAUGES = ("waiting", "planned", "pending", "active", "done", "dead", "cancelled")
 
 
 # --- queues -----------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from penstock.worker.config import DEADLINE, RunnerConfig
 from penstock.worker.debugging import explain_breakpoints
 from penstock.worker.executors.base import call_hooks
 from penstock.worker.loading import load
+from penstock.worker.task_log import restored
 
 Json = dict[str, Any]
 TELL_AFTER = 0.2  # seconds after which the runner is sent what a handler said
@@ -78,7 +79,8 @@ class JobServer:
         asyncio.run(call_hooks(self._registry.starting))
         self._say(ready=True)
         while message := self._next():
-            self._run(message["job"])
+            with restored():
+                self._run(message["job"])
         asyncio.run(call_hooks(self._registry.stopping))
 
     def _next(self) -> Json:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from penstock.client.database import Database
@@ -19,7 +18,7 @@ from penstock.handlers.registry import Hook
 from penstock.model import Outcome, Task
 from penstock.worker import execution
 from penstock.worker.execution import Caught
-from penstock.worker.task_log import RUNNING
+from penstock.worker.task_log import restored
 
 T = TypeVar("T")
 
@@ -46,16 +45,6 @@ async def perform_async(
         if spec.batch is not None:
             return await perform_batch_async(spec, tasks, caught)
         return {task.id: await perform_one_async(spec, task, AsyncContext(task, held, queue), caught) for task in tasks}
-
-
-@contextmanager
-def restored() -> Iterator[None]:
-    """Lets the records of the caller belong to the same task after the block as before it."""
-    token = RUNNING.set(RUNNING.get())
-    try:
-        yield
-    finally:
-        RUNNING.reset(token)
 
 
 async def perform_one_async(spec: Spec, task: Task, context: AsyncContext, caught: Caught | None) -> Outcome:

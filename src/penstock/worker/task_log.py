@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 from penstock.model import Task
@@ -12,6 +13,16 @@ NAMES = ("queue", "kind", "task", "attempt")
 # The queue, and the task or tasks, whose handler runs here. A thread and a coroutine has a value of its own, and what a
 # handler starts by asyncio inherits it.
 RUNNING: ContextVar[tuple[str, Task | Sequence[Task]] | None] = ContextVar("penstock_task", default=None)
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Lets the records of the caller belong to the same task after the block as before it."""
+    token = RUNNING.set(RUNNING.get())
+    try:
+        yield
+    finally:
+        RUNNING.reset(token)
 
 
 class TaskLogFilter(logging.Filter):
