@@ -252,6 +252,7 @@ class Model:
         found = self.within_reach(limit, quarantined, hint, held)
         if hint is None or len(found) < limit:
             self.expire(now, [lease.token for lease in self.overdue(now) if lease.token != settling])
+            self.end_unstarted(now)  # what was put back may have expired while it ran
             self.promote(now)
             found = self.within_reach(limit, quarantined, None, held)
         while found and len(found) > min((doc.quarantine for doc in found if doc.quarantine), default=len(found)):
