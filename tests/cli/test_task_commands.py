@@ -88,7 +88,7 @@ def test_one_task_is_shown(dsn: str, queue: Queue) -> None:
         ("tasks", "show", "abc", "--json"),
         dsn=dsn,
     )
-    details = {"message", "traceback", "worker", "claimed_at", "lease_until", "removed", "history"}
+    details = {"message", "traceback", "worker", "claimed_at", "lease_until", "removed", "history", "progress"}
     assert set(value.json) == LISTED | details
     assert (value.json["id"], value.json["payload"]) == (pushed.id, {"to": "Ünï", "lines": [1]})
     assert 'payload\n{\n  "to": "Ünï",\n  "lines": [\n    1\n  ]\n}\n' in said.out
