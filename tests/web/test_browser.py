@@ -103,8 +103,8 @@ def test_every_screen_in_a_browser(tab: Tab, address: str, app: Penstock) -> Non
             assert (
                 tab.ask(
                     "[...document.querySelectorAll('a, button, input, select')].filter(one =>"
-                    " one.tabIndex < 0 || !(one.textContent.trim() || one.labels?.length ||"
-                    " one.ariaLabel || one.type === 'hidden')"
+                    " one.tabIndex < 0 || !(one.textContent.trim() || one.labels?.length"
+                    " || one.ariaLabel || one.type === 'hidden')"
                     ").map(one => one.outerHTML)"
                 )
                 == []
