@@ -949,8 +949,8 @@ class QueueMachine(RuleBasedStateMachine):
         """Ends the tasks that have expired, after each rule: whether a claim meets one depends on what it finds first.
         tests/test_expires.py tests claims that meet them."""
         for queue_id, model in zip(self.queue_ids, self.models, strict=True):
-            ended = self.world.watcher.execute("select penstock._end_unstarted(%s)", (queue_id,)).fetchone()
-            assert ended == (model.end_unstarted(self.now),)
+            self.world.watcher.execute("select penstock._end_unstarted(%s)", (queue_id,))
+            model.end_unstarted(self.now)  # a claim may have ended some of them before; `check` compares the result
 
     @rule(
         client=EITHER,

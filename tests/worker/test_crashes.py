@@ -215,7 +215,7 @@ def test_a_handler_that_always_leaves_is_dead_in_the_end(
     dsn: str, queue: Queue, sql: Connection, tmp_path: Path
 ) -> None:
     """It is not put back for ever."""
-    queue.set(retry="fixed:50ms")
+    queue.set(retry="fixed:1ms")
     queue.push(kind="leaves")
     code = """
 @app.task(queue="work")
