@@ -344,7 +344,8 @@ def test_reconcile_says_what_differs_and_where(
         sql.execute("update penstock.counter set value = value + 5 where metric = 'pushed_total'")
         assert ("counters", "work", 35, 30) in differs()
         sql.execute(
-            "insert into penstock.sample select queue_id, at + interval '10 s', planned, pending + 1, active, done,"
+            "insert into penstock.sample (queue_id, at, planned, pending, active, done, dead, cancelled, oldest_age,"
+            " sla, workers, totals) select queue_id, at + interval '10 s', planned, pending + 1, active, done,"
             " dead, cancelled, oldest_age, sla, workers, totals || '{\"done\": 1000}' from penstock.sample"
         )
         bronze(work)
