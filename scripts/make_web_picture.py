@@ -18,8 +18,8 @@ from browser import browsing  # noqa: E402 - after the path
 from dashboard import serving  # noqa: E402
 from scripts.make_top_picture import QUEUES, SHOP, load, scaler  # noqa: E402
 
-WIDTH, HEIGHT = 1280, 700
-WATCHED = 45  # seconds, because the small charts have a sample every ten
+WIDTH, HEIGHT = 1280, 590
+WATCHED, REFILLED = 25, 12  # seconds, because the small charts have a sample every ten
 RENAME = "document.querySelector('.place .soft').textContent = 'app at localhost'"  # instead of the path of a socket
 
 
@@ -30,7 +30,7 @@ def main() -> None:
         stack.callback(server.stop)
         penstock = stack.enter_context(Penstock(server.dsn))
         penstock.init()
-        for name, sla in {**QUEUES, "exports": "2m"}.items():
+        for name, sla in {**QUEUES, "exports": "20s"}.items():
             penstock.create_queue(name, sla=sla)
         (home / "shop.py").write_text(SHOP, "utf-8")
         stack.enter_context(scaler(server.dsn, home))
@@ -39,6 +39,8 @@ def main() -> None:
         load(penstock)
         penstock.queue("exports").push_many(NewTask({"n": n}, kind="export") for n in range(40))
         time.sleep(WATCHED)
+        load(penstock)
+        time.sleep(REFILLED)
         address = stack.enter_context(serving(server.dsn))
         tab = stack.enter_context(browsing())
         tab.resize(WIDTH, HEIGHT)
@@ -46,6 +48,7 @@ def main() -> None:
         tab.visit(address)
         time.sleep(3)
         tab.ask(RENAME)
+        tab.ask("document.documentElement.style.overflow = 'hidden'")  # no scroll bar
         tab.picture(ROOT / "docs" / "web.png", whole=False)
 
 
