@@ -19,7 +19,7 @@ from penstock.handlers.outcomes import LOST, judged, shared, stands
 from penstock.handlers.tracebacks import SUMMARY, error_text, message_of
 from penstock.model import DONE, Outcome, Task
 from penstock.worker.logs import facts_of
-from penstock.worker.task_log import RUNNING
+from penstock.worker.task_log import note_running, note_running_async
 
 LOG = logging.getLogger("penstock.worker")
 
@@ -31,7 +31,7 @@ Caught = Callable[[Task, BaseException], None]  # it is told of every error, for
 
 def run(spec: Spec, task: Task, context: AnyContext | None, caught: Caught | None = None) -> Outcome:
     """Runs a sync handler in the current thread or process."""
-    RUNNING.set((spec.queue, task))
+    note_running(spec.queue, task)
     try:
         assert spec.arguments is not None
         if context is not None:
@@ -46,7 +46,7 @@ def run_quickly(spec: Spec, task: Task) -> Outcome:
 
     It costs half as much as `run`, and this cost dominates small tasks.
     """
-    RUNNING.set((spec.queue, task))
+    note_running(spec.queue, task)
     try:
         assert spec.arguments is not None
         result = spec.function(**spec.arguments.check(task.payload))
@@ -57,7 +57,7 @@ def run_quickly(spec: Spec, task: Task) -> Outcome:
 
 def run_inside(spec: Spec, task: Task) -> Outcome:
     """Runs a quick sync handler inside its middleware."""
-    RUNNING.set((spec.queue, task))
+    note_running(spec.queue, task)
     try:
         result = spec.function(task, None)
         return DONE if result is DONE else judged(result, None)
@@ -67,7 +67,7 @@ def run_inside(spec: Spec, task: Task) -> Outcome:
 
 async def run_async(spec: Spec, task: Task, context: AnyContext | None, caught: Caught | None = None) -> Outcome:
     """Runs an async handler. A cancellation of the asyncio task that runs it is raised to the caller."""
-    RUNNING.set((spec.queue, task))
+    note_running_async(spec.queue, task)
     try:
         assert spec.arguments is not None
         if context is not None:
@@ -81,7 +81,7 @@ async def run_async(spec: Spec, task: Task, context: AnyContext | None, caught: 
 
 async def run_quickly_async(spec: Spec, task: Task) -> Outcome:
     """Runs an async handler that takes no task or context."""
-    RUNNING.set((spec.queue, task))
+    note_running_async(spec.queue, task)
     try:
         assert spec.arguments is not None
         result = await spec.function(**spec.arguments.check(task.payload))
@@ -95,7 +95,7 @@ def run_batch(spec: Spec, tasks: Sequence[Task], caught: Caught | None = None) -
 
     Its answer has an outcome for each task; its error applies to all of them.
     """
-    RUNNING.set((spec.queue, tasks))
+    note_running(spec.queue, tasks)
     try:
         return shared(spec.function([*tasks]), tasks)
     except BaseException as error:  # noqa: BLE001 - every error becomes an outcome
@@ -104,7 +104,7 @@ def run_batch(spec: Spec, tasks: Sequence[Task], caught: Caught | None = None) -
 
 async def run_batch_async(spec: Spec, tasks: Sequence[Task], caught: Caught | None = None) -> dict[int, Outcome]:
     """Runs an async handler that takes many tasks."""
-    RUNNING.set((spec.queue, tasks))
+    note_running_async(spec.queue, tasks)
     try:
         return shared(await cast("Callable[..., Awaitable[Any]]", spec.function)([*tasks]), tasks)
     except BaseException as error:
